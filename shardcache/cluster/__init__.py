@@ -1,5 +1,10 @@
 """The cluster's tier: nginx on each node as a cache that all nodes share, before the object stores.
 
-The package writes its configuration and its certificates, runs it on a node, and reads its state.
-The bytes pass through nginx alone; `shardcache.origin.tier` is the daemon's side.
+The package writes nginx's configuration and the nodes' certificates, runs nginx on a node, and asks
+for the state of all nodes. It serves the commands `shardcache cluster`. The bytes of shards pass
+through nginx alone; the daemon's side is `shardcache.origin.tier`.
+
+A part is a range of an object, the unit that the tier caches. Each part has an owner, one of the
+nodes, which alone fetches and caches the part; the others get it from the owner. The front is the
+Unix socket at which nginx serves the daemon of its own node.
 """

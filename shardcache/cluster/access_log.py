@@ -1,4 +1,8 @@
-"""Figures of one node's tier, from the access log of its nginx. Blocking."""
+"""Figures of one node's tier, counted from the access log of its nginx.
+
+`node_tier` reads the log every few seconds; the functions block. A line of the log is a JSON object
+about one request. An owner is the node that fetches and caches a part, a range of an object.
+"""
 
 import json
 import os
@@ -10,7 +14,7 @@ from pathlib import Path
 
 from shardcache.cluster.tier_config import MIB
 
-_CHUNK_BYTES = MIB  # read at a time; no line is longer
+_CHUNK_BYTES = MIB  # size of the pieces in which the log is read; no line is longer
 _MAX_LOG_BYTES = 64 * MIB
 
 
@@ -19,13 +23,13 @@ class TierFigures:
     """Requests that a node served as an owner since its tier was started, and its cached parts.
 
     Attributes:
-        hits: requests answered from its disk.
-        misses: requests for which it asked the store.
-        refused: requests that were refused, such as those that the store did not permit.
-        from_tier_bytes: of parts that it sent from its disk.
-        from_store_bytes: of parts that it received from the store.
+        hits: number of requests that the node answered from its disk.
+        misses: number of requests for which the node asked the store.
+        refused: number of refused requests, such as those that the store did not permit.
+        from_tier_bytes: bytes of parts that the node sent from its disk.
+        from_store_bytes: bytes of parts that the node received from the store.
         files: number of cached parts.
-        cached_bytes: their size.
+        cached_bytes: size of all cached parts.
     """
 
     hits: int = 0
@@ -37,7 +41,7 @@ class TierFigures:
     cached_bytes: int = 0
 
     def add(self, row: dict[str, object]) -> None:
-        """Add one request to an owner."""
+        """Add one request that the node served as an owner, as the log's JSON object."""
         if row["status"] != HTTPStatus.PARTIAL_CONTENT:
             self.refused += 1
         elif row["cache"] == "HIT":
@@ -45,7 +49,7 @@ class TierFigures:
             self.from_tier_bytes += _number(row["sent_bytes"])
         else:
             self.misses += 1
-            # nginx writes one number for each server that it asked, after commas or colons.
+            # nginx writes a number for each server that it asked, separated by commas or colons.
             received = str(row["received_bytes"]).replace(":", ",")
             self.from_store_bytes += sum(map(_number, received.split(",")))
 
@@ -55,29 +59,32 @@ class TierFigures:
         self.cached_bytes = 0
         for parent, _folders, names in os.walk(folder):
             for name in names:
-                # Without a Path object for each of 100,000 files.
+                # Path objects would be too slow for 100,000 files.
                 path = os.path.join(parent, name)  # noqa: PTH118
-                with suppress(FileNotFoundError):  # evicted in the meantime
+                with suppress(FileNotFoundError):  # nginx has evicted the part in the meantime
                     self.cached_bytes += os.stat(path).st_size  # noqa: PTH116
                     self.files += 1
 
 
 def _number(text: object) -> int:
-    """Return a number in the log; 0 for "-", which stands for none."""
+    """Return a number in the log; 0 for "-", which nginx writes if there is no number."""
     digits = str(text).strip()
     return int(digits) if digits.isdigit() else 0
 
 
 class AccessLog:
-    """Reads the lines that nginx adds to its access log; keeps one previous file."""
+    """Reads the lines that nginx adds to its access log, and rotates the log.
+
+    One previous file is kept.
+    """
 
     def __init__(self, path: Path, owner_port: int) -> None:
-        """Read a log from its present end on.
+        """Begin at the current end of the log.
 
         Args:
-            path: the log's.
-            owner_port: port of the requests that count. Those to the front, for this node's daemon,
-                are passed on to an owner and counted there.
+            path: path of the log.
+            owner_port: port of the requests that count. Requests to the front, from this node's
+                daemon, are passed on to an owner and counted there.
         """
         self._path = path
         self._owner_port = str(owner_port)
@@ -86,7 +93,8 @@ class AccessLog:
     def read(self, figures: TierFigures) -> None:
         """Add the requests since the last call to `figures`."""
         for line in self._lines():
-            with suppress(ValueError):  # the disk was full in the middle of a line
+            # A line that is not JSON is skipped: the disk was full while nginx wrote it.
+            with suppress(ValueError):
                 row = json.loads(line)
                 if row["port"] == self._owner_port:
                     figures.add(row)
@@ -94,7 +102,8 @@ class AccessLog:
     def rotate(self) -> bool:
         """Rename the log if it is large; return True if that was done.
 
-        nginx has to reopen the log then. Call it after `read`.
+        The caller then has to let nginx reopen its log. Call `read` before, since the rest of the
+        renamed file is not read.
         """
         if not self._path.exists() or self._path.stat().st_size < _MAX_LOG_BYTES:
             return False
@@ -103,7 +112,7 @@ class AccessLog:
         return True
 
     def _lines(self) -> Iterator[bytes]:
-        """Yield the lines added since the last call, except one that is still being written."""
+        """Yield the lines added since the last call, without a line that is still being written."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:

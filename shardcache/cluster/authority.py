@@ -1,4 +1,9 @@
-"""Certificates of a cluster: an authority, and a certificate for each node that it signs."""
+"""Certificates of a cluster: an authority, and the certificates that it signs for the nodes.
+
+`shardcache cluster certificates` calls `issue`. The files of the authority are ca.pem and ca.key in
+a folder of the operator, which has a folder for each node. The module needs the package
+cryptography.
+"""
 
 import ipaddress
 import os
@@ -19,11 +24,11 @@ from shardcache.cluster.tier_config import MAX_COMMON_NAME, PEER_NAME, Tls
 from shardcache.errors import ConfigError
 
 _CA_DAYS = 3650
-_CLOCK_SKEW = timedelta(hours=1)  # maximum by which a node's clock may lag behind
-_SHARED = "shared"  # the folder of a certificate for all nodes
-# A node is a server for other nodes, and their client.
+_CLOCK_SKEW = timedelta(hours=1)  # maximum time by which a node's clock may be slow
+_SHARED = "shared"  # name of the folder for a certificate that all nodes share
+# A node is both a server for other nodes and their client.
 _PURPOSES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
-# Key usages of a certificate (RFC 5280) that an authority lacks; it only signs certificates.
+# Key usages (RFC 5280) that the authority's certificate excludes, as it only signs certificates.
 _NO_USES = {
     "digital_signature": False,
     "content_commitment": False,
@@ -41,9 +46,9 @@ class Issued:
     """A new certificate.
 
     Attributes:
-        node: name of the node that it is for; `PEER_NAME` if it is for all.
-        folder: of node.pem, node.key and ca.pem, as they belong on the node.
-        expires: end of its validity.
+        node: name of the certificate's node; `PEER_NAME` if the certificate is for all nodes.
+        folder: folder with node.pem, node.key and ca.pem, which have to be copied to the node.
+        expires: end of the certificate's validity.
     """
 
     node: str
@@ -57,9 +62,10 @@ def issue(nodes: Sequence[Node] | None, folder: Path, days: int) -> list[Issued]
     The authority, ca.pem and ca.key, is created if neither exists.
 
     Args:
-        nodes: None for one certificate for all, in the folder `shared`.
-        folder: the authority's; the nodes' folders are made in it.
-        days: for which the certificates are valid, at most as long as the authority's.
+        nodes: the nodes; None for one certificate for all nodes, in the folder `shared`.
+        folder: folder of the authority, in which the nodes' folders are created.
+        days: number of days for which the certificates are valid; they end with the authority's
+            certificate at the latest.
 
     Raises ConfigError.
     """
@@ -83,7 +89,8 @@ def expiry_s(tls: Tls) -> float:
     Raises OSError and ValueError.
     """
     certificate_expiries = _expiries(tls.certificate)
-    # The file keeps previous authorities while nodes change over: only the newest counts.
+    # While nodes change to a new authority, the file has the previous one, too. Only the authority
+    # that expires last counts.
     authority_expiry = max(_expiries(tls.ca))
     return min(*certificate_expiries, authority_expiry).timestamp()
 
@@ -108,8 +115,8 @@ class _Authority:
 
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._key = ec.generate_private_key(ec.SECP256R1())
-        # While nodes change from one authority to the next, they trust both, and tell them apart by
-        # their names.
+        # While nodes change from one authority to the next, they trust both. Each authority has a
+        # name of its own, by which TLS tells them apart.
         name = _subject(f"shardcache tier authority {secrets.token_hex(4)}")
         expires = datetime.now(UTC) + timedelta(days=_CA_DAYS)
         basics = x509.BasicConstraints(ca=True, path_length=0)
@@ -127,6 +134,13 @@ class _Authority:
         """Write a new certificate and key for a node, with the authority's certificate.
 
         Raises OSError.
+
+        Args:
+            name: name in the certificate.
+            folder: folder for the three files.
+            days: number of days for which the certificate is valid.
+            address: IP address of the node, which the certificate names as well; None for a
+                certificate that all nodes share.
         """
         names: list[x509.GeneralName] = [x509.DNSName(name)]
         if address is not None:
@@ -155,7 +169,7 @@ def _builder(
     key: ec.EllipticCurvePrivateKey,
     expires: datetime,
 ) -> x509.CertificateBuilder:
-    """Return a builder with the parts that an authority's and a node's certificate both have."""
+    """Return a builder with the common parts of an authority's and a node's certificate."""
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -203,7 +217,7 @@ def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
 
 
 def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Replace a file as a whole: nginx may be reading it."""
+    """Replace a file atomically, as nginx may be reading it."""
     new_path = path.with_name(f".{path.name}.new")
     new_path.unlink(missing_ok=True)
     with open(os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:

@@ -1,8 +1,12 @@
-"""The nginx.conf of one node.
+"""The nginx.conf of one node, for `shardcache cluster render` and `shardcache cluster run`.
 
-It comes from the template beside this file, in which `@name` stands for a value, and `@@` for `@`.
-A line that begins with `[name]` is repeated for each node or store, or stands only where the
-feature is in use.
+The file is made from the template nginx.conf.template in this folder. In the template, `@name`
+stands for a value, and `@@` for `@`. A line that begins with `[name]` is repeated for each node or
+store, or is left out unless its feature is in use: it has a list of rows, and appears once for each
+row with the row's values.
+
+An owner is the node that fetches and caches a part (see the package). A permission is the object
+store's answer that a signed url may be read; nginx caches it for a time.
 """
 
 import json
@@ -22,20 +26,22 @@ from shardcache.origin.tier.tier_state import QUESTION
 from shardcache.shared.unix_socket import MAX_SOCKET_BYTES
 
 _LEASES_MIB = 16  # memory for some 50,000 parts that are being fetched at the same time
-# An owner of parts may use a copy of another node's permission for this fraction (1/10) of the time
-# for which the permission is good.
+# An owner may use a copy of a permission that another node has got for 1/10 of the time for which
+# the permission is good.
 _COPIED_DIVISOR = 10
 _MAX_STALLS = 180  # number of stall time-outs for which an owner may send nothing
-# The daemon asks whether a silent owner is alive after `QUESTION` times the stall time-out. nginx
-# may take this share of that time to connect: it finds a dead owner before the daemon asks.
+# After `QUESTION` times the stall time-out, the daemon asks an owner that sends nothing whether it
+# still serves the request. nginx may take this share of that time to connect to an owner, so that
+# it finds a dead owner before the daemon asks.
 _CONNECT_SHARE = 0.8
 _MAX_S = 30 * 86400  # a longer time limit comes from a mistyped stall time-out
-_PART_BYTES = 8 * MIB
-# Memory for the keys of cached parts: twice as much as they need, if parts have the usual size.
+_PART_BYTES = 8 * MIB  # usual size of a part
+# nginx keeps the keys of cached parts in memory, some 8000 keys per MiB. It gets twice as much
+# memory as the keys of parts of the usual size need.
 _KEYS_PER_MIB = 8000
 _KEYS_RESERVE = 2
 _MIN_KEYS_MIB = 16
-_KIB_PER_OWNER = 2  # nginx needs 0.9 KiB
+_KIB_PER_OWNER = 2  # memory per node in nginx's list of owners; nginx needs 0.9 KiB
 _MIN_OWNERS_KIB = 256
 _SPECIAL = re.compile(r"[$\"'\\\x00-\x1f]")  # characters that nginx would not take literally
 # A parameter of AWS's signatures, which is left out of the names of parts.
@@ -43,37 +49,41 @@ _SIGNATURE = (
     r"X-Amz-(Algorithm|Content-Sha256|Credential|Date|Expires|Security-Token|Sign\w+)=[\w%/+=.~-]*"
 )
 # Keys of permissions in nginx's cache. A request with the same key needs no new permission.
-# The permission of any node counts for all nodes.
+# 1. With --same-rights, the permission of any node counts for all nodes: the key has the object.
 _SAME_RIGHTS = "$http_host$object"
-# It counts for the same url and credentials: its signature proves the secret key.
+# 2. Otherwise, a permission counts for the same url and credentials only. The url's signature
+# proves that the client has the secret key.
 _OWN_RIGHTS = "$http_host$request_uri|$http_authorization|$http_cookie"
-# While the store cannot be asked, it counts for the same access key.
+# 3. While the store cannot be asked, a permission counts for the same access key.
 _OWN_KEY = "$access_key|$http_authorization|$http_cookie|$http_host$object"
-# A line of the template: indent, name of its rows if it is optional or repeated, text.
+# A line of the template: indent, name of the line's rows if it has rows, text.
 _TEMPLATE_LINE = re.compile(r"( *)(?:\[(\w+)\] )?(.*)")
 
 Rows = list[Mapping[str, object]]
+"""The rows of a line of the template: for each row, values by their names in the template."""
 
 
 def time_limits(stall_timeout_s: float) -> dict[str, int]:
     """Return nginx's time limits in milliseconds, by their names in the template.
 
-    `store_ms` is the time for which the object store may be silent. After `lease_ms` without a sign
-    of life, a worker of nginx counts as gone, with the parts that it fetches. Raises ConfigError if
-    the limits contradict each other.
+    `store_ms` is the time for which the object store may send nothing. After `lease_ms` without a
+    sign of life, a worker process of nginx counts as gone, and its parts as not being fetched.
+    Raises ConfigError if the limits contradict each other.
 
     Args:
-        stall_timeout_s: the daemon's option of that name.
+        stall_timeout_s: the daemon's option of that name: the time after which it gives up a
+            download from which nothing arrives.
     """
     question_ms = 1000 * QUESTION * stall_timeout_s
     store_ms = round(1000 * stall_timeout_s)
     connect_ms = round(_CONNECT_SHARE * question_ms)
     front_ms = round(_MAX_STALLS * 1000 * stall_timeout_s)
-    # 1. A dead owner is found before the daemon asks.
+    # 1. nginx finds a dead owner before the daemon asks whether the owner is alive.
     can_connect = 0 < connect_ms < question_ms
-    # 2. The daemon asks, and the owner has as long to answer, before the store counts as silent.
+    # 2. The daemon's question, and as much time for its answer, come before the time at which a
+    # silent store counts as failed.
     can_answer = 2 * question_ms < store_ms
-    # 3. An owner may send nothing for longer than the store, within nginx's range of times.
+    # 3. An owner may send nothing for longer than the store may, within nginx's range of times.
     can_wait = store_ms < front_ms < 1000 * _MAX_S
     if not (can_connect and can_answer and can_wait):
         raise ConfigError(
@@ -82,21 +92,22 @@ def time_limits(stall_timeout_s: float) -> dict[str, int]:
             remedy="use the daemons' value, such as 20",
         )
     return {
-        # To connect to an owner, TLS handshakes included. An owner whose processors are busy must
-        # not count as lost: another owner would then fetch the part a second time.
+        # The limit for connecting to an owner, TLS handshakes included. It must not be so short
+        # that a busy owner counts as lost, since another owner would fetch the part again.
         "connect_ms": connect_ms,
-        # To find another owner.
+        # The limit for finding another owner.
         "tries_ms": 3 * connect_ms,
-        # For an owner to answer whether it still serves a request. The daemon asks that when no
-        # bytes arrive.
+        # The limit for an owner's answer to the question whether it still serves a request, which
+        # the daemon asks when no bytes arrive.
         "answer_ms": connect_ms,
-        # For the object store to send the next bytes.
+        # The limit for the next bytes from the object store.
         "store_ms": store_ms,
-        # For an owner to answer whether a node may have an object: it may have to ask the store.
+        # The limit for an owner's answer whether a node may read an object. The owner may have to
+        # ask the store.
         "asked_ms": 2 * store_ms,
         "lease_ms": connect_ms,
-        # For the next bytes from an owner, which sends none while it waits. The daemon ends a
-        # request long before that.
+        # The limit for the next bytes from an owner, which sends nothing while it waits for the
+        # store. The daemon ends a request long before this limit.
         "front_ms": front_ms,
     }
 
@@ -117,7 +128,10 @@ def render(tier: Tier, node: Node) -> str:
 
 
 def _parts_in_hand(values: Mapping[str, object]) -> Rows:
-    """Return the lines of the Lua program that tells nginx's workers who fetches which part."""
+    """Return the lines of the Lua program by which nginx's workers share the parts' downloads.
+
+    The program records which worker is fetching which part.
+    """
     source = files("shardcache.cluster").joinpath("parts_in_hand.lua").read_text()
     return [{"line": _AtTemplate(line).substitute(values)} for line in source.splitlines()]
 
@@ -129,7 +143,13 @@ def _template() -> list[str]:
 
 
 def _expanded(source: str, values: Mapping[str, object], rows: Mapping[str, Rows]) -> Iterator[str]:
-    """Yield the lines that a line of the template stands for."""
+    """Yield the lines of nginx.conf that a line of the template stands for.
+
+    Args:
+        source: the line of the template.
+        values: values by their names in the template.
+        rows: the rows of each optional or repeated line, by the line's name.
+    """
     match = _TEMPLATE_LINE.fullmatch(source)
     assert match is not None
     indent, name, text = match.groups()
@@ -142,8 +162,8 @@ def _expanded(source: str, values: Mapping[str, object], rows: Mapping[str, Rows
 
 
 def _values(tier: Tier, node: Node) -> dict[str, object]:
-    """Return the values of the template by name, except those of rows."""
-    own_address = node.at(tier.owner_port)  # for the other nodes
+    """Return the values in the template, by name, except those of rows."""
+    own_address = node.at(tier.owner_port)  # the address that the other nodes connect to
     listen = own_address
     if tier.listen is not None:
         listen = Node(node.name, tier.listen).at(tier.owner_port)
@@ -177,7 +197,10 @@ def _values(tier: Tier, node: Node) -> dict[str, object]:
 
 
 def _rows(tier: Tier, node: Node) -> dict[str, Rows]:
-    """Return the values of each row of the template's repeated and optional lines."""
+    """Return the rows of the template's repeated and optional lines, by the lines' names.
+
+    A line whose feature is not in use has no rows.
+    """
     rows: dict[str, Rows] = {
         "user": [],
         "resolved": [],
@@ -210,13 +233,14 @@ def _rows(tier: Tier, node: Node) -> dict[str, Rows]:
 def _store_rows(tier: Tier) -> dict[str, Rows]:
     """Return the rows of the stores, and of the groups of servers for some of them.
 
-    A store has a group if nginx gets its addresses when it starts: they are in the configuration,
-    or looked up then, as there are no resolvers. Other stores' hosts are looked up for requests.
+    A group (`upstream` in nginx.conf) has the addresses of a store that nginx knows from its start
+    on: the store's url has an address, or no resolvers are configured, so that nginx looks the name
+    up when it starts. The names of other stores are looked up during requests.
     """
     stores: Rows = []
     addresses: Rows = []
     for number, store in enumerate(tier.stores):
-        group = "$http_host"  # no group: the host that the request names
+        group = "$http_host"  # without a group, nginx connects to the host that the request names
         if store.is_address or not tier.resolvers:
             group = f"store-{number}"
             addresses.append({"group": group, "server": store.server})

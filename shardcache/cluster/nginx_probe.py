@@ -4,7 +4,7 @@
 exits 0 while `shardcache cluster run --wait` waits to start nginx, such as for a list of nodes that
 has this node.
 
-It runs every few seconds in a container, and therefore imports only the standard library.
+The probe runs every few seconds in a container, so it imports only the standard library.
 """
 
 import sys
@@ -22,9 +22,9 @@ def answer_of(front: str, limit_s: float = _LIMIT_S) -> str:
 
     Args:
         front: path of the socket at which nginx serves this node.
-        limit_s: time limit of each step.
+        limit_s: time limit of each step, such as connecting.
 
-    Raises OSError if nothing answers, ValueError if something other than the tier does.
+    Raises OSError if nothing answers, ValueError if another program than the tier's nginx answers.
     """
     match page(front, PEERS, limit_s):
         case {"node": node, "peers": peers, "digest": digest}:
@@ -33,7 +33,7 @@ def answer_of(front: str, limit_s: float = _LIMIT_S) -> str:
 
 
 def _reason_to_wait(front: str) -> str:
-    """Return the reason that `shardcache cluster run --wait` has not started nginx, or ""."""
+    """Return the reason why `shardcache cluster run --wait` has not started nginx; "" if none."""
     try:
         return Path(front).with_name(WAITING).read_text()
     except OSError:

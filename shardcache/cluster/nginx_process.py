@@ -1,4 +1,8 @@
-"""nginx as a child process: found, checked, started, reloaded and ended. Blocking, Linux."""
+"""nginx as a child process: functions that find, check, start, reload and end it.
+
+`node_tier` calls these functions, which block. They need Linux. The front is the Unix socket at
+which nginx serves the daemon of its own node.
+"""
 
 import ctypes
 import os
@@ -15,12 +19,12 @@ from shardcache.cluster.nginx_probe import answer_of
 from shardcache.errors import ConfigError
 from shardcache.shared.unix_socket import connected
 
-# Words of nginx's messages if its Lua module is missing.
+# Matches words in nginx's message if its Lua module is missing.
 _LUA = re.compile("(ndk|lua)_(http_)?module|lua_|resty")
 # Operations of prctl(2).
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")  # not in the PATH of every user
+_SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")  # some users' PATH lacks these
 _STOP_LIMIT_S = 15.0
 _RELOAD_LIMIT_S = 60.0
 _POLL_S = 0.02
@@ -30,7 +34,7 @@ Process = subprocess.Popen[bytes]
 
 
 def clear_front(front: Path) -> None:
-    """Remove the socket `front` that a killed nginx left, once nothing listens on it any more.
+    """Remove the socket `front` that a killed nginx has left, once nothing listens at it any more.
 
     Raises ConfigError if a program still listens after `_STOP_LIMIT_S`.
     """
@@ -66,8 +70,8 @@ def find_program() -> str:
 
 
 def default_user(nginx: str) -> str:
-    """Return the user of nginx's workers if root starts it without naming one."""
-    # It prints the arguments with which nginx was built.
+    """Return the user of nginx's workers if root starts nginx without naming a user."""
+    # With `-V`, nginx prints the arguments with which it was built.
     result = subprocess.run([nginx, "-V"], capture_output=True, text=True, check=False)
     built_in = re.search(r"--user=(\S+)", result.stderr)
     return built_in[1] if built_in else "nobody"
@@ -103,13 +107,14 @@ def start(nginx: str, config: Path) -> Process:
     """
     libc = ctypes.CDLL(None)
     parent = os.getpid()
-    # Workers of a killed nginx become this process's own children.
+    # If nginx is killed, its workers become children of this process, so that `end` finds them.
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def end_with_parent() -> None:
-        # Not SIGKILL: on SIGTERM, nginx ends its workers, too.
+        # SIGTERM is used rather than SIGKILL, so that nginx ends its workers, too.
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # the parent died before that call
+        # The signal does not come if the parent died before the call.
+        if os.getppid() != parent:
             os._exit(1)
 
     return subprocess.Popen(
@@ -120,9 +125,9 @@ def start(nginx: str, config: Path) -> Process:
 
 
 def wait_until_listening(process: Process, pid_file: Path) -> bool:
-    """Return True as soon as nginx has bound its addresses, False if it has ended.
+    """Return True as soon as nginx has bound its addresses, False if nginx has ended.
 
-    nginx writes its pid file once it has bound them.
+    nginx writes its pid file after it has bound its addresses.
     """
     while process.poll() is None:
         with suppress(FileNotFoundError):
@@ -133,12 +138,12 @@ def wait_until_listening(process: Process, pid_file: Path) -> bool:
 
 
 def reload(process: Process, front: str, digest: str) -> None:
-    """Have nginx use its changed configuration; wait until its answers have the new digest.
+    """Let nginx use its changed configuration; wait until its answers have the new digest.
 
     Args:
         process: nginx.
-        front: path of the socket on which nginx serves this node.
-        digest: of the list of nodes in the new configuration.
+        front: path of the socket at which nginx serves this node.
+        digest: `Tier.digest` of the new configuration.
 
     Raises ConfigError if nginx does not use the new configuration in time.
     """
@@ -160,8 +165,8 @@ def end(process: Process) -> int:
     except subprocess.TimeoutExpired:
         process.kill()
     status = process.wait()
-    # Workers of a killed nginx are children of this process now, see `start`. While these are being
-    # killed, others may be added.
+    # Workers of a killed nginx are children of this process now; see `start`. More workers may
+    # become children while the first ones are being killed, hence the loop.
     while orphans := _children():
         for pid in orphans:
             with suppress(ProcessLookupError):
@@ -177,5 +182,5 @@ def _children() -> list[int]:
 
 
 def _command(nginx: str, config: Path) -> list[str | Path]:
-    # Without `-e`, nginx opens a log first in a folder that only root may write to.
+    # Without `-e`, nginx would first open a log in a folder that only root may write to.
     return [nginx, "-e", "stderr", "-c", config]

@@ -1,4 +1,8 @@
-"""The list of a cluster's nodes: their names, and the addresses for traffic between them."""
+"""The list of a cluster's nodes: their names, and the addresses for traffic between them.
+
+`parse` reads the value of `--nodes`, or the file that it names. An item is a piece of the list's
+text, such as `node[1-8]`; an entry is the text for one node, to which the item expands.
+"""
 
 import ipaddress
 import re
@@ -12,9 +16,9 @@ from braceexpand import braceexpand
 from shardcache.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
-_RANGES = re.compile(r"\[([0-9,-]+)\]")  # Slurm's, such as [1-8,12]
+_RANGES = re.compile(r"\[([0-9,-]+)\]")  # ranges as Slurm writes them, such as [1-8,12]
 _RANGE = re.compile(r"([0-9]+)-([0-9]+)")
-# An item of the list: up to a comma or white space outside of braces and brackets.
+# An item of the list ends at a comma or white space outside of braces and brackets.
 _ITEM = re.compile(r"(?:[^\s,{}\[\]]|\{[^{}]*\}|\[[^\[\]]*\])+")
 _MAX_NODES = 4096
 
@@ -24,8 +28,8 @@ class Node:
     """One node.
 
     Attributes:
-        name: its name in reports, and that of its files.
-        address: IP address by which the other nodes reach it.
+        name: name of the node in reports, and in the paths of its files.
+        address: IP address by which the other nodes reach the node.
     """
 
     name: str
@@ -37,7 +41,7 @@ class Node:
         return ipaddress.ip_address(self.address).is_loopback
 
     def at(self, port: int) -> str:
-        """Return HOST:PORT of one of its ports."""
+        """Return HOST:PORT for a port of the node."""
         if ":" in self.address:
             return f"[{self.address}]:{port}"
         return f"{self.address}:{port}"
@@ -46,13 +50,13 @@ class Node:
 def parse(text: str) -> tuple[Node, ...]:
     """Return the nodes of a list, in its order.
 
-    Names that have no address in the list are resolved here, so that the files of all nodes have
-    the same addresses: these decide which node owns which part.
+    Names without an address in the list are resolved here, so that the configuration of all nodes
+    has the same addresses, since the addresses decide which node owns which part.
 
     Args:
         text: NAME, ADDRESS or NAME=ADDRESS, separated by commas or white space, with ranges as in
-            Slurm, `node[1-8]`, or as in a shell, `node{1..8}`; the rest of a line after `#` is
-            ignored.
+            Slurm, `node[1-8]`, or as in a shell, `node{1..8}`. A comment begins with `#` and ends
+            with the line.
 
     Raises ConfigError.
     """
@@ -70,7 +74,8 @@ def parse(text: str) -> tuple[Node, ...]:
     _check_unique("name", [node.name for node in nodes])
     _check_unique("address", [node.address for node in nodes])
     local_nodes = [node for node in nodes if node.is_loopback]
-    are_all_local = len(local_nodes) == len(nodes)  # in a test on one machine
+    # A list of loopback addresses only is allowed, for a test on one machine.
+    are_all_local = len(local_nodes) == len(nodes)
     if local_nodes and not are_all_local:
         local = local_nodes[0]
         raise ConfigError(
@@ -91,7 +96,7 @@ def _check_unique(attribute: str, values: list[str]) -> None:
 
 
 def _entries(text: str) -> Iterator[str]:
-    """Yield the entries of a list, each for one node: without comments, ranges expanded."""
+    """Yield the entries of a list, one per node, with comments removed and ranges expanded."""
     for line in text.splitlines():
         items, _, _comment = line.partition("#")
         for item in _ITEM.findall(items):
@@ -116,7 +121,7 @@ def _expand(item: str) -> Iterator[str]:
 
 
 def _braces(ranges: re.Match[str]) -> str:
-    """Return a range as in Slurm, `[1-8,12]`, as in a shell: `{{1..8},12}`."""
+    """Return Slurm's ranges, such as `[1-8,12]`, as a shell writes them: `{{1..8},12}`."""
     items = [_RANGE.sub(r"{\1..\2}", item) for item in ranges[1].split(",")]
     if len(items) == 1:
         return items[0]
@@ -148,7 +153,10 @@ def is_address(text: str) -> bool:
 
 
 def _resolve(name: str) -> str:
-    """Return the IP address of a name, the same one each time. Raises ConfigError."""
+    """Return the IP address of a name. Raises ConfigError.
+
+    If the name has several addresses, the result is the same each time.
+    """
     if is_address(name):
         return name
     try:
@@ -166,5 +174,5 @@ def _resolve(name: str) -> str:
 
 
 def _preference(address: str) -> tuple[bool, str]:
-    """Return the key by which addresses are ordered: those of IPv4 first."""
+    """Return the key by which addresses are ordered: IPv4 first, then by text."""
     return ":" in address, address

@@ -1,4 +1,10 @@
-"""One node's tier: nginx with its configuration, its folders and its figures. Blocking, Linux."""
+"""One node's tier: nginx with its configuration, its folders and its figures. Linux only.
+
+`shardcache cluster run` constructs a `NodeTier` and calls its blocking method `run`. The sources of
+the configuration are the list of nodes and the certificates. When one of these files changes, the
+configuration is written again and nginx reloads it. The figures are counts of requests and bytes,
+which nginx serves to `shardcache cluster status`.
+"""
 
 import json
 import shutil
@@ -21,14 +27,14 @@ _ACCESS_LOG = "access.log"
 _PID_FILE = "nginx.pid"
 # Interval between checks of nginx, its log and the watched files.
 _PERIOD_S = 2.0
-# Interval between attempts to use files that were invalid.
+# Interval between attempts to use sources that were invalid.
 _RETRY_S = 5.0
 # Interval between measurements of nginx's cache on disk, each of which lists all of its files.
 _MEASURE_S = 60.0
 
 
 class NodeTier:
-    """nginx of one node, with a configuration that follows its sources."""
+    """nginx of one node, whose configuration is kept up to date with its sources."""
 
     def __init__(
         self,
@@ -41,19 +47,19 @@ class NodeTier:
         """Read the configuration. Raises ConfigError.
 
         Args:
-            read: returns the current tier; called again whenever a file in `watched` has changed.
-            name: name or address of this node in it.
-            watched: files; when one changes, the configuration is written again, and nginx reloads
-                it.
+            read: reads the sources and returns the tier. It is called again whenever a file in
+                `watched` has changed.
+            name: name or address of this node in the tier.
+            watched: files of the sources.
             say: called with each message for the operator.
-            ready: called with a line about the tier, once nginx listens, and after each change.
+            ready: called with a line about the tier once nginx listens, and after each reload.
         """
         self._read = read
         self._name = name
         self._watched = watched
         self._say = say
         self._ready = ready
-        # Before the first reading: a change after it must be noticed.
+        # The stamps are taken before the sources are read, so that a change in between is noticed.
         self._seen_stamps = self._stamps()
         self._tier = read()
         self._node = self._tier.node(name)
@@ -62,14 +68,14 @@ class NodeTier:
         self._config = self._run_dir / "nginx.conf"
         self._figures = TierFigures()
         self._started_s = time.time()
-        # Why nginx does not use the sources as they are now; None if it does.
+        # The reason why nginx does not use the current sources; None if it uses them.
         self._stale: str | None = None
         self._tried_s = 0.0  # time of the last `_reload`
 
     def run(self, stopping: Event) -> int:
-        """Run nginx until `stopping` is set, or it ends; return its exit status.
+        """Run nginx until `stopping` is set, or nginx ends.
 
-        Raises ConfigError.
+        Return 0 after `stopping` was set, and nginx's exit status otherwise. Raises ConfigError.
         """
         nginx = nginx_process.find_program()
         self._prepare(nginx)
@@ -127,9 +133,10 @@ class NodeTier:
                 self._reload(nginx, process)
 
     def _reload(self, nginx: str, process: nginx_process.Process) -> None:
-        """Have nginx use the sources as they are now.
+        """Let nginx use the current sources.
 
-        Until they can be used, the previous configuration stays.
+        If they cannot be used, the previous configuration stays in use, and `_stale` has the
+        reason.
         """
         previous = self._config.read_text()
         try:
@@ -140,7 +147,7 @@ class NodeTier:
         except (ShardcacheError, OSError) as exn:
             self._config.write_text(previous)
             reason = exn.message if isinstance(exn, ShardcacheError) else str(exn)
-            if reason != self._stale:  # said once, not with each retry
+            if reason != self._stale:  # the operator is told once, not with each retry
                 self._say(f"the previous configuration stays in use: {exn}")
             self._stale = reason
             return
@@ -164,23 +171,24 @@ class NodeTier:
         }
         new_file = self._run_dir / f".{_STATUS_FILE}"
         new_file.write_text(json.dumps(page))
-        new_file.chmod(0o644)  # for nginx's workers
+        new_file.chmod(0o644)  # nginx's workers run as another user
         new_file.replace(self._run_dir / _STATUS_FILE)
 
     def _stamps(self) -> list[tuple[int, int]]:
-        """Return modification time and inode of each watched file: they differ after a change."""
+        """Return modification time and inode of each watched file, which differ after a change."""
         stamps: list[tuple[int, int]] = []
         for path in self._watched:
-            with suppress(OSError):  # being replaced
+            with suppress(OSError):  # the file is missing, such as while it is being replaced
                 status = path.stat()
                 stamps.append((status.st_mtime_ns, status.st_ino))
         return stamps
 
 
 def _expiry_s(tls: Tls | None) -> float | None:
-    """Return the time at which a node's certificates expire; None without any, or if unknown.
+    """Return the time at which a node's certificates expire, since the epoch.
 
-    It is unknown while a file is being replaced, and without the extra `cluster`.
+    Returns None if there are no certificates, or the time is unknown: while a file is being
+    replaced, or if the extra `cluster` is not installed.
     """
     if tls is None:
         return None

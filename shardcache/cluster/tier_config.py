@@ -1,4 +1,9 @@
-"""Configuration that the nodes of a cluster share: `Tier`, its stores and its certificates."""
+"""Configuration that the nodes of a cluster share: `Tier`, its stores and its certificates.
+
+The options of `shardcache cluster` make a `Tier` (`cli.cluster_options`); `nginx_conf` turns it
+into the nginx.conf of each node. An owner is the node that fetches and caches a part. A permission
+is the object store's answer that a signed url may be read, which nginx caches.
+"""
 
 import hashlib
 import math
@@ -19,13 +24,13 @@ MIB = 1024 * 1024
 PEER_NAME = "shardcache-tier"
 """Name in a certificate that all nodes share.
 
-Without one, each node's certificate has its own name of the list.
+Otherwise, each node has a certificate with the node's name in the list of nodes.
 """
 
 MAX_COMMON_NAME = 64
 """Maximum length of the name in a certificate's subject, in characters.
 
-A longer name is cut there; the alternative name has all of it.
+A longer name is cut in the subject; the certificate's alternative name has all of it.
 """
 
 _WARN_BEFORE_S = 30 * 86400.0  # warnings begin this long before a certificate expires
@@ -41,12 +46,12 @@ _MAX_TOTAL_WEIGHT = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """One object store or web server behind the tier: the only hosts that it connects to.
+    """One object store or web server behind the tier; nginx connects to no other hosts.
 
     Attributes:
         scheme: "http" or "https".
-        host: in lower case.
-        port: None for the scheme's own.
+        host: name or IP address of the host, in lower case.
+        port: port of the host; None for the scheme's default port.
     """
 
     scheme: str
@@ -67,7 +72,8 @@ class Upstream:
         except ValueError:
             is_port = False
         host = (parts.hostname or "").rstrip(".")
-        is_host = _HOST.fullmatch(host) is not None or ":" in host  # a name or address, or IPv6
+        # The pattern matches names and IPv4 addresses; a colon occurs only in an IPv6 address.
+        is_host = _HOST.fullmatch(host) is not None or ":" in host
         is_authority = is_host and is_port and port != 0
         has_path_or_query = parts.path.strip("/") or parts.query
         if parts.scheme not in _PORTS or not is_authority or has_path_or_query:
@@ -92,7 +98,7 @@ class Upstream:
 
     @property
     def authority(self) -> str:
-        """Host header of requests to it."""
+        """Host header of requests to the store: host, and port unless it is the default."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port is None else f"{host}:{self.port}"
 
@@ -114,10 +120,10 @@ class Tls:
     """PEM files of mutual TLS between the nodes.
 
     Attributes:
-        ca: certificates of the authorities to trust.
-        certificate: of the node.
-        key: of the certificate.
-        is_shared: True if all nodes have one certificate, of the name `PEER_NAME`.
+        ca: file with the certificates of the authorities to trust.
+        certificate: file with the node's certificate.
+        key: file with the key of that certificate.
+        is_shared: True if all nodes have the same certificate, with the name `PEER_NAME`.
     """
 
     ca: Path
@@ -135,27 +141,27 @@ class Tier:
     """Configuration of a cluster's tier. In paths, `{node}` stands for the node's name.
 
     Attributes:
-        nodes: all nodes; each has the same list.
-        stores: the only hosts that the tier connects to.
+        nodes: all nodes of the cluster; each node has the same list.
+        stores: the object stores and web servers behind the tier.
         owner_port: port at which nginx serves the other nodes.
-        listen: address at which it does so; None for the node's own.
-        cache_dir: folder on a local disk for the parts that a node owns, and its logs.
+        listen: address at which nginx serves the other nodes; None for the node's own address.
+        cache_dir: folder on a local disk for the parts that a node owns, and for nginx's logs.
         run_dir: folder in memory (tmpfs) for permissions, which contain signed urls, and for the
-            front's socket.
-        max_size_bytes: maximum size of the cached parts.
+            front, the socket at which nginx serves the node's daemon.
+        max_size_bytes: maximum size of the cached parts of a node.
         min_free_bytes: space always kept free on the cache's filesystem.
         trust_s: time for which the store's permission for a signed url is cached.
-        same_rights: True if all nodes may read the same, so that the permission of one counts for
-            all.
-        outage_s: time for which a permission is good while the store fails.
+        same_rights: True if all nodes may read the same objects, so that a permission that one node
+            got counts for all.
+        outage_s: time for which a permission is good while the store fails; 0 for no such time.
         stall_timeout_s: the daemon's option of that name.
-        tls: None for plain HTTP between the nodes.
-        store_ca: authorities to trust for https stores.
-        resolvers: DNS servers for the names of stores, with or without a port; none if nginx
+        tls: files of mutual TLS; None for plain HTTP between the nodes.
+        store_ca: file with the authorities to trust for https stores.
+        resolvers: DNS servers for the names of stores, with or without a port; empty if nginx
             resolves the names when it starts.
-        ipv6: False to use only the IPv4 addresses of these names.
-        user: user of nginx' workers if root starts it; None for nginx' default.
-        workers: number of nginx' worker processes.
+        ipv6: False to use only the IPv4 addresses of the stores' names.
+        user: user of nginx's workers if root starts nginx; None for nginx's default.
+        workers: number of nginx's worker processes.
     """
 
     nodes: tuple[Node, ...]
@@ -188,17 +194,18 @@ class Tier:
 
     @property
     def weight(self) -> int:
-        """Weight of each node: for each unit, nginx puts 160 points on the ring of owners.
+        """Weight of each node on the consistent-hash ring that decides the owner of each part.
 
-        With more points, the nodes' loads are more equal, and nginx takes longer to start: a second
-        for two and a half million points. If the weight falls because nodes join, each node keeps
-        some of its points, so that most parts keep their owner.
+        nginx puts 160 points on the ring for each unit of weight. With more points, the nodes'
+        loads are more equal, but nginx takes longer to start: a second for two and a half million
+        points. The weight falls as nodes join. Each node then keeps some of its points, so that
+        most parts keep their owner.
         """
         return max(1, min(_MAX_NODE_WEIGHT, _MAX_TOTAL_WEIGHT // len(self.nodes)))
 
     @property
     def digest(self) -> str:
-        """Hash of what all nodes have to agree on: the nodes, and the owner of each part."""
+        """Hash of everything that decides the owner of each part; all nodes have to agree on it."""
         peers = sorted(node.at(self.owner_port) for node in self.nodes)
         text = "\n".join((f"parts, {self.weight}", *peers))
         return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARS]
@@ -219,7 +226,7 @@ class Tier:
         return _filled(self.cache_dir, node)
 
     def run(self, node: Node) -> Path:
-        """Return the folder in memory on a node."""
+        """Return the folder in memory (`run_dir`) on a node."""
         return _filled(self.run_dir, node)
 
     def front(self, node: Node) -> Path:
@@ -227,7 +234,7 @@ class Tier:
         return self.run(node) / Path(FRONT).name
 
     def tls_of(self, node: Node) -> Tls | None:
-        """Return the PEM files on a node."""
+        """Return the PEM files on a node; None for plain HTTP between the nodes."""
         tls = self.tls
         if tls is None:
             return None
@@ -240,10 +247,11 @@ class Tier:
 
 
 def expiry_warning(expires_s: float | None) -> str | None:
-    """Return a warning if a certificate has to be renewed soon, None if it has not.
+    """Return a warning if a certificate has expired or expires soon; None otherwise.
 
     Args:
-        expires_s: time at which it expires; None if it does not.
+        expires_s: time at which the certificate expires, since the epoch; None if that is unknown,
+            or there is no certificate.
     """
     remaining_s = math.inf if expires_s is None else expires_s - time.time()
     if remaining_s > _WARN_BEFORE_S:

@@ -1,4 +1,7 @@
-"""The folder of a node's tier: its parts survive a restart, unless the machine went down."""
+"""The cache folder of a node's tier: its parts survive a restart, but not a crash of the machine.
+
+`node_tier` calls `prepare` before nginx starts, and `finish` after nginx has ended.
+"""
 
 import os
 import pwd
@@ -9,12 +12,15 @@ from shardcache.store.disk.file_operations import fsync_path
 
 PARTS = "parts"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_BOOT = "boot"  # a file with the id of the boot in which the folder was last used
-_CLEAN = "clean"  # a file that exists while the tier is cleanly stopped
+_BOOT = "boot"  # file with the kernel's id of the boot in which the folder was last used
+_CLEAN = "clean"  # file that exists only while the tier is cleanly stopped
 
 
 def make_folder(folder: Path, mode: int, user: str) -> None:
-    """Create a folder unless it exists; if root does, it belongs to `user` and the user's group."""
+    """Create a folder unless it exists.
+
+    A folder that root creates is given to `user` and the user's group.
+    """
     if folder.exists():
         return
     folder.mkdir(parents=True, mode=0o700)
@@ -28,6 +34,10 @@ def prepare(folder: Path, boot_id: str | None = None) -> bool:
 
     After a power loss, files may lack bytes that never reached the disk. Parts are kept only if
     this machine has not booted since they were written, or if the tier was stopped before the boot.
+
+    Args:
+        folder: the cache folder.
+        boot_id: the kernel's id of the current boot; None to ask the kernel.
     """
     if boot_id is None:
         boot_id = _BOOT_ID.read_text().strip()
@@ -46,7 +56,7 @@ def prepare(folder: Path, boot_id: str | None = None) -> bool:
 
 
 def finish(folder: Path) -> None:
-    """Mark a folder as cleanly stopped, once all of it is on the disk."""
+    """Mark a folder as cleanly stopped, after all of its files have reached the disk."""
     os.sync()
     (folder / _CLEAN).touch()
     fsync_path(folder)

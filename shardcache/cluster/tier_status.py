@@ -1,4 +1,7 @@
-"""State of a cluster's tier, asked of the owner port of every node."""
+"""State of a cluster's tier: `shardcache cluster status` asks every node at its owner port.
+
+The owner port is the port at which nginx serves the other nodes.
+"""
 
 import asyncio
 import ssl
@@ -13,7 +16,8 @@ from shardcache.cluster.tier_config import Tls, expiry_warning
 from shardcache.errors import ConfigError
 from shardcache.shared.front import PEERS, STATUS
 
-# Many nodes are asked at a time: each one that is down takes its time limit, and often many are.
+# Many nodes are asked at the same time, since each node that is down takes the whole time limit,
+# and often many are down at once.
 _MAX_CONNECTIONS = 512
 _LIMIT_S = 3.0
 
@@ -24,10 +28,11 @@ class NodeReport:
 
     Attributes:
         node: the node that was asked.
-        peers: its view of the cluster: `node`, `peers` and `digest`; None if it is down.
-        figures: the figures that `shardcache cluster run` publishes; None if nginx was started
-            otherwise, or is down.
-        error: why it is down; None if it is up.
+        peers: the node's view of the cluster: `node`, its name; `peers`, the number of nodes; and
+            `digest`, as `Tier.digest`. None if the node is down.
+        figures: the figures that `shardcache cluster run` publishes; None if nginx was started in
+            another way, or is down.
+        error: reason why the node counts as down; None if it is up.
     """
 
     node: Node
@@ -37,7 +42,7 @@ class NodeReport:
 
     @property
     def hit_share(self) -> float | None:
-        """Share of the bytes it sent that came from its disk; None if it has sent none."""
+        """Share of the bytes sent by the node that came from its disk; None if it sent none."""
         if self.figures is None:
             return None
         cached_bytes: int = self.figures["from_tier_bytes"]
@@ -49,7 +54,7 @@ class NodeReport:
 
     @property
     def state(self) -> str:
-        """State in words: up, down, or what an operator has to do about it."""
+        """State in words: up, down with the reason, or a list of warnings."""
         if self.error is not None:
             return f"down: {self.error}"
         figures = self.figures or {}
@@ -58,7 +63,7 @@ class NodeReport:
 
     @property
     def stale(self) -> str | None:
-        """Reason why it uses an old list of nodes or old certificates; None if it does not."""
+        """Reason why the node uses an old list of nodes or old certificates; None otherwise."""
         reason = (self.figures or {}).get("stale")
         return f"uses an old list: {reason}" if reason else None
 
@@ -85,10 +90,10 @@ async def ask(
     """Return the reports of all nodes, in their order.
 
     Args:
-        nodes: those to ask.
-        owner_port: the port at which each serves the others.
-        tls: this node's certificates; None if the tier has none.
-        limit_s: time limit of connecting to a node, and of each of its answers.
+        nodes: the nodes to ask.
+        owner_port: the port at which each node serves the others.
+        tls: the files of mutual TLS on this node; None for plain HTTP between the nodes.
+        limit_s: time limit for connecting to a node, and for each wait for bytes of its answers.
 
     Raises ConfigError if the certificates cannot be used.
     """
@@ -111,9 +116,12 @@ async def _ask(
     address: str,
     tls_options: dict[str, Any],
 ) -> NodeReport:
-    """Return the report of a node at HOST:PORT.
+    """Ask a node, and return its report.
 
     Args:
+        http: the session for the requests.
+        node: the node.
+        address: HOST:PORT of the node's owner port.
         tls_options: arguments of the requests; empty for plain HTTP.
     """
     scheme = "https" if tls_options else "http"
@@ -140,7 +148,7 @@ def _context(tls: Tls) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=str(tls.ca))
         context.load_cert_chain(tls.certificate, tls.key)
-    except OSError as exn:  # ssl.SSLError is one
+    except OSError as exn:  # ssl.SSLError is an OSError
         raise ConfigError(
             f"the certificates of the tier cannot be used: {exn.strerror or exn}",
             url=str(tls.certificate),

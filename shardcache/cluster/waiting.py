@@ -1,4 +1,8 @@
-"""Delayed start of a node's tier: until, for instance, the list of nodes has this node."""
+"""Delayed start of a node's tier, for `shardcache cluster run --wait`.
+
+The command then waits until its configuration is usable: for instance, until the list of nodes has
+this node. The note is a file with the reason for the wait, which the health probe reads.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +22,14 @@ def run_when_usable(
 ) -> int:
     """Call `run` until it raises no ConfigError; return its result, or 0 if `stopping` is set.
 
-    While it waits, a file in `run_dir` has the reason: the health probe then reports no failure.
+    Between the calls, the note in `run_dir` has the reason, so that the health probe does not
+    report a failure.
+
+    Args:
+        run: starts the tier, and returns its exit status.
+        run_dir: folder for the note.
+        say: called with each new reason, for the operator.
+        stopping: ends the wait when it is set.
     """
     note = run_dir / WAITING
     reason = ""
@@ -35,7 +46,7 @@ def run_when_usable(
 
 
 def end_waiting(run_dir: Path) -> None:
-    """Remove the note, if there is one: nginx has been started."""
+    """Remove the note, if there is one, as nginx has been started."""
     (run_dir / WAITING).unlink(missing_ok=True)
 
 

@@ -1,7 +1,10 @@
-"""Values of cells, by the name of their encoding: how the tables in the cache hold them.
+"""Values of cells in the tables that the cache keeps of parquet files, by encoding.
 
-Numbers are little-endian, as Arrow has them. A value of any other type is JSON, in which an object
-with the single field `!` stands for what JSON has no type for: `{"!": ["date", "2026-01-31"]}`.
+The process that converts a parquet file names the encoding of each column, and encodes values that
+have no simple type (`tagged`); readers decode cells with `DECODERS`. Numbers are little-endian, as
+in Arrow. A value that is neither a number, a bool, a text nor bytes is tagged: it is JSON, in which
+an object with the single field `!` stands for a value of a type that JSON lacks, such as
+`{"!": ["date", "2026-01-31"]}`.
 """
 
 import base64
@@ -22,7 +25,7 @@ BOOL = "bool"
 TAGGED = "tagged"
 
 _TAG = "!"
-# Their codes in `struct`, by encoding.
+# The codes of numbers in the module `struct`, by encoding.
 _NUMBERS: Mapping[str, str] = {
     "int8": "b",
     "int16": "h",
@@ -41,15 +44,16 @@ NUMBERS = frozenset(_NUMBERS)
 
 
 def tagged(value: Any) -> bytes:
-    """Return a value in JSON.
+    """Return a value as tagged JSON.
 
-    Its types are JSON's, bytes, and those of `datetime` and `decimal`. Raises TypeError for others.
+    The value may have JSON's types, bytes, and the types of `datetime` and `decimal`. Raises
+    TypeError for other types.
     """
     return json.dumps(value, default=_tag, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _tag(value: object) -> dict[str, list[Any]]:
-    """Return the object that stands for a value in JSON. Raises TypeError."""
+    """Return the object that stands for a value that JSON lacks. Raises TypeError."""
     form: list[Any]
     match value:
         case bytes():
@@ -70,7 +74,7 @@ def _tag(value: object) -> dict[str, list[Any]]:
 
 
 def _untag(fields: dict[str, Any]) -> Any:
-    """Return the value for which an object in JSON stands; other objects as they are."""
+    """Return the value for which a tagged object stands; return other objects as they are."""
     if fields.keys() != {_TAG}:
         return fields
     kind, form = fields[_TAG]
@@ -105,22 +109,23 @@ DECODERS: Mapping[str, Decoder] = {
     TAGGED: _untagged,
     **{name: number_decoder(code) for name, code in _NUMBERS.items()},
 }
-"""The function that decodes cells of each encoding but that of bytes."""
+"""The decoder of each encoding, except that of bytes, which need no decoding."""
 
 
-# Decoders of cells that follow one another: see `RunDecoder`.
+# Decoders of consecutive cells; see `RunDecoder`.
 
 
 def _texts(cells: bytes, begin: int, ends: memoryview) -> list[str]:
     stops = [end - begin for end in ends.tolist()]
     joined = text(cells)
-    if joined.isascii():  # a character a byte: one call has decoded all
+    # In ASCII, each byte is a character, so the offsets of bytes are those of characters.
+    if joined.isascii():
         return [joined[start:stop] for start, stop in pairwise((0, *stops))]
     return [text(cells[start:stop]) for start, stop in pairwise((0, *stops))]
 
 
 def _run_decoder(code: str) -> RunDecoder:
-    """Return the decoder of numbers, by their code in `struct`."""
+    """Return the `RunDecoder` of numbers with this code in `struct`."""
 
     def numbers(cells: bytes, begin: int, ends: memoryview) -> tuple[Any, ...]:
         return struct.unpack(f"<{len(ends)}{code}", cells)
@@ -133,4 +138,4 @@ RUN_DECODERS: Mapping[str, RunDecoder] = {
     BOOL: _run_decoder("?"),
     **{name: _run_decoder(code) for name, code in _NUMBERS.items()},
 }
-"""The function that decodes many cells at once, of encodings for which that takes fewer calls."""
+"""The `RunDecoder` of each encoding for which decoding many cells at once is faster."""

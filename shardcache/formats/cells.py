@@ -1,10 +1,14 @@
-"""A table of samples whose members are the cells of columns, built sample by sample."""
+"""A table of samples whose members are the cells of columns, built sample by sample.
+
+Formats with columns instead of files (JSON Lines, TFRecord, parquet) fill a `CellTable` as they
+index a shard. A cell is the bytes of one column of one sample.
+"""
 
 from shardcache.errors import UnsupportedShardError
 from shardcache.tarindex.tables import Fault, Samples
 
 MAX_SAMPLES = 8_000_000
-"""Limit for one shard: its index takes some 50 bytes of memory per sample, however small."""
+"""Limit for one shard: its index takes some 50 bytes of memory per sample of any size."""
 
 MAX_CELLS = 32_000_000
 """Limit for one shard: its index takes 20 bytes of memory per cell."""
@@ -19,10 +23,10 @@ KEY = "__key__"
 URL = "__url__"
 BAD = "__bad__"
 RESERVED = frozenset({KEY, URL, BAD})
-"""Names that every sample has, or that have a meaning in WebDataset: no member has one.
+"""Names that every sample has, or that have a meaning in WebDataset: no member has such a name.
 
-A column of keys gives the samples' keys, and one of urls is left out: they are of tars that became
-a table.
+A table that was made from tars may have columns of these names. The values of `__key__` become the
+samples' keys, and a column `__url__` is left out.
 """
 
 _NUMBER_AS_KEY = b"%09d"
@@ -32,7 +36,7 @@ class CellTable:
     """Builds the table of a shard that has columns instead of files.
 
     Attributes:
-        samples: those so far; the last one may be incomplete.
+        samples: the samples added so far.
     """
 
     def __init__(
@@ -42,7 +46,14 @@ class CellTable:
         max_cells: int = MAX_CELLS,
         max_columns: int = MAX_COLUMNS,
     ) -> None:
-        """Begin without samples. `url` is the shard's, for errors."""
+        """Begin without samples.
+
+        Args:
+            url: url of the shard, for errors.
+            max_samples: limit for the number of samples.
+            max_cells: limit for the number of cells of all samples.
+            max_columns: limit for the number of columns.
+        """
         self.samples = Samples()
         self._url = url
         self._max_samples = max_samples
@@ -52,9 +63,10 @@ class CellTable:
         self._names_bytes = 0
 
     def column(self, name: str) -> int:
-        """Return the number of a column. Raises UnsupportedShardError for too many, or long names.
+        """Return the number of a column, which is added if its name is new.
 
-        Raises UnicodeEncodeError, a ValueError, for a name with half a surrogate pair.
+        Raises UnsupportedShardError if there are too many columns, or their names are too long;
+        UnicodeEncodeError, a ValueError, for a name with half a surrogate pair.
         """
         number = self._ids.get(name)
         if number is None:
@@ -69,11 +81,11 @@ class CellTable:
         return number
 
     def add(self, cells: dict[int, tuple[int, int]], key: bytes | None = None) -> None:
-        """Add a sample. Raises UnsupportedShardError for too many.
+        """Add a sample. Raises UnsupportedShardError for too many samples or cells.
 
         Args:
-            cells: by the numbers of their columns, offsets of start and end in the file.
-            key: of the sample; None for its number.
+            cells: by the number of its column, start and end of each cell in the file, in bytes.
+            key: key of the sample; None to use the sample's number.
         """
         samples = self.samples
         self._begin(key)
@@ -86,12 +98,12 @@ class CellTable:
             raise self._too_many(self._max_cells, "values")
 
     def add_fault(self, fault: Fault, column: str, key: bytes | None = None) -> None:
-        """Add a sample that is unusable. Raises UnsupportedShardError for too many.
+        """Add a sample that is unusable. Raises UnsupportedShardError for too many samples.
 
         Args:
-            fault: why it is.
-            column: the one that the fault is about.
-            key: of the sample; None for its number.
+            fault: the reason why the sample is unusable.
+            column: name of the column that the fault is about.
+            key: key of the sample; None to use the sample's number.
         """
         samples = self.samples
         samples.faults[len(samples)] = (fault, self.column(column))
@@ -99,7 +111,7 @@ class CellTable:
         samples.end()
 
     def _begin(self, key: bytes | None) -> None:
-        """Begin the next sample, with its number as key by default."""
+        """Begin the next sample; if the key is None, it is the sample's number."""
         samples = self.samples
         if len(samples) == self._max_samples:
             raise self._too_many(self._max_samples, "samples")

@@ -1,4 +1,4 @@
-"""Reading of a shard's file, wherever an index needs it."""
+"""Reading of a shard's file at any offset, as the formats do it to index the shard."""
 
 import os
 from collections.abc import Iterator
@@ -10,9 +10,10 @@ from shardcache.tarindex.members import Read
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[Read, int]]:
-    """Yield what reads a file, and its size in bytes. Blocks. Raises OSError.
+    """Yield a function that reads a file, and the file's size in bytes. Blocks. Raises OSError.
 
-    A bad sector is an error here; in a mapped file it would be a signal.
+    The file is not mapped: a bad sector is then an error, where it would kill the process with a
+    signal if it were in a mapping.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 

@@ -1,4 +1,7 @@
-"""Files of another format than their names say: which one it is, and a remedy for each."""
+"""Files that are named as tars but have another format: the format's name, and a remedy for each.
+
+`tar` asks `explained` when a file turns out not to be a tar.
+"""
 
 from typing import NamedTuple
 
@@ -10,7 +13,14 @@ _WRITER = "write its samples as tars by `shardcache_client`'s ShardWriter"
 
 
 class _Foreign(NamedTuple):
-    """A format, recognised by the bytes at an offset."""
+    """A format that is recognised by its first bytes.
+
+    Attributes:
+        what: the format's name in messages.
+        magic: the bytes by which the format is recognised.
+        remedy: the remedy for a file of this format.
+        at: offset of the magic in the file.
+    """
 
     what: str
     magic: bytes
@@ -44,7 +54,13 @@ _FOREIGN = (
 
 
 def explained(exn: NotATarError, read: Read) -> NotATarError:
-    """Return the error for a file that is not a tar, with the format that it has, if known."""
+    """Return the error for a file that is not a tar; it names the file's format if that is known.
+
+    Args:
+        exn: the error, returned as it is for an unknown format.
+        read: reads bytes of the file.
+    """
+    # Reading waits for no bytes (a minimum of 0), since the file may be still arriving.
     begin = read(0, 0, _BEGIN_BYTES)
     for foreign in _FOREIGN:
         if begin.startswith(foreign.magic, foreign.at):

@@ -1,4 +1,10 @@
-"""Interface of the formats of shards: their names, their index, and the values in them."""
+"""Interface of the formats of shards: their names, their index, and the values in them.
+
+The daemon calls a format to recognise, copy and index a shard as it arrives, and the client calls
+it to decode values. A column is what a member's extension is in a tar; a cell is the bytes of one
+column of one sample. An encoding is a format's name for the way in which it stores the values of a
+column; "" stands for plain bytes. A sidecar is the index file that the cache keeps of a shard.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,25 +16,29 @@ from shardcache.tarindex.members import Read
 from shardcache.tarindex.tables import Samples
 
 Decoder = Callable[[bytes], Any]
-"""Returns the value of a column, given its bytes."""
+"""Returns the value of a cell, given its bytes."""
 
 RowsDecoder = Callable[[int, bytes], list[dict[str, Any]]]
-"""Returns samples that follow each other, none of whose columns is large, with all their values.
+"""Returns consecutive samples with all their values; it is used if no cell is large.
 
-It is given the number of the first sample's first column, and the bytes from its start to the end
-of the last sample's last one. A sample that has no columns at all may be missing from the result.
-The caller has to set the values of `__key__` and `__url__`.
+The arguments are the column number of the first sample's first cell, and the bytes of the shard
+from the start of that cell to the end of the last sample's last cell. A sample without any cells
+may be missing from the result. The caller has to set the values of `__key__` and `__url__`.
 """
 
 RunDecoder = Callable[[bytes, int, memoryview], Sequence[Any]]
-"""Returns the values of cells of one column that lie one after another.
+"""Returns the values of consecutive cells of one column.
 
-It is given their bytes, where these begin in the shard, and where each cell ends there, as a table
-of numbers. The values are those of the column's `Decoder`.
+The arguments are the bytes of these cells, the offset in the shard at which the bytes begin, and a
+table of the offsets in the shard at which the cells end. The values are those that the column's
+`Decoder` returns.
 """
 
 Crc32c = Callable[[bytes, int], int]
-"""Returns the CRC32C of bytes that follow others, given the CRC32C of these, 0 for none."""
+"""`crc32c(data, crc)` returns the CRC32C of bytes that end with `data`.
+
+`crc` is the CRC32C of the bytes before `data`, 0 if there are none.
+"""
 
 _COMPRESSIONS = {
     ".gz": "gzip",
@@ -50,14 +60,15 @@ def with_compressions(*suffixes: str) -> dict[str, str | None]:
 
 @dataclass(frozen=True, slots=True)
 class IndexOptions:
-    """Options of indexing a shard, beside its file.
+    """Options of indexing a shard; a format ignores those that do not concern it.
 
     Attributes:
         require_end: reject a tar without an end-of-archive block.
-        ignore_trailing_data: accept a tar with data after that block.
-        require_adjacent: reject a tar in which a key comes again with other members.
-        companion: what `Format.companion_of` returned; None if the format needs none.
-        crc32c: computes the CRC32C of bytes, for formats whose records have one.
+        ignore_trailing_data: accept a tar with data after the end-of-archive block.
+        require_adjacent: reject a tar in which a key appears again with other members.
+        companion: the result of `Format.companion_of`; None if the format needs no other file.
+        crc32c: computes the CRC32C of bytes, for formats whose records have such a checksum; None
+            for other formats.
     """
 
     require_end: bool = True
@@ -72,9 +83,9 @@ class ListedShard:
     """A shard in the index file that a format's own writer has made.
 
     Attributes:
-        name: relative to the index file.
-        samples: number of them.
-        size_bytes: in the object store; None if the file does not say it.
+        name: name of the shard, relative to the index file.
+        samples: number of samples in the shard.
+        size_bytes: size of the shard in the object store; None if the index file does not say it.
     """
 
     name: str
@@ -86,34 +97,36 @@ class Walk(Protocol):
     """A shard that is still arriving, indexed from its beginning.
 
     Attributes:
-        samples: those found so far; the last one may be incomplete.
+        samples: the samples found so far; the last sample may be incomplete.
     """
 
     samples: Samples
 
     def advance(self) -> bool:
-        """Find more of the shard; return False at its end.
+        """Index the next member or sample; return False at the end of the shard.
 
-        Raises what `read` raises, and ShardError.
+        Waits for the shard's bytes. Raises what `read` of `Format.walk` raises, and ShardError.
         """
         ...
 
 
 class Format:
-    """A format of shards. Subclasses override what differs from a file of plain bytes.
+    """A format of shards. The methods' defaults are those of a file of plain bytes.
 
     Attributes:
-        name: in sidecars and messages.
-        suffixes: of files, in lower case, with the compression that each states.
-        magic: first bytes of a plain file; empty if they may be any.
-        reads_early: True if `walk` reads a shard that is still arriving.
-        repacks: True if `stored_copy` may return another file than the object.
-        needs: name of the file in the same folder without which a shard cannot be indexed.
+        name: name of the format in sidecars and messages.
+        suffixes: the suffixes of the format's files, in lower case, each with the compression that
+            it states, or None for a plain file.
+        magic: first bytes of a plain file; empty if a file may begin with any bytes.
+        reads_early: True if `walk` can read a shard that is still arriving.
+        repacks: True if `stored_copy` may make another file for the cache out of the object.
+        needs: name of the file in the same folder without which a shard cannot be indexed; None if
+            the shard is enough.
         lists: True if `listed` reads an index file that the format's own writer makes.
-        is_often_a_file: True if other programs read such files just as often. Where shards and
-            other files are both expected, it counts as another file.
+        is_often_a_file: True if programs other than training read such files just as often. Such a
+            file does not count as a shard where a user may mean either shards or other files.
         is_numbered_behind: True if plain files are often named `NAME.SUFFIX-00000-of-00010`, with
-            their number behind the suffix.
+            their number after the suffix.
     """
 
     name: str
@@ -127,14 +140,17 @@ class Format:
     is_numbered_behind: bool = False
 
     def has_name(self, name: str) -> bool:
-        """Return whether a file may have this name, which ends with one of the suffixes."""
+        """Return True if a file of this format may have this name.
+
+        Args:
+            name: name without folders, in lower case, which ends with one of the suffixes.
+        """
         return True
 
     def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
         """Return the samples of the cached file at `path`. Blocks.
 
-        A member is one cell: the bytes of one column of one sample. Raises ShardError with the
-        shard's `url`, OSError.
+        A member in the result is one cell. Raises ShardError with the shard's `url`, OSError.
         """
         raise NotImplementedError
 
@@ -142,17 +158,17 @@ class Format:
         """Return the walk over a shard that is still arriving.
 
         Args:
-            read: returns bytes of the shard, once they have arrived.
-            size_bytes: of the whole shard.
-            url: for errors.
+            read: waits until bytes of the shard have arrived, and returns them.
+            size_bytes: size of the whole shard.
+            url: url of the shard, for errors.
         """
         raise NotImplementedError
 
     def decoder(self, encoding: str) -> Decoder | None:
-        """Return the decoder of a column's values; None for bytes.
+        """Return the decoder of a column's values; None for values that are plain bytes.
 
         Raises UnsupportedShardError for values that must not or cannot be decoded, ConfigError if a
-        library is missing. Both name neither shard nor column.
+        library is missing. The errors name neither the shard nor the column.
         """
         if encoding:
             raise UnsupportedShardError(
@@ -162,44 +178,47 @@ class Format:
         return None
 
     def run_decoder(self, encoding: str) -> RunDecoder | None:
-        """Return the decoder of many cells at once; None if they are decoded one by one.
+        """Return the decoder of many cells at once; None if cells are decoded one by one.
 
-        Only for an encoding that `decoder` decodes.
+        The caller asks only for an encoding that `decoder` decodes.
         """
         return None
 
     def rows_decoder(self, columns: Sequence[str]) -> RowsDecoder | None:
         """Return the decoder of whole samples at once; None if columns are decoded one by one.
 
-        The same values are the result either way.
+        The values are the same either way.
 
         Args:
-            columns: names of the shard's.
+            columns: names of the shard's columns, in the order of their numbers.
         """
         return None
 
     def companion_of(self, data: bytes, url: str) -> str:
-        """Return the extract that indexing a shard needs, of the file that `needs` names.
+        """Return the part of the file named by `needs` without which a shard cannot be indexed.
+
+        The result becomes `IndexOptions.companion`.
 
         Args:
             data: content of that file.
-            url: of the same.
+            url: url of that file.
 
-        Raises ShardError, with the file's `url`.
+        Raises ShardError, with that url.
         """
         raise NotImplementedError
 
     def listed(self, index: Mapping[str, Any]) -> Iterator[ListedShard] | None:
-        """Return the shards in a parsed index file; None if it is of another format.
+        """Return the shards in a parsed index file; None for the index file of another format.
 
-        Raises ValueError, with a reason, for one that is damaged or not supported.
+        Raises ValueError, with a reason, for an index file that is damaged or not supported.
         """
         return None
 
     def stored_copy(self, path: Path, url: str) -> BinaryIO | None:
-        """Return the stream of bytes to cache in place of a file; None to keep the file. Blocks.
+        """Return a stream of the bytes to cache in place of the downloaded file at `path`. Blocks.
 
-        The caller closes it. Raises ShardError with the shard's `url`, OSError.
+        None means that the file itself is cached. The caller closes the stream. Raises ShardError
+        with the shard's `url`, OSError.
         """
         return None
 

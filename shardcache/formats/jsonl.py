@@ -1,8 +1,10 @@
 """JSON Lines: each line is an object, and a sample; its fields are the columns.
 
-The index says where the value of each field is, so that a reader decodes only those that it wants.
-An empty line is not a sample. A field `__key__` is the sample's key; without one, its number is. A
-field `__url__` is left out. As with `json.loads`, the last of two fields of the same name counts.
+The index says where the value of each field is, so that a reader decodes only the values that it
+wants. An empty line is not a sample. A field `__key__` is the sample's key; without such a field,
+the key is the sample's number. A field `__url__` is left out. Of two fields of the same name, the
+last counts, as with `json.loads`. A column has a field's values in all lines, and a cell is the
+text of a value.
 """
 
 import json
@@ -24,20 +26,20 @@ from shardcache.formats.format import (
 from shardcache.tarindex.tables import Fault, Samples
 
 MAX_LINE_BYTES = 256 * 1024 * 1024
-"""Limit for a line, of which the memory that its indexing takes is a small multiple."""
+"""Limit for a line; indexing a line takes a small multiple of its size in memory."""
 
 _BUFFER_BYTES = 1024 * 1024
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _JSON = "json"
 
-# The beginning of an object; its end is the group if it is empty.
+# Matches the beginning of an object. The group is the closing brace of an empty object.
 _begin_object = re.compile(r"[ \t\r\n]*\{(?:[ \t\r\n]*(\}))?").match
-# The name of a field, with the colon; the sign after its value.
+# Match the name of a field with the colon, and the sign after a field's value.
 _name_of_field = re.compile(r'[ \t\r\n]*("[^"\\]*(?:\\.[^"\\]*)*")[ \t\r\n]*:[ \t\r\n]*').match
 _sign_after_value = re.compile(r"[ \t\r\n]*([,}])").match
-# Splits at the beginnings of lines; `str.replace` takes several times as long.
+# Splits lines of objects at their beginnings. `str.replace` would take several times as long.
 _split_lines = re.compile(r"\n\{").split
-# Returns the value at an offset of a text, and the offset of its end.
+# `_scan(text, at)` returns the value at an offset of a text, and the offset of the value's end.
 _scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
@@ -57,8 +59,8 @@ def index(path: Path, url: str) -> Samples:
 
 
 def value(cell: bytes) -> Any:
-    """Return the value of a field, as `json.loads` does. Raises ValueError."""
-    # A reader comes through here for each field of each line.
+    """Return the value of a cell, as `json.loads` does. Raises ValueError."""
+    # Plain strings have a fast path, since readers call this for each field of each line.
     text = cell.decode()
     if text.startswith('"') and "\\" not in text:
         return text[1:-1]
@@ -72,18 +74,20 @@ def value(cell: bytes) -> Any:
 
 
 def _rows_decoder(columns: Sequence[str]) -> RowsDecoder:
-    """Return the decoder of lines that follow one another, parsed as one list of objects.
+    """Return the decoder of consecutive lines, which parses them as one list of objects.
 
-    It gets the bytes from the first value of the first line to the last value of the last one.
+    The decoder gets the bytes from the first value of the first line to the last value of the last
+    line. It adds the text before the first value and after the last one.
     """
-    # An object begins with the fields that every sample has, so that it can be the sample.
+    # Each object is to become the sample itself. So it begins with the fields that every sample
+    # has, whose values the caller sets.
     first_fields = f'{{"{KEY}":0,"{URL}":0,'
     begins = [f"[{first_fields}{json.dumps(name)}:" for name in columns]
     next_line = "," + first_fields
 
     def decode(first: int, cells: bytes) -> list[dict[str, Any]]:
         lines = cells.decode()
-        # There is no line break inside of an object that is a line.
+        # Line breaks occur only between objects, since each line is one object.
         if "\n" in lines:
             lines = next_line.join(_split_lines(lines))
         text = f"{begins[first]}{lines}}}]"
@@ -120,14 +124,16 @@ class _Lines:
     """Indexes lines one by one.
 
     Attributes:
-        table: the samples so far.
+        table: the samples of the lines read so far.
     """
 
     def __init__(self, url: str) -> None:
         self.table = CellTable(url)
         self._url = url
-        self._columns: dict[str, int] = {}  # by the name as written in the file
-        self._reserved: dict[int, str] = {}  # names of columns that are not members
+        # Numbers of columns, by the name of the field as written in the file, with its quotes.
+        self._columns: dict[str, int] = {}
+        # By number, the names of columns such as `__key__`, which are not members.
+        self._reserved: dict[int, str] = {}
 
     def read(self, file: BinaryIO) -> None:
         """Add all lines of a file."""
@@ -148,11 +154,12 @@ class _Lines:
             start = end
 
     def _add(self, line: bytes, start: int) -> None:
-        """Add a line that begins at byte `start`, or its fault."""
+        """Add the line that begins at byte `start` as a sample, or as a fault if it is unusable."""
         try:
             if not line.isascii():
                 line.decode()  # UnicodeDecodeError is a ValueError
-            # A character a byte: what is not ASCII lies inside strings, which may hold anything.
+            # Latin-1 makes each byte a character, so that offsets in the text are those of bytes.
+            # Characters that are not ASCII occur only inside strings, where they do not matter.
             fields = self._fields(line.decode("latin-1"), start)
         except (ValueError, StopIteration, RecursionError):
             self.table.add_fault(Fault.JSON, _JSON)
@@ -170,11 +177,15 @@ class _Lines:
         self.table.add(fields, key)
 
     def _fields(self, text: str, start: int) -> dict[int, tuple[int, int]]:
-        """Return where the values of an object lie in the file, by the numbers of their columns.
+        """Return start and end of each value of an object in the file, by the column's number.
 
-        They have the order of the file, in which `_rows_decoder` reads them.
+        The values have the order of the file, which `_rows_decoder` relies on.
 
-        Raises ValueError, StopIteration or RecursionError if it is none.
+        Raises ValueError, StopIteration or RecursionError if the text is not an object.
+
+        Args:
+            text: a line, with a character for each byte.
+            start: offset of the line in the file.
         """
         fields: dict[int, tuple[int, int]] = {}
         count = 0
@@ -199,19 +210,21 @@ class _Lines:
             sign = after_value[1]
         if text[at:].strip(" \t\r\n"):
             raise ValueError("data after the object")
-        if len(fields) < count:  # a field came twice, and has the first one's place in the dict
+        if len(fields) < count:
+            # A field came twice: its last value is at the place of its first one in the dict.
             fields = dict(sorted(fields.items(), key=itemgetter(1)))
         return fields
 
     def _column(self, quoted_name: str) -> int:
         """Return the number of a field's column, given its name as written in the file.
 
-        Raises ValueError for a name that is no text; UnsupportedShardError for too many.
+        Raises ValueError for a name that is not valid text; UnsupportedShardError for too many
+        columns.
         """
         column = self._columns.get(quoted_name)
         if column is None:
             name = json.loads(quoted_name.encode("latin-1"))
-            column = self.table.column(name)  # a ValueError for half a surrogate pair
+            column = self.table.column(name)  # raises ValueError for half a surrogate pair
             self._columns[quoted_name] = column
             if name in RESERVED:
                 self._reserved[column] = name
@@ -219,7 +232,7 @@ class _Lines:
 
 
 def _key_in(cell: bytes) -> bytes | None:
-    """Return the value of a key's field, in UTF-8; None if it is not text, or empty."""
+    """Return the value of a field `__key__`, in UTF-8; None if it is not text, or is empty."""
     key = value(cell)
     if not isinstance(key, str) or not key:
         return None

@@ -1,17 +1,23 @@
-"""The limit on the memory of a process that reads what anybody may have written."""
+"""The limit on the memory of a helper process that reads untrusted files.
+
+A helper process indexes a shard, or decodes a parquet file, outside the daemon. It calls
+`limit_memory` at its start.
+"""
 
 import resource
 from contextlib import suppress
 from pathlib import Path
 
 MAX_MEMORY_BYTES = 4 * 1024**3
-"""Limit for the process, by which it can index the largest shard, or decode a page of parquet."""
+"""Limit for the process, enough to index the largest shard, or to decode a page of parquet."""
 
-_KILLED_FIRST = "1000"  # where memory runs out nevertheless; see proc(5), oom_score_adj
+# Makes the kernel kill this process first if the node's memory runs out nevertheless; see proc(5),
+# oom_score_adj.
+_KILLED_FIRST = "1000"
 
 
 def limit_memory() -> None:
-    """Limit what this process may allocate; mapped files are not counted."""
+    """Limit the memory that this process may allocate; mapped files are not counted."""
     _, hard_bytes = resource.getrlimit(resource.RLIMIT_DATA)
     limit_bytes = MAX_MEMORY_BYTES
     if hard_bytes != resource.RLIM_INFINITY:

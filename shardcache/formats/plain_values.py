@@ -1,4 +1,7 @@
-"""Values that several formats store alike."""
+"""Decoders of values that several formats store in the same way, and their common errors.
+
+MDS and LitData (`chunks`) use most of them. numpy and Pillow are imported only when needed.
+"""
 
 import io
 from collections.abc import Callable
@@ -9,7 +12,7 @@ from shardcache.errors import UnsupportedShardError
 from shardcache.formats.format import needs_package
 
 _U32 = Struct("<I")
-_PIL_HEAD = Struct("<3I")  # width, height, bytes of the mode's name
+_PIL_HEAD = Struct("<3I")  # width, height, and length of the mode's name in bytes
 
 
 def text(data: bytes) -> str:
@@ -18,7 +21,7 @@ def text(data: bytes) -> str:
 
 
 def number_decoder(code: str) -> Callable[[bytes], Any]:
-    """Return the decoder of one number, by its code in `struct`."""
+    """Return the decoder of one little-endian number with this code in `struct`."""
     packed = Struct("<" + code)
 
     def number(data: bytes) -> Any:
@@ -28,7 +31,7 @@ def number_decoder(code: str) -> Callable[[bytes], Any]:
 
 
 def raw_image(data: bytes) -> Any:
-    """Return the PIL image that is stored as its size, its mode and its pixels."""
+    """Return the PIL image that is stored as size, mode and uncompressed pixels."""
     from PIL import Image
 
     width, height, mode_bytes = _PIL_HEAD.unpack_from(data)
@@ -38,16 +41,20 @@ def raw_image(data: bytes) -> Any:
 
 
 def image_file(data: bytes) -> Any:
-    """Return the PIL image in a file, whose pixels are decoded when they are first used."""
+    """Return the PIL image in an image file; its pixels are decoded when they are first used."""
     from PIL import Image
 
     return Image.open(io.BytesIO(data))
 
 
 def items_of(data: bytes, start: int = 0) -> list[bytes]:
-    """Return byte strings that follow their number and their sizes, all u32, from `start` on.
+    """Return the byte strings of a list: their number, their sizes (all u32), then their bytes.
 
-    Raises ValueError if they are not all there.
+    Raises ValueError if the list is not complete.
+
+    Args:
+        data: bytes that contain the list.
+        start: offset of the list in `data`.
     """
     if len(data) < start + _U32.size:
         raise ValueError(f"{len(data)} bytes hold no number of items")
@@ -66,7 +73,7 @@ def items_of(data: bytes, start: int = 0) -> list[bytes]:
 
 
 def check_pillow() -> None:
-    """Raise ConfigError unless images can be decoded."""
+    """Raise ConfigError unless Pillow is installed."""
     try:
         import PIL.Image  # noqa: F401
     except ImportError as exn:
@@ -74,7 +81,7 @@ def check_pillow() -> None:
 
 
 def check_numpy() -> None:
-    """Raise ConfigError unless arrays can be made."""
+    """Raise ConfigError unless numpy is installed."""
     try:
         import numpy  # noqa: F401
     except ImportError as exn:
@@ -82,7 +89,7 @@ def check_numpy() -> None:
 
 
 def pickled(encoding: str) -> UnsupportedShardError:
-    """Return the error for values that would run code from the shard."""
+    """Return the error for pickled values, since decoding them would run code from the shard."""
     return UnsupportedShardError(
         f"its values are pickled ({encoding}), and reading them would run code from the shard",
         remedy="leave the column out by members=; or, if you trust the data, decode it yourself: "
@@ -91,7 +98,7 @@ def pickled(encoding: str) -> UnsupportedShardError:
 
 
 def unknown(encoding: str, library: str) -> UnsupportedShardError:
-    """Return the error for an encoding that is not supported."""
+    """Return the error for an encoding that is not supported, although `library` may decode it."""
     return UnsupportedShardError(
         f"its encoding {encoding!r} is not supported",
         remedy="leave the column out by members=, or take its bytes: "

@@ -1,4 +1,7 @@
-"""Streams of bytes that are made piece by piece."""
+"""Streams of bytes that are made piece by piece.
+
+`Format.stored_copy` returns such a stream, which the cache reads and stores.
+"""
 
 import io
 from collections.abc import Iterator
@@ -8,7 +11,10 @@ _BUFFER_BYTES = 1024 * 1024
 
 
 def stream_of(pieces: Iterator[bytes]) -> BinaryIO:
-    """Return the stream of what an iterator yields. Reading raises what that raises."""
+    """Return a stream of the pieces that an iterator yields.
+
+    Reading from the stream raises what the iterator raises.
+    """
     return io.BufferedReader(_Pieces(pieces), _BUFFER_BYTES)
 
 
@@ -18,7 +24,7 @@ class _Pieces(io.RawIOBase):
     def __init__(self, pieces: Iterator[bytes]) -> None:
         super().__init__()
         self._pieces = pieces
-        self._unread = memoryview(b"")  # the end of the present piece
+        self._unread = memoryview(b"")  # the rest of the current piece
 
     def readable(self) -> bool:
         return True

@@ -1,4 +1,8 @@
-"""The table of formats, and what a file's name says of its format and compression."""
+"""The table of formats, and what a file's name says about its format and compression.
+
+A suffix is the end of a shard's name that states the format, and the compression if there is one:
+".tar", ".tar.zst". A plain file is one that is not compressed as a whole.
+"""
 
 import re
 from collections.abc import Mapping
@@ -24,25 +28,25 @@ FORMATS: tuple[Format, ...] = (
     ARRAY_RECORD,
     PARQUET,
 )
-"""All formats. The first is that of shards whose name says nothing."""
+"""All formats. A shard whose name states no format is taken for the first, a tar."""
 
 _BY_NAME: Mapping[str, Format] = {format_.name: format_ for format_ in FORMATS}
 _BY_SUFFIX: Mapping[str, Format] = {
     suffix: format_ for format_ in FORMATS for suffix in format_.suffixes
 }
 
-# As in "name.tfrecord-00000-of-00010".
+# The number after the suffix in a name such as "name.tfrecord-00000-of-00010".
 _NUMBER_BEHIND = re.compile(r"-[0-9]+-of-[0-9]+\Z")
 
 SUFFIXES = tuple(sorted(_BY_SUFFIX, key=len, reverse=True))
-"""Endings of the names of shards, in lower case, the longest first: ".zstd.bin" before ".bin"."""
+"""Suffixes of all formats, in lower case, the longest first: ".zstd.bin" before ".bin"."""
 
 
 def suffix_of(name: str) -> tuple[str, Format] | None:
-    """Return the ending that makes a file's name that of a shard, and its format.
+    """Return the suffix in a shard's name, and the format; None if the name is not a shard's.
 
     Args:
-        name: in any case; a folder may come before it.
+        name: name of a file, in upper or lower case, with or without its folders.
     """
     lowered = name.lower()
     unnumbered = _NUMBER_BEHIND.sub("", lowered)
@@ -61,12 +65,12 @@ def suffix_of(name: str) -> tuple[str, Format] | None:
 
 
 def _may_be_numbered(suffix: str, format_: Format) -> bool:
-    """Return whether a number may follow a suffix: that of a plain file of some formats."""
+    """Return True if a number may follow a suffix: in some formats, after that of a plain file."""
     return format_.is_numbered_behind and format_.suffixes[suffix] is None
 
 
 def format_of(name: str) -> Format:
-    """Return the format of a shard with this name; tar if the name says nothing."""
+    """Return the format of a shard with this name; tar if the name states no format."""
     suffix_and_format = suffix_of(name)
     if suffix_and_format is None:
         return TAR
@@ -84,7 +88,7 @@ def compression_of(name: str) -> str | None:
 
 
 def plain_suffixes() -> tuple[str, ...]:
-    """Return the endings of plain shards of all formats."""
+    """Return the suffixes of plain shards of all formats."""
     return tuple(
         suffix
         for format_ in FORMATS
@@ -95,10 +99,10 @@ def plain_suffixes() -> tuple[str, ...]:
 
 @cache
 def plain_suffix(format_: Format) -> str:
-    """Return the ending of a format's plain files."""
+    """Return the first suffix of a format's plain files."""
     return next(suffix for suffix, compression in format_.suffixes.items() if not compression)
 
 
 def format_named(name: str) -> Format | None:
-    """Return the format with a name in a sidecar; None if this release does not know it."""
+    """Return the format by its name in a sidecar; None if this release does not know the name."""
     return _BY_NAME.get(name)

@@ -1,4 +1,8 @@
-"""Tar: the format that `shardcache write` makes. Its samples are those of `tarindex`."""
+"""Tar, the format that `shardcache write` makes.
+
+The samples of a tar are found by `tarindex`. A tar can be read while it is still arriving:
+`TarWalk` indexes it member by member.
+"""
 
 from pathlib import Path
 
@@ -56,7 +60,8 @@ class TarFormat(Format):
 class TarWalk:
     """The samples of a tar as far as it has arrived; see `Walk`.
 
-    Raises TornSampleError at the second part of a sample, whose first may have been read.
+    `advance` raises TornSampleError at the second part of a sample whose members are not adjacent.
+    The first part may then already have been read as a sample.
     """
 
     def __init__(self, read: Read, size_bytes: int, url: str) -> None:

@@ -1,7 +1,12 @@
 """Members of a zip by its central directory, with every number checked.
 
-Format: PKWARE's APPNOTE.TXT 6.3.10, sections 4.3 to 4.5. Names are decoded as by the standard
-library's zipfile.
+`zips` calls `members_of` and `is_stored`. A zip ends with a central directory, called the directory
+here, which has an entry for each member; a local header precedes each member's bytes. Zip64 is the
+extension for numbers that are too large for these: the number is then in a zip64 field of the entry
+or, for the whole directory, in a zip64 record. Names are decoded as by the standard library's
+zipfile.
+
+Format: PKWARE's APPNOTE.TXT 6.3.10, sections 4.3 to 4.5.
 """
 
 import os
@@ -31,36 +36,38 @@ _METHODS = {
 
 _IS_ENCRYPTED = 1 << 0
 _IS_UTF_8 = 1 << 11
-_UNIX = 3  # system that has made a member, whose attributes then are a file's mode
+# The number of the system that made a member, for Unix: the member's attributes have a file's mode.
+_UNIX = 3
 
-# signature, number of this disk, disk of the directory, entries on this disk, entries, size of the
-# directory, its offset, size of the comment
+# The fields of the record at the end: signature, number of this disk, disk of the directory,
+# entries on this disk, all entries, size of the directory, its offset, size of the comment.
 _END = struct.Struct("<4s4H2LH")
 _END_SIGNATURE = b"PK\5\6"
 _MAX_COMMENT_BYTES = 0xFFFF
-# signature, disk of the record, its offset, number of disks
+# The fields of the zip64 locator: signature, disk of the zip64 record, its offset, number of disks.
 _LOCATOR = struct.Struct("<4sLQL")
 _LOCATOR_SIGNATURE = b"PK\6\7"
-# signature, size of the rest, versions, disks, entries on this disk, entries, size and offset of
-# the directory
+# The fields of the zip64 record: signature, size of the rest, two versions, two disks, entries on
+# this disk, all entries, size and offset of the directory.
 _END_64 = struct.Struct("<4sQ2H2L4Q")
 _END_64_SIGNATURE = b"PK\6\6"
-# the fields of `_RawEntry`
+# The fields of an entry are those of `_RawEntry`.
 _ENTRY = struct.Struct("<4s2B5H3L5H2L")
 _ENTRY_SIGNATURE = b"PK\1\2"
-# signature, version, flags, method, time, date, CRC-32, sizes, sizes of name and extra
+# The fields of a local header: signature, version, flags, method, time, date, CRC-32, the two
+# sizes of the content, sizes of the name and of the extra fields.
 _LOCAL = struct.Struct("<4s5H3L2H")
 _LOCAL_SIGNATURE = b"PK\3\4"
 
-# kind and size of an extra field
+# An extra field of an entry begins with its kind and its size.
 _EXTRA = struct.Struct("<2H")
-_ZIP_64 = 1  # kind of the field with numbers that are too large for an entry
-# In place of a number that is too large: it is in the zip64 field, or in the zip64 record.
+_ZIP_64 = 1  # kind of the zip64 field
+# These stand in place of a number that is in the zip64 field or record.
 _IN_ZIP_64_SHORT = 0xFFFF
 _IN_ZIP_64 = 0xFFFFFFFF
 
-# A directory is read at once, by the daemon itself if members are compressed, and each of its
-# entries takes some 450 bytes of memory.
+# The directory is read into memory as a whole, in the daemon's own process if members are
+# compressed. Each entry takes some 450 bytes of memory.
 _MAX_MEMBERS = 2_000_000
 _MAX_DIRECTORY_BYTES = 256 * 1024 * 1024
 _SHOWN_CHARS = 200
@@ -71,12 +78,12 @@ class ZipMember:
     """A regular file in a zip.
 
     Attributes:
-        name: in UTF-8.
-        method: of compression.
+        name: name of the member, in UTF-8.
+        method: number of the compression method.
         crc: CRC-32 of the content.
-        start: of the stored bytes, their offset in the zip.
-        end: of the same, exclusive.
-        size_bytes: of the content.
+        start: offset in the file of the stored bytes.
+        end: offset in the file of the byte after the stored bytes.
+        size_bytes: size of the content, uncompressed.
     """
 
     name: bytes
@@ -93,13 +100,13 @@ class ZipMember:
 
 
 class _RawEntry(NamedTuple):
-    """An entry of the directory as it is stored, before the name.
+    """The fixed fields of an entry of the directory as they are stored, before the name.
 
     Attributes:
-        system: that has made the member.
+        system: number of the system that made the member.
         stored_bytes: size of the compressed content.
-        size_bytes: of the content.
-        attributes: on Unix, the file's mode in the upper half.
+        size_bytes: size of the content, uncompressed.
+        attributes: for members made on Unix, the file's mode in the upper half.
         header: offset of the local header in the zip.
     """
 
@@ -124,13 +131,13 @@ class _RawEntry(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """An entry of the directory: a member without the place of its bytes."""
+    """A checked entry of the directory: a member whose local header has not been read yet."""
 
     name: bytes
     raw_name: bytes
     method: int
     crc: int
-    header: int  # offset of its local header
+    header: int  # offset of the local header in the file
     stored_bytes: int
     size_bytes: int
 
@@ -138,10 +145,10 @@ class _Entry(NamedTuple):
 class _Directory(NamedTuple):
     """The place of the directory."""
 
-    start: int  # offset in the file
+    start: int  # offset of the directory in the file
     size_bytes: int
-    entries: int  # number of them
-    base: int  # offset of the zip in its file, where other data precede it
+    entries: int  # number of entries
+    base: int  # offset of the zip in its file, more than 0 if other data precedes the zip
 
 
 def members_of(file: BinaryIO, url: str) -> list[ZipMember]:
@@ -149,8 +156,9 @@ def members_of(file: BinaryIO, url: str) -> list[ZipMember]:
 
     Folders and symbolic links are left out.
 
-    Raises OSError; CorruptShardError for a file that is not a zip, or a damaged one;
-    UnsupportedShardError if it is encrypted, or compressed by an unusual method.
+    Raises OSError; CorruptShardError for a damaged zip, or a file that is not a zip;
+    UnsupportedShardError for a zip with members that are encrypted, or compressed by an unusual
+    method.
     """
     size_bytes = os.fstat(file.fileno()).st_size
     return _Zip(file, size_bytes, url).members()
@@ -159,7 +167,7 @@ def members_of(file: BinaryIO, url: str) -> list[ZipMember]:
 def is_stored(file: BinaryIO, url: str) -> bool:
     """Return True if no file in a zip is compressed. Blocks.
 
-    Reads the directory alone, up to the first file that is; raises what `members_of` raises.
+    Only the directory is read, up to the first compressed file. Raises what `members_of` raises.
     """
     size_bytes = os.fstat(file.fileno()).st_size
     return all(method == STORED for method in _Zip(file, size_bytes, url).methods())
@@ -181,7 +189,7 @@ class _Zip:
     def members(self) -> list[ZipMember]:
         directory = self._directory()
         members = [self._member(entry, directory.start) for entry in self._entries(directory)]
-        # Members that share bytes would make a small file a large one.
+        # Members must not share bytes: a small zip could then hold terabytes.
         end = 0
         for member in sorted(members, key=attrgetter("start", "end")):
             if member.start < end:
@@ -192,7 +200,7 @@ class _Zip:
     # The directory
 
     def _directory(self) -> _Directory:
-        """Return the directory, by the record at the end of the file, before a comment."""
+        """Find the directory by the record at the end of the zip, which a comment may follow."""
         tail_start = max(0, self._size_bytes - _END.size - _MAX_COMMENT_BYTES)
         tail = self._read(tail_start, self._size_bytes - tail_start)
         at = tail.rfind(_END_SIGNATURE)
@@ -209,9 +217,14 @@ class _Zip:
         )
 
     def _directory_by(self, end: int, fields: tuple[int, ...]) -> _Directory:
-        """Return the directory, given the offset and the fields of the record at the zip's end.
+        """Return the place of the directory.
 
-        The directory lies before that record, or before the zip64 record in front of it.
+        The directory lies before the record at the end or, in a zip with large numbers, before the
+        zip64 record, which precedes that record.
+
+        Args:
+            end: offset of the record at the end.
+            fields: fields of that record.
         """
         _, disk, first_disk, _, entries, size_bytes, start, _ = fields
         directory_end = end
@@ -267,7 +280,14 @@ class _Zip:
             raise self._corrupt(f"its directory has {count} entries instead of {directory.entries}")
 
     def _entry(self, raw: _RawEntry, raw_name: bytes, extra: bytes, base: int) -> _Entry:
-        """Return an entry; `base` is the offset of the zip in its file."""
+        """Return a checked entry.
+
+        Args:
+            raw: the fixed fields of the entry.
+            raw_name: the name as stored.
+            extra: the extra fields of the entry.
+            base: offset of the zip in its file.
+        """
         method = raw.method
         name = raw_name
         if not raw.flags & _IS_UTF_8:
@@ -288,7 +308,7 @@ class _Zip:
             )
         if b"\0" in name:
             raise self._corrupt(f"the name {shown!r} has a NUL")
-        # The extra field has them in this order, without those that fit into the entry.
+        # The zip64 field has these numbers in this order, but only those too large for the entry.
         size_bytes, stored_bytes, header = self._long_numbers(
             (raw.size_bytes, raw.stored_bytes, raw.header), extra, shown
         )
@@ -297,7 +317,7 @@ class _Zip:
         return _Entry(name, raw_name, method, raw.crc, base + header, stored_bytes, size_bytes)
 
     def _long_numbers(self, numbers: tuple[int, int, int], extra: bytes, shown: str) -> list[int]:
-        """Return an entry's numbers; those that are too large for it are in its extra field."""
+        """Return an entry's numbers, with each that is too large replaced from its zip64 field."""
         longs = iter(_longs_in(extra))
         long_numbers = []
         for number in numbers:
@@ -342,7 +362,7 @@ def _shown(name: bytes) -> str:
 
 
 def _is_file(entry: _RawEntry, name: bytes) -> bool:
-    """Return False for a folder or a symbolic link."""
+    """Return True for an entry of a regular file, False for a folder or a symbolic link."""
     if name.endswith(b"/"):
         return False
     mode = entry.attributes >> 16
@@ -351,7 +371,7 @@ def _is_file(entry: _RawEntry, name: bytes) -> bool:
 
 
 def _longs_in(extra: bytes) -> list[int]:
-    """Return the numbers of eight bytes in the zip64 field of an entry, if it has one."""
+    """Return the numbers in the zip64 field among an entry's extra fields; empty without one."""
     at = 0
     while at + _EXTRA.size <= len(extra):
         kind, size_bytes = _EXTRA.unpack_from(extra, at)

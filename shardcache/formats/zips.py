@@ -1,7 +1,8 @@
-"""Zips: members make samples by the rules of tars, wherever in the zip they lie.
+"""Zips: members are grouped into samples by their names, as in tars.
 
-Stored members are ranges of the file. A zip with compressed ones becomes a tar in the cache, as a
-compressed tar does, so that they are inflated once.
+Unlike in a tar, the members of a sample need not be adjacent. A member that is stored without
+compression is a range of the file. A zip with compressed members becomes a tar in the cache, so
+that the members are inflated only once.
 """
 
 import os
@@ -22,13 +23,14 @@ from shardcache.tarindex.members import BLOCK_BYTES, padded, parse_header
 from shardcache.tarindex.tables import Samples
 
 _PIECE_BYTES = 256 * 1024
-_RAW_DEFLATE = -15  # zlib's largest window, without a header
+_RAW_DEFLATE = -15  # for zlib: the largest window, and no header
 
 
 def index(path: Path, url: str) -> Samples:
-    """Return the samples of the zip at `path`, whose members are stored. Blocks.
+    """Return the samples of the zip at `path`, none of whose members is compressed. Blocks.
 
-    Raises OSError; what `members_of` raises; CorruptShardError for a member with another checksum.
+    Raises OSError; what `members_of` raises; CorruptShardError for a member whose content does not
+    match its checksum.
     """
     with open(path, "rb", buffering=0) as file:
         members = members_of(file, url)
@@ -81,7 +83,7 @@ ZIP = ZipFormat()
 
 
 def _is_tar(path: Path) -> bool:
-    """Return True for what `as_tar` has made. Blocks. Raises OSError."""
+    """Return True for a cached file that `as_tar` has made of a zip. Blocks. Raises OSError."""
     with open(path, "rb") as file:
         block = file.read(BLOCK_BYTES)
     try:
@@ -92,9 +94,9 @@ def _is_tar(path: Path) -> bool:
 
 
 def _by_sample(members: Iterable[ZipMember]) -> list[ZipMember]:
-    """Return members with those of the same sample side by side.
+    """Return the members in an order in which the members of each sample are adjacent.
 
-    Samples have the order of their first members.
+    The samples have the order of their first members.
     """
     samples: dict[bytes, list[ZipMember]] = {}
     for member in members:
@@ -110,7 +112,10 @@ def _check_content(file: BinaryIO, member: ZipMember, url: str) -> None:
 
 
 def _content(file: BinaryIO, member: ZipMember, url: str) -> Iterator[bytes]:
-    """Yield the content of a member in pieces; its size and checksum are compared at the end."""
+    """Yield the content of a member in pieces.
+
+    Raises CorruptShardError, possibly after the last piece, if size or checksum do not match.
+    """
     pieces = _stored(file, member)
     if member.method == DEFLATED:
         pieces = _inflated(pieces, member, url)
@@ -118,7 +123,9 @@ def _content(file: BinaryIO, member: ZipMember, url: str) -> Iterator[bytes]:
     left_bytes = member.size_bytes
     for piece in pieces:
         left_bytes -= len(piece)
-        if left_bytes < 0:  # before it is written: a bomb may be larger than any disk
+        # The size is checked before each piece is written, as a zip bomb may inflate to more than
+        # any disk holds.
+        if left_bytes < 0:
             raise _damaged(member, f"has more than {member.size_bytes} bytes", url)
         crc = zlib.crc32(piece, crc)
         yield piece
@@ -135,7 +142,7 @@ def _stored(file: BinaryIO, member: ZipMember) -> Iterator[bytes]:
 
 
 def _inflated(pieces: Iterable[bytes], member: ZipMember, url: str) -> Iterator[bytes]:
-    """Yield the content of a compressed member in pieces, however much a stored piece inflates."""
+    """Yield the content of a compressed member, in pieces of at most `_PIECE_BYTES`."""
     stream = zlib.decompressobj(_RAW_DEFLATE)
     try:
         for piece in pieces:

@@ -1,11 +1,11 @@
-"""The library for zstd: Python's own, or before 3.14 a package with the same interface."""
+"""The library for zstd: Python's own from 3.14 on, before that a package of the same interface."""
 
 import sys
 from typing import Any
 
 
 def zstd_library() -> Any:
-    """Return the module. Raises ImportError, where the package is not installed."""
+    """Return the zstd module. Raises ImportError if the package is needed and not installed."""
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:

@@ -1,1 +1,1 @@
-"""Rows read by Arrow's library and cached as streams of its record batches, such as parquet's."""
+"""Rows that Arrow's library reads, such as parquet's, cached as streams of record batches."""

@@ -1,4 +1,7 @@
-"""The process in which Arrow's library turns a file into rows; see `parquet_program`."""
+"""The process in which Arrow's library turns a file into rows; see `parquet_program`.
+
+A format's `stored_copy` returns the output of the process as a stream, which the cache stores.
+"""
 
 import importlib.util
 import io
@@ -21,15 +24,15 @@ def rows_of(what: str, path: Path, url: str, *span: int) -> BinaryIO:
 
     Args:
         what: kind of the file, for messages.
-        path: of the file.
-        url: of the same, for errors.
+        path: path of the file.
+        url: url of the file, for errors.
         span: start and end of the Arrow file in it; left out for a parquet file.
     """
     return io.BufferedReader(_ArrowProcess(what, path, url, span), _BUFFER_BYTES)
 
 
 class _ArrowProcess(io.RawIOBase):
-    """The bytes of the stream. Closing it ends the process.
+    """The output of the process as a raw stream. Closing the stream ends the process.
 
     A read raises CorruptShardError if Arrow's library cannot read the file.
     """
@@ -60,7 +63,7 @@ class _ArrowProcess(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read what the process has written. Raises CorruptShardError."""
+        """Read some of the process's output. Raises CorruptShardError."""
         assert self._process.stdout is not None
         count: int = self._process.stdout.readinto(buffer)  # type: ignore[attr-defined]
         if not count and len(buffer):

@@ -1,10 +1,11 @@
 """Streams of Arrow's record batches, in which a parquet file is cached: a row is a sample.
 
-No buffer is compressed, so that each cell is a range of the file. The metadata of a field name the
-encoding of its cells (`cell_values`). A column `__key__` has the keys of samples. A column
-`__url__` is left out; a sample lacks the columns in which its row has a null.
+A stream's buffers are not compressed, so that each cell, the value of a column in a row, is a range
+of the file. The metadata of a field (a column in Arrow's schema) names the encoding of its cells
+(`cell_values`). A column `__key__` has the keys of samples, and a column `__url__` is left out. A
+sample lacks the columns in which its row has a null.
 
-Needs pyarrow, where it is called.
+Indexing a stream needs pyarrow; reading samples by the index does not.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 ENCODING = b"encoding"
 """Key of a field's metadata; its value is the name of its cells' encoding."""
 
-_BUFFERS_OF_NUMBERS = 2  # which cells are null, and the numbers
-_SHORT_TYPES = ("binary", "string")  # with offsets of 32 bits
+# A column of numbers has two buffers: one says which cells are null, the other has the numbers.
+_BUFFERS_OF_NUMBERS = 2
+_SHORT_TYPES = ("binary", "string")  # types whose offsets have 32 bits
 
 _CellSpans = Sequence[tuple[int, int] | None]
 """Start and end of each cell of a column in the file; None for a null."""
@@ -41,7 +43,9 @@ def index(path: Path, url: str) -> Samples:
     rows = _RowTable(url)
     try:
         with pa.memory_map(str(path)) as file:
-            data = file.read_buffer()  # without a copy: cells lie at its address
+            # The buffer is the mapping itself and not a copy, so that the address of a cell minus
+            # the buffer's address is the cell's offset in the file.
+            data = file.read_buffer()
             with pa.ipc.open_stream(data) as stream:
                 encodings = _encodings(stream.schema)
                 for batch in stream:
@@ -56,7 +60,10 @@ def index(path: Path, url: str) -> Samples:
 
 
 def _check_place(batch: pa.RecordBatch, data: pa.Buffer) -> None:
-    """Raise ValueError for a batch whose buffers do not lie in the file: compressed ones."""
+    """Raise ValueError for a batch whose buffers are compressed.
+
+    Arrow decompresses such buffers to other memory, so that they do not lie in the mapped file.
+    """
     for column in batch.columns:
         for buffer in column.buffers():
             if buffer is None or not buffer.size:
@@ -67,13 +74,13 @@ def _check_place(batch: pa.RecordBatch, data: pa.Buffer) -> None:
 
 
 class _RowTable:
-    """Adds rows to a table, by the places of their cells in memory."""
+    """Adds rows to a `CellTable`, by the addresses of their cells in the mapped file."""
 
     def __init__(self, url: str) -> None:
         self.table = CellTable(url)
 
     def add(self, batch: pa.RecordBatch, address: int) -> None:
-        """Add the rows of a batch that lies in a file, whose first byte is at an address."""
+        """Add the rows of a batch. `address` is that of the mapped file's first byte."""
         names = [name for name in batch.schema.names if name not in RESERVED]
         columns = [self.table.column(name) for name in names]
         spans = [_spans(batch.column(name), address) for name in names]
@@ -87,16 +94,16 @@ class _RowTable:
             key = keys[number] if keys else None
             if key:
                 self.table.add(cells, key.encode())
-            elif keys:  # it is empty, or no key
+            elif keys:  # the row's key is empty, or neither text nor an integer
                 self.table.add_fault(Fault.RESERVED, KEY)
             else:
                 self.table.add(cells)
 
 
 def _keys(batch: pa.RecordBatch) -> list[str | None] | None:
-    """Return the keys of rows, None for those that are neither text nor integer.
+    """Return the key of each row, None for a key that is neither text nor an integer.
 
-    None instead of a list if there is no column of keys.
+    Returns None instead of a list if there is no column of keys.
     """
     if KEY not in batch.schema.names:
         return None
@@ -114,7 +121,12 @@ def _encodings(schema: pa.Schema) -> dict[str, str]:
 
 
 def _spans(column: pa.Array, address: int) -> _CellSpans:
-    """Return where the cells of a column lie in the file that begins at an address."""
+    """Return start and end in the file of each cell of a column.
+
+    Args:
+        column: the column in a batch.
+        address: address of the mapped file's first byte.
+    """
     type_ = column.type
     if type_.num_buffers == _BUFFERS_OF_NUMBERS:
         width = type_.bit_width // 8

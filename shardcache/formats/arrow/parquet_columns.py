@@ -1,4 +1,6 @@
-"""Columns of a parquet file, in the form in which they are cached: each cell a range of bytes.
+"""Columns of a parquet file in the form in which they are cached: each cell is a range of bytes.
+
+A cell is the value of one column in one row. Only `parquet_program` uses this module.
 
 =====================================  =========================================================
 type                                   value of a cell
@@ -8,7 +10,7 @@ binary                                 bytes
 struct of `bytes` and `path`           the bytes: an image or a sound of Hugging Face's datasets;
                                        its path is a column of its own, `NAME.path`
 dictionary                             as its values' type
-timestamp, decimal, list, struct, …    as `to_pylist` gives it, in JSON (`cell_values.tagged`)
+timestamp, decimal, list, struct, …    as `to_pylist` gives it, in tagged JSON (`cell_values`)
 =====================================  =========================================================
 """
 
@@ -23,7 +25,7 @@ from shardcache.formats.arrow.arrow_rows import ENCODING
 
 _FILE_FIELDS = {"bytes", "path"}
 
-# The types in which cells of texts and of byte strings are cached, by the name of the file's type.
+# The types in which texts and byte strings are cached, by the name of their type in the file.
 _TEXTS: Mapping[str, pa.DataType] = {
     "string": pa.string(),
     "large_string": pa.large_string(),
@@ -41,9 +43,9 @@ class StoredColumn:
     """A column of the cached table.
 
     Attributes:
-        field: its name and type, with the encoding of its cells.
-        source: name of the parquet file's column from which it is made.
-        convert: makes its cells from the source's values of a batch.
+        field: name and type of the column, with the encoding of its cells.
+        source: name of the parquet file's column from which this one is made.
+        convert: makes the column's cells from the source's values in a batch.
     """
 
     field: pa.Field
@@ -62,10 +64,14 @@ def stored_columns(schema: pa.Schema) -> list[StoredColumn]:
 
 
 def _stored(name: str, type_: pa.DataType, names: list[str]) -> Iterator[StoredColumn]:
-    """Yield the columns that are made from one: two for files and their paths.
+    """Yield the cached columns that are made from a column of the file.
+
+    A column of files becomes two columns: their bytes, and their paths.
 
     Args:
-        names: of all columns of the file.
+        name: name of the column.
+        type_: type of the column.
+        names: names of all columns of the file.
     """
     if not _is_file(type_):
         yield _column(name, name, type_, _same)
@@ -73,7 +79,7 @@ def _stored(name: str, type_: pa.DataType, names: list[str]) -> Iterator[StoredC
     bytes_type = type_.field("bytes").type
     yield _column(name, name, bytes_type, _bytes_of_files)
     path_column = f"{name}.path"
-    if path_column not in names:  # the file's own column of that name goes first
+    if path_column not in names:  # the parquet file may have a column of that name already
         path_type = type_.field("path").type
         yield _column(path_column, name, path_type, _paths_of_files)
 
@@ -84,10 +90,11 @@ def _column(
     """Return a column of the cached table.
 
     Args:
-        name: of the column.
+        name: name of the column.
         source: name of the file's column from which it is made.
         type_: type of the extracted values.
-        extract: takes the column's values from those of the source, such as one field of structs.
+        extract: returns the column's values, given those of the source, such as one field of
+            structs.
     """
     encoding, stored, convert = _form(type_)
     field = pa.field(name, stored, metadata={ENCODING: encoding.encode()})
@@ -99,7 +106,10 @@ def _column(
 
 
 def _form(type_: pa.DataType) -> tuple[str, pa.DataType, Callable[[pa.Array], pa.Array]]:
-    """Return the encoding and the type of cells, and the function that makes them from values."""
+    """Return encoding and Arrow type of cells for values of a type, and how to make the cells.
+
+    The third result is a function that converts values to cells.
+    """
     types = pa.types
     if isinstance(type_, pa.BaseExtensionType):
         encoding, stored, convert = _form(type_.storage_type)
@@ -122,7 +132,7 @@ def _form(type_: pa.DataType) -> tuple[str, pa.DataType, Callable[[pa.Array], pa
 
 
 def _is_file(type_: pa.DataType) -> bool:
-    """Return whether values are images or sounds of Hugging Face's datasets."""
+    """Return True for the type of images and sounds in Hugging Face's datasets."""
     return pa.types.is_struct(type_) and {field.name for field in type_} == _FILE_FIELDS
 
 

@@ -1,8 +1,8 @@
-"""Parquet files: a row is a sample. What is cached is a stream of Arrow's record batches.
+"""Parquet files: a row is a sample, and the cache has a stream of Arrow's record batches instead.
 
-In a parquet file, values are compressed by thousands; in the stream each is a range of the file, as
-a member of a tar is. So a process decodes the file once, when it arrives (`parquet_program`), and
-readers need no pyarrow.
+In a parquet file, values are compressed by thousands. In the stream, each value is a range of
+bytes, as a member of a tar is. So a helper process decodes the file once, when it arrives
+(`parquet_program`), and readers need no pyarrow.
 """
 
 from pathlib import Path

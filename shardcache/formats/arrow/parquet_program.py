@@ -1,9 +1,9 @@
 """Program that writes a parquet file to its standard output as the stream of rows that is cached.
 
-It runs in a process of its own, since the decoder is much C++ code that reads what anybody may have
-written: a fault in it must not end the daemon. It writes to its standard error what is wrong with
-the file. It ends when the reader of its output does, and takes a limited amount of memory: a file
-of some kilobytes may decompress to more than a node has.
+`arrow_process` starts the program in a process of its own, since the decoder is much C++ code that
+reads untrusted files: a fault in the decoder must not end the daemon. If the file is damaged, the
+program writes the reason to its standard error. It ends when the reader of its output does. Its
+memory is limited, since a file of some kilobytes may decompress to more than a node's memory.
 """
 
 import signal
@@ -20,7 +20,8 @@ from shardcache.formats.memory_limit import limit_memory
 
 _BATCH_BYTES = 16 * 1024 * 1024
 _ARROW_FILE = b"ARROW1"
-# A file states its size before repeated values are written out: its rows may be larger.
+# The size of a batch is estimated by the size that the file states. Rows may be larger than that,
+# since a repeated value is stored once, so their number is limited as well.
 _MAX_BATCH_ROWS = 8 * 1024
 
 
@@ -66,7 +67,7 @@ def copy_arrow(path: Path, start: int, end: int, out: BinaryIO) -> None:
 
 
 def _write(source: pa.Schema, batches: Iterable[pa.RecordBatch], out: BinaryIO) -> None:
-    """Write batches of a file with the schema `source`, in the form in which they are cached."""
+    """Write batches of rows with the schema `source`, in the form in which they are cached."""
     columns = stored_columns(source)
     schema = pa.schema([column.field for column in columns])
     with pa.ipc.new_stream(pa.PythonFile(out, "w"), schema) as stream:
@@ -82,7 +83,11 @@ def _stored(
 
 
 def main() -> None:
-    """Write the file at the path that is the first argument; see `copy_arrow` for two more."""
+    """Write the file at the path that is the first argument.
+
+    Two more arguments are the start and end of an Arrow file in that file; see `copy_arrow`.
+    """
+    # The default action ends the program when the reader of its output is gone.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     limit_memory()
     try:

@@ -1,1 +1,1 @@
-"""Chunks of MosaicML Streaming (MDS) and LitData: a count and offsets, then samples of columns."""
+"""Chunks of MosaicML Streaming (MDS) and LitData: a count, offsets, and samples with columns."""

@@ -1,4 +1,8 @@
-"""Columns of formats whose samples all have the same ones, stored one after another."""
+"""Columns of MDS and LitData, in which each sample of a shard has the same columns.
+
+The values of a sample are stored one after another. `ColumnWalk` indexes a shard by its offset
+table and its columns. It can begin while the shard is still arriving.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +19,10 @@ class ChunkColumns:
     """Names of columns, and how their values are stored.
 
     Attributes:
-        names: of the columns, as the writer spelt them.
-        encodings: of their values.
-        sizes: of values in bytes; None for those whose sizes come before each sample's values.
+        names: name of each column, as the writer spelt it.
+        encodings: encoding of each column's values.
+        sizes: size in bytes of each column's values; None for a column whose values have different
+            sizes, which each sample states before its values.
     """
 
     names: Sequence[str]
@@ -25,7 +30,10 @@ class ChunkColumns:
     sizes: Sequence[int | None]
 
     def fault(self) -> str | None:
-        """Return what is wrong with the columns; None if nothing is."""
+        """Return a reason why the columns are damaged; None if they are not.
+
+        The columns come from JSON in the file, so their types have to be checked, too.
+        """
         lists: tuple[object, ...] = (self.names, self.encodings, self.sizes)
         if not all(isinstance(each, list) for each in lists):
             return "its columns are not lists"
@@ -44,7 +52,7 @@ class ChunkColumns:
     def check(self, url: str) -> None:
         """Raise CorruptShardError for columns that contradict each other.
 
-        UnsupportedShardError for names that samples have anyway.
+        Raise UnsupportedShardError for names that every sample has, such as `__key__`.
         """
         fault = self.fault()
         if fault is not None:
@@ -59,7 +67,7 @@ class ChunkColumns:
 
 
 def _is_text(value: object) -> bool:
-    """Return whether a value is text that UTF-8 can encode: half a surrogate pair is none."""
+    """Return True for a text that UTF-8 can encode, so without half a surrogate pair."""
     if type(value) is not str:
         return False
     try:
@@ -76,8 +84,14 @@ def _is_size(size_bytes: object) -> bool:
 class ColumnWalk:
     """The samples of a shard with an offset table and the same columns in each; see `Walk`.
 
-    A sample begins with the sizes of its values in columns without a fixed size; then come all
-    values.
+    A sample begins with the sizes of its values in columns without a fixed size. All of its values
+    follow.
+
+    Args:
+        bytes_at: reads the shard.
+        offsets: the offset of each sample, and of the byte after the last sample.
+        columns: the columns.
+        url: url of the shard, for errors.
     """
 
     def __init__(
@@ -95,11 +109,13 @@ class ColumnWalk:
         self._bytes_at = bytes_at
         self._offsets = offsets
         self._url = url
-        self._fixed_sizes = [size or 0 for size in columns.sizes]  # 0 where a sample states it
+        # The size of each column's values; 0 for columns whose size each sample states.
+        self._fixed_sizes = [size or 0 for size in columns.sizes]
+        # The numbers of the columns whose size each sample states.
         self._stating_columns = [nth for nth, size in enumerate(columns.sizes) if size is None]
         self._head = Struct(f"<{len(self._stating_columns)}I")
         self._column_ids = range(len(columns.names))
-        self._number = 0  # of the next sample
+        self._number = 0  # number of the next sample
 
     def advance(self) -> bool:
         """Add the next sample; return False at the end of the shard."""
@@ -111,7 +127,8 @@ class ColumnWalk:
         head_bytes = self._head.size
         if begin + head_bytes > end:
             raise self._damaged(number, "it is too short for the sizes of its columns")
-        # This waits for the sample before, whose bytes arrive first, but not for all of this one.
+        # In a shard that is still arriving, this read waits for the sizes at the beginning of the
+        # sample, and so for all of the sample before. The values of this sample may arrive later.
         stated_sizes = self._head.unpack(self._bytes_at(begin, head_bytes))
 
         samples = self.samples

@@ -1,12 +1,13 @@
 """Chunks of LitData: samples with typed leaves, and an index.json that alone describes them.
 
-A chunk has the offsets of its samples (`offset_table`), and in each sample the size of every leaf,
-then the leaves. Only the index.json beside the chunks says, in `config`, what the leaves are, so a
-chunk cannot be indexed without it. Values are those that `litdata` gives.
+A chunk is a shard of LitData. A leaf is one value of a sample, and so what a cell is elsewhere. A
+chunk has the offsets of its samples (`offset_table`), and in each sample the size of every leaf,
+then the leaves. Only the index.json in the same folder says, in `config`, what the leaves are, so a
+chunk cannot be indexed without it. Values are decoded as `litdata` decodes them.
 
-Chunks of texts, numbers and nested values hold rows in Arrow's format instead; these rows are
-cached, as those of parquet files are. Chunks whose samples are compressed in groups of some hundred
-are cached as plain ones (`litdata_frames`).
+Chunks of texts, numbers and nested values hold rows in Arrow's format instead of samples. These
+rows are cached, as those of parquet files are. Chunks whose samples are compressed in groups of
+some hundred are cached as plain chunks (`litdata_frames`).
 """
 
 import json
@@ -30,13 +31,13 @@ from shardcache.tarindex.tables import Samples
 
 _NAME = re.compile(r"chunk-[0-9]+-[0-9]+(?:\.zstd(?::[0-9]+)?)?\.bin")
 _ZSTD_LEVELS = range(1, 23)
-_ARROW_MAGIC = b"LDARW01\0"  # at the end of a chunk with rows in Arrow's format
-_CELL = "cell:"  # before the encodings of rows' cells
-_ARROW_STREAM = b"\xff\xff\xff\xff"  # at the beginning of rows that are cached
+_ARROW_MAGIC = b"LDARW01\0"  # a chunk with rows in Arrow's format ends with these bytes
+_CELL = "cell:"  # prefix of the encodings of rows' cells
+_ARROW_STREAM = b"\xff\xff\xff\xff"  # cached rows begin with these bytes
 
 _REWRITE = "write the dataset again with litdata.optimize(…) without "
 _OTHERS_REMEDY = "read it with litdata, or write shards with `shardcache write`"
-# Members of an index.json's `config` that are needed to index a chunk, or say that it cannot be.
+# Members of an index.json's `config` that are needed to index a chunk, or to refuse it.
 _USED_MEMBERS = (
     "compression",
     "compression_level",
@@ -61,7 +62,7 @@ class LitDataFormat(Format):
     repacks = True
 
     def has_name(self, name: str) -> bool:
-        """Return whether a file is named as chunks are: many others end in .bin."""
+        """Return True if a file is named as chunks are, since many other files end in .bin."""
         return _NAME.fullmatch(name) is not None
 
     def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
@@ -75,7 +76,8 @@ class LitDataFormat(Format):
             columns = _columns(options.companion or "", url)
             bytes_at = ForwardReader(read, size_bytes, url)
             offsets = read_offsets(bytes_at, size_bytes, url)
-            # Earlier releases of LitData have written rows behind the same samples.
+            # Bytes after the last sample are allowed only if they are rows: earlier releases of
+            # LitData have written the samples, and then the same samples as rows.
             if offsets[-1] != size_bytes and rows_span(read, size_bytes, url) is None:
                 raise CorruptShardError(
                     f"the last sample ends at byte {offsets[-1]}, but the file at byte "
@@ -92,7 +94,8 @@ class LitDataFormat(Format):
         """
         with opened(path) as (read, size_bytes):
             if _is_arrow_stream(read):
-                # `index` would take it for rows; a chunk's header would have 2**32 - 1 samples.
+                # `index` would take such a file for cached rows. No chunk begins with these bytes,
+                # which would be a count of 2**32 - 1 samples.
                 raise CorruptShardError("the file is not a chunk of LitData", url=url)
             if is_framed(read):
                 return plain_chunk(path, url)
@@ -102,13 +105,16 @@ class LitDataFormat(Format):
         return rows_of("chunk of rows", path, url, *span)
 
     def decoder(self, encoding: str) -> Decoder | None:
-        """Return the decoder of a leaf by its entry in `data_format`; see `litdata_values`."""
+        """Return the decoder of a leaf, or of a row's cell if the encoding has their prefix.
+
+        The encoding of a leaf is its entry in `data_format`; see `litdata_values`.
+        """
         if encoding.startswith(_CELL):
             return cell_values.DECODERS.get(encoding.removeprefix(_CELL))
         return litdata_values.decoder(encoding)
 
     def companion_of(self, data: bytes, url: str) -> str:
-        """Return the part of an index.json's `config` that says what leaves are, as JSON."""
+        """Return the part of an index.json's `config` that describes the leaves, as JSON."""
         try:
             config = json.loads(data)["config"]
             used = {name: config.get(name) for name in _USED_MEMBERS}
@@ -141,7 +147,7 @@ def _listed(row: Any) -> ListedShard:
     samples = fields.get("chunk_size")
     if type(name) is not str or type(samples) is not int or samples < 0:
         raise ValueError(f"a chunk has no filename, or no chunk_size: {str(row)[:100]}")
-    # `chunk_bytes` is the size before compression: the size in the object store is asked for.
+    # The size in the object store is unknown: `chunk_bytes` is the size before compression.
     return ListedShard(name, samples, None)
 
 
@@ -153,7 +159,7 @@ class _Fault(NamedTuple):
 
 
 def _fault_of(config: Mapping[str, Any]) -> _Fault | None:
-    """Return why chunks of a description are not supported; None if they are."""
+    """Return why chunks with this `config` are not supported; None if they are."""
     if config.get("encryption"):
         return _Fault("its chunks are encrypted", _REWRITE + "encryption=")
     loader = config.get("item_loader") or "PyTreeLoader"
@@ -171,7 +177,7 @@ def _fault_of(config: Mapping[str, Any]) -> _Fault | None:
 
 
 def _columns(companion: str, url: str) -> ChunkColumns:
-    """Return the columns that a part of an index.json describes; see `companion_of`."""
+    """Return the columns that a companion describes, the result of `companion_of`."""
     try:
         config = json.loads(companion)
         encodings = config["data_format"]
@@ -192,12 +198,15 @@ def _columns(companion: str, url: str) -> ChunkColumns:
 
 
 def _names_of(spec: Any) -> list[str] | None:
-    """Return the names of a sample's leaves: keys of a dict, else numbers; None if it is nested.
+    """Return the names of a sample's leaves; None if samples are nested.
+
+    The names are the keys of a sample that is a dict, and otherwise numbers.
 
     Args:
-        spec: as `litdata` writes it: a version, and a tree of types, contexts and children.
+        spec: the structure of samples as `litdata` writes it: a version, and a tree of types,
+            contexts and children.
 
-    Raises KeyError, TypeError, ValueError, AttributeError for one that is not a tree.
+    Raises KeyError, TypeError, ValueError, AttributeError for a spec that is not such a tree.
     """
     _version, root = spec
     children = root["children_spec"]
@@ -213,18 +222,21 @@ def _names_of(spec: Any) -> list[str] | None:
 
 
 def _is_arrow_stream(read: Read) -> bool:
-    """Return whether a file has the rows that are cached in place of a chunk of rows."""
+    """Return True for a file of the rows that are cached in place of a chunk of rows."""
     return read(0, 0, len(_ARROW_STREAM)) == _ARROW_STREAM
 
 
 def _of_rows(samples: Samples) -> Samples:
-    """Mark the encodings of rows' cells, as a leaf of the same encoding may have other bytes."""
+    """Mark the encodings of rows' cells with a prefix, and return the samples.
+
+    A leaf may have an encoding of the same name, but other bytes.
+    """
     samples.encodings = [_CELL + encoding if encoding else "" for encoding in samples.encodings]
     return samples
 
 
 def rows_span(read: Read, size_bytes: int, url: str) -> tuple[int, int] | None:
-    """Return start and end of the rows at the end of a chunk; None if it has none.
+    """Return start and end of the rows at the end of a chunk; None for a chunk without rows.
 
     Raises CorruptShardError for rows that would begin before the chunk.
     """
@@ -245,7 +257,7 @@ def rows_span(read: Read, size_bytes: int, url: str) -> tuple[int, int] | None:
 
 
 def _has_rows_alone(read: Read, size_bytes: int, url: str) -> bool:
-    """Return whether a chunk has rows in place of samples."""
+    """Return True if a chunk with rows has no samples before the rows."""
     offsets = read_offsets(ForwardReader(read, size_bytes, url), size_bytes, url)
     return offsets[0] == offsets[-1]
 

@@ -1,12 +1,14 @@
 """Chunks of LitData whose samples are compressed by hundreds, in frames of zstd.
 
     magic           8 bytes
-    version, flags  u16
-    count           u32, of samples; samples of a frame u32; number of frames u32
-    offsets         u32[count + 1], of each sample in all frames put together
-    frames          first sample u32, samples u32, offset u64, compressed u32, plain u32: each
+    version, flags  u16 each
+    counts          number of samples, samples per frame, number of frames: u32 each
+    offsets         u32[samples + 1]: offset of each sample in the content of all frames, end to end
+    frames          for each frame: number of its first sample u32, number of samples u32, offset in
+                    the file u64, compressed size u32, plain size u32
 
-They are cached as plain chunks, whose samples are ranges of bytes.
+`litdata_chunks` caches such a chunk as a plain chunk, which is not compressed, so that its samples
+are ranges of bytes.
 """
 
 import struct
@@ -28,29 +30,37 @@ _VERSION = 1
 _PREFIX = struct.Struct("<8sHHIII")
 _FRAME = struct.Struct("<IIQII")
 _PIECE_BYTES = 256 * 1024
-_MAX_WINDOW_LOG = 27  # 128 MiB, as of shards that are compressed as a whole
+_MAX_WINDOW_LOG = 27  # a window of 128 MiB, as for shards that are compressed as a whole
 
 
 class _Frame(NamedTuple):
-    """An entry of the table of frames."""
+    """An entry of the table of frames.
 
-    first: int  # number of its first sample
+    Attributes:
+        first: number of the frame's first sample.
+        samples: number of samples in the frame.
+        start: offset of the frame in the file.
+        stored_bytes: compressed size of the frame.
+        plain_bytes: size of the frame's content.
+    """
+
+    first: int
     samples: int
-    start: int  # offset in the file
+    start: int
     stored_bytes: int
     plain_bytes: int
 
 
 def is_framed(read: Read) -> bool:
-    """Return whether a chunk has frames."""
+    """Return True for a chunk whose samples are compressed in frames."""
     return read(0, 0, len(_MAGIC)) == _MAGIC
 
 
 def plain_chunk(path: Path, url: str) -> BinaryIO:
-    """Return the plain chunk that a chunk of frames holds. Blocks.
+    """Return the stream of the plain chunk with the samples of a chunk of frames. Blocks.
 
-    Raises CorruptShardError, TruncatedShardError, UnsupportedShardError, OSError, also when it is
-    read.
+    Raises CorruptShardError, TruncatedShardError, UnsupportedShardError, OSError. Reading from the
+    stream may raise them, too.
     """
     with opened(path) as (read, size_bytes):
         bytes_at = ForwardReader(read, size_bytes, url)
@@ -80,7 +90,10 @@ def plain_chunk(path: Path, url: str) -> BinaryIO:
 
 
 def _fault_of(offsets: "array[int]", frames: list[_Frame], size_bytes: int) -> str | None:
-    """Return None if the frames hold all samples, one after another; otherwise, what is wrong."""
+    """Return the reason why the tables are damaged; None if they are not.
+
+    The frames have to hold all samples, one after another.
+    """
     if offsets[0] or not are_ascending(offsets):
         return "the offsets of its samples are not ascending"
     next_sample = 0
@@ -133,6 +146,7 @@ def _decompressed(frame: _Frame, read: Read, nth: int, url: str) -> Iterator[byt
                 f"its frame {nth} cannot be decompressed ({exn})", url=url
             ) from exn
         left_bytes -= len(piece)
+        # The frame ends early if the decoder needs more data, and the stored bytes are used up.
         has_nothing_left = decoder.needs_input and not data and not piece
         if left_bytes < 0 or has_nothing_left:
             break

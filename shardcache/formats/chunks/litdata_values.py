@@ -1,4 +1,8 @@
-"""Values of LitData's leaves, by the names in its `data_format`; as `litdata` decodes them."""
+"""Decoders of LitData's leaves, by their encodings, which are the entries of `data_format`.
+
+A leaf is one value of a sample. The values are those that `litdata` returns. torch, numpy and
+Pillow are imported only when a leaf needs them.
+"""
 
 import struct
 from collections.abc import Callable
@@ -18,8 +22,8 @@ from shardcache.formats.plain_values import (
     unknown,
 )
 
-# LitData writes a type as its number in these lists, which are its own. Of torch's, some types have
-# two names, and so two numbers.
+# LitData writes a type as its place in one of these lists, which have LitData's order. Some of
+# torch's types have two names, and so two places.
 _TORCH_DTYPES = (
     "float32",
     "float32",
@@ -59,7 +63,8 @@ _NUMPY_DTYPES = (
     "complex128",
     "bool",
 )
-# Number of the type, and number of dimensions. LitData writes those of tensors in big-endian order.
+# A tensor or array begins with the number of its type, and the number of its dimensions. LitData
+# writes them in big-endian order for tensors, and in little-endian order for arrays.
 _TENSOR_HEAD = struct.Struct(">2I")
 _ARRAY_HEAD = struct.Struct("<2I")
 _MAX_DIMENSIONS = 64
@@ -80,9 +85,10 @@ _PLAIN: dict[str, Decoder] = {
 
 
 def decoder(encoding: str) -> Decoder | None:
-    """Return the decoder of a leaf; None for bytes.
+    """Return the decoder of leaves with this encoding; None for plain bytes.
 
-    Raises UnsupportedShardError, ConfigError for a missing library.
+    Raises UnsupportedShardError for an encoding that must not or cannot be decoded, ConfigError for
+    a missing library.
     """
     kind, _, details = encoding.partition(":")
     if kind in ("bytes", "file"):
@@ -105,7 +111,12 @@ def decoder(encoding: str) -> Decoder | None:
 
 
 def _numbers_decoder(kind: str, details: str) -> Callable[[bytes], Any] | None:
-    """Return the decoder of arrays or tensors; None for any other kind."""
+    """Return the decoder of arrays or tensors; None for any other kind.
+
+    Args:
+        kind: the encoding up to its first colon.
+        details: the encoding after that colon: the number of a type, or empty.
+    """
     if kind == "numpy":
         check_numpy()
         return _array
@@ -125,7 +136,7 @@ def _numbers_decoder(kind: str, details: str) -> Callable[[bytes], Any] | None:
 
 
 def _check_torch() -> None:
-    """Raise ConfigError unless tensors can be made."""
+    """Raise ConfigError unless torch and numpy are installed."""
     check_numpy()
     try:
         import torch  # noqa: F401
@@ -134,7 +145,10 @@ def _check_torch() -> None:
 
 
 def _image(data: bytes) -> Any:
-    """Return the RGB tensor of an image file, colors first, turned as its EXIF data says."""
+    """Return an image file as an RGB tensor of the shape (3, height, width).
+
+    A JPEG is turned as its EXIF data says.
+    """
     import numpy as np
     import torch
     from PIL import ImageOps
@@ -156,7 +170,8 @@ def _plain_tensor(dtype: str, data: bytes) -> Any:
     torch_dtype = getattr(torch, dtype)
     if not data:
         return torch.empty((0,), dtype=torch_dtype)
-    return torch.frombuffer(bytearray(data), dtype=torch_dtype)  # a copy, which can be written
+    # The copy makes the tensor writable.
+    return torch.frombuffer(bytearray(data), dtype=torch_dtype)
 
 
 def _tensor(data: bytes) -> Any:
@@ -170,7 +185,7 @@ def _plain_array(dtype: str, data: bytes) -> Any:
     """Return the array of one dimension that has these values."""
     import numpy as np
 
-    return np.frombuffer(data, dtype).copy()  # which can be written
+    return np.frombuffer(data, dtype).copy()  # the copy makes the array writable
 
 
 def _array(data: bytes) -> Any:
@@ -186,10 +201,13 @@ def _shape_of(
     dimensions: int,
     order: str,
 ) -> tuple[tuple[int, ...], bytes]:
-    """Return the shape at an offset, and the values behind it.
+    """Return the shape at an offset, and the bytes after it, which are the values.
 
     Args:
-        order: of the bytes of a number, as in `struct`.
+        data: bytes of the leaf.
+        at: offset of the shape.
+        dimensions: number of dimensions.
+        order: byte order of the shape's numbers: "<" or ">", as in `struct`.
     """
     if dimensions > _MAX_DIMENSIONS:
         raise ValueError(f"{dimensions} dimensions")

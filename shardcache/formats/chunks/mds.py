@@ -1,7 +1,8 @@
 """MDS, the format of MosaicML Streaming: shards with typed columns, and an index.json of them.
 
-A shard describes itself: behind the offsets of its samples (`offset_table`) comes a JSON object
-with the names, encodings and fixed sizes of its columns. Values are those that `streaming` gives.
+A shard describes itself: the offsets of its samples (`offset_table`) are followed by a JSON object
+with the names, encodings and fixed sizes of its columns. Values are decoded as `streaming`, the
+Python package, decodes them.
 """
 
 import json
@@ -89,7 +90,7 @@ def _columns(bytes_at: BytesAt, start: int, end: int, url: str) -> ChunkColumns:
         columns = ChunkColumns(
             config["column_names"],
             config["column_encodings"],
-            # None for values of different sizes.
+            # The file has null or 0 for a column whose values have different sizes.
             [size or None for size in config["column_sizes"]],
         )
     except (ValueError, KeyError, TypeError, RecursionError) as exn:
@@ -104,7 +105,7 @@ def _columns(bytes_at: BytesAt, start: int, end: int, url: str) -> ChunkColumns:
 
 
 def _unsupported(config: Mapping[str, Any]) -> str | None:
-    """Return why shards of a description are not supported; None if they are."""
+    """Return why shards with this description are not supported; None if they are."""
     format_ = config.get("format", "mds")
     version = config.get("version", _VERSION)
     if format_ != "mds":
@@ -120,7 +121,7 @@ def _listed(row: Any) -> ListedShard:
     fault = _unsupported(fields)
     if fault is not None:
         raise ValueError(fault)
-    # A compressed shard has both: then the first is the file in the object store.
+    # A compressed shard has both entries; `zip_data` is then the file in the object store.
     file = fields.get("zip_data") or fields.get("raw_data")
     file_fields = file if isinstance(file, dict) else {}
     name = file_fields.get("basename")

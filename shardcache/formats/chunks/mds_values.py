@@ -1,4 +1,8 @@
-"""Values of MDS columns, by the names that MDS gives their encodings, as `streaming` gives them."""
+"""Decoders of MDS columns, by MDS's names of the encodings.
+
+The values are those that the Python package `streaming` returns. numpy and Pillow are imported only
+when a column needs them.
+"""
 
 import json
 import math
@@ -20,8 +24,8 @@ from shardcache.formats.plain_values import (
     unknown,
 )
 
-_PLACEHOLDER_BYTES = 4  # before the number of items of a list
-_MAX_DIGITS = 18  # of a dimension: such numbers fit into 64 bits
+_PLACEHOLDER_BYTES = 4  # unused bytes before the number of items of a list
+_MAX_DIGITS = 18  # digits of a dimension, so that it fits into 64 bits
 
 _SCALARS = frozenset(
     (
@@ -39,7 +43,7 @@ _SCALARS = frozenset(
     ),
 )
 
-# The numbers by which an array names the type of the sizes in its shape, and that of its values.
+# An array names two types by numbers: that of the sizes in its shape, and that of its values.
 _SHAPE_DTYPES = ("<u1", "<u2", "<u4", "<u8")
 _DTYPES = {
     8: "uint8",
@@ -101,9 +105,10 @@ _IMAGES: dict[str, Decoder] = {
 
 
 def decoder(encoding: str) -> Decoder | None:
-    """Return the decoder of an encoding; None for bytes.
+    """Return the decoder of an encoding; None for plain bytes.
 
-    Raises UnsupportedShardError, ConfigError for a missing library.
+    Raises UnsupportedShardError for an encoding that must not or cannot be decoded, ConfigError for
+    a missing library.
     """
     if encoding == "bytes":
         return None
@@ -134,9 +139,11 @@ def _scalar(dtype: str, data: bytes) -> Any:
 
 
 def _array_decoder(details: str) -> Decoder | None:
-    """Return the decoder of arrays by what their encoding fixes: `DTYPE:DIM,DIM`, each optional.
+    """Return the decoder of arrays; None for details that are malformed.
 
-    None for details that are not these.
+    Args:
+        details: the type and the shape that the encoding fixes, `DTYPE:DIM,DIM`. Each array states
+            what is missing here.
     """
     dtype, _, dimensions = details.partition(":")
     if dtype and dtype not in _SCALARS:
@@ -151,16 +158,22 @@ def _array_decoder(details: str) -> Decoder | None:
 
 
 def _array(dtype: str, shape: Sequence[int], data: bytes) -> Any:
-    """Return an array over the bytes, which is read-only as that of `streaming`."""
+    """Return an array over the bytes, which is read-only as in `streaming`.
+
+    Args:
+        dtype: type of the values; "" if the array states it.
+        shape: shape of the array; empty if the array states it.
+        data: bytes of the array.
+    """
     import numpy as np
 
-    # What the encoding does not fix comes before the values.
+    # The type and the shape come before the values unless the encoding fixes them.
     at = 0
     if not dtype:
         dtype = _DTYPES[data[0]]
         at = 1
     if not shape:
-        # One byte has the number of dimensions, and the type of their sizes.
+        # One byte holds both the number of dimensions and the type of their sizes.
         dimensions, kind = divmod(data[at], len(_SHAPE_DTYPES))
         sizes = np.frombuffer(data, _SHAPE_DTYPES[kind], dimensions, at + 1)
         shape = tuple(map(int, sizes))

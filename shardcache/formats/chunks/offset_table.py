@@ -1,7 +1,10 @@
 """The beginning that MDS shards and LitData chunks share: a count and the offsets of samples.
 
-count       u32
-offsets     u32[count + 1], of each sample and behind the last one
+count       number of samples, u32
+offsets     u32[count + 1]: offset of each sample, and of the byte after the last sample
+
+Numbers are little-endian. `ForwardReader` reads this table and the samples' heads; it serves both
+complete files and shards that are still arriving.
 """
 
 import sys
@@ -17,13 +20,18 @@ U32_BYTES = 4
 _WINDOW_BYTES = 64 * 1024
 
 BytesAt = Callable[[int, int], bytes]
-"""Returns exactly as many bytes of a shard, from an offset on, as asked for."""
+"""`bytes_at(offset, size_bytes)` returns exactly that number of bytes of a shard."""
 
 
 class ForwardReader:
-    """Small reads that go forward through a shard, several of them by one call of `read`.
+    """Reads small pieces of a shard, mostly in ascending order, and few of them by calls of `read`.
 
-    Raises TruncatedShardError where the shard ends, and what `read` raises.
+    Raises TruncatedShardError if the shard ends inside a piece, and what `read` raises.
+
+    Args:
+        read: reads bytes of the shard.
+        size_bytes: size of the shard.
+        url: url of the shard, for errors.
     """
 
     def __init__(self, read: Read, size_bytes: int, url: str) -> None:
@@ -31,13 +39,13 @@ class ForwardReader:
         self._size_bytes = size_bytes
         self._url = url
         self._window = b""
-        self._start = 0  # offset of the window
+        self._start = 0  # offset of the window in the shard
 
     def __call__(self, at: int, size_bytes: int) -> bytes:
-        """Return bytes from an offset on. Those before it may be gone."""
+        """Return `size_bytes` bytes from an offset on."""
         begin = at - self._start
-        # `read` is called for no bytes beyond the window, too: it waits until an arriving shard has
-        # arrived up to there.
+        # `read` is also called for 0 bytes beyond the window, since it waits until a shard that is
+        # still arriving has arrived up to there.
         if begin < 0 or begin + size_bytes > len(self._window):
             max_bytes = max(size_bytes, _WINDOW_BYTES)
             self._window = self._read(at, size_bytes, max_bytes)
@@ -54,12 +62,12 @@ class ForwardReader:
 
 
 def read_offsets(bytes_at: BytesAt, size_bytes: int, url: str) -> "array[int]":
-    """Return the offsets of all samples, and behind the last one.
+    """Return the offsets of all samples, and of the byte after the last sample.
 
     Args:
         bytes_at: reads the shard.
-        size_bytes: of the whole shard.
-        url: for errors.
+        size_bytes: size of the whole shard.
+        url: url of the shard, for errors.
 
     Raises TruncatedShardError, CorruptShardError for offsets that are not in order, or not in the
     file.
@@ -88,13 +96,13 @@ def read_offsets(bytes_at: BytesAt, size_bytes: int, url: str) -> "array[int]":
 
 
 def are_ascending(offsets: "array[int]") -> bool:
-    """Return whether no offset is smaller than the one before it."""
+    """Return True if no offset is smaller than the offset before it."""
     nexts = islice(offsets, 1, None)
     return all(map(le, offsets, nexts))
 
 
 def u32s(data: bytes) -> "array[int]":
-    """Return little-endian numbers."""
+    """Return the little-endian u32 numbers in some bytes."""
     numbers = array("I", data)
     if sys.byteorder == "big":
         numbers.byteswap()

@@ -1,1 +1,1 @@
-"""Files of TensorFlow's records: each is a sample, the features of its Example are the columns."""
+"""Files of TensorFlow's records: each record is a sample, and its features are the columns."""

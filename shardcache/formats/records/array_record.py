@@ -1,8 +1,10 @@
-"""ArrayRecord files: each record is a sample, with the columns of a TFRecord file's.
+"""ArrayRecord files: each record is a sample, with the columns that a TFRecord file's would have.
 
-They are Riegeli files: records come in compressed chunks, and every 64 KiB a block's header is
-inserted. So a copy is cached instead: eight bytes of magic, and each record behind its length, u64.
-ArrayRecord's footer says where the chunks of records end, and how many records they have.
+An ArrayRecord file is a Riegeli file (`riegeli_chunks`): records are in compressed chunks, and a
+block's header is inserted every 64 KiB. Records are thus no ranges of the file. So a copy is
+cached instead: eight bytes of magic, then each record after its length (u64). The last block of
+an ArrayRecord file holds a postscript, which says where the footer is. The footer says how many
+records there are, and the chunks of records end where it begins.
 """
 
 import os
@@ -19,7 +21,7 @@ from shardcache.formats.records.wire import VARINT, fields, varint
 from shardcache.formats.streams import stream_of
 from shardcache.tarindex.tables import Samples
 
-# Fields of the postscript and of the footer, which are protobuf messages.
+# Numbers of fields in the postscript and the footer, which are protobuf messages.
 _POSTSCRIPT_FOOTER = 1
 _POSTSCRIPT_MAGIC = 2
 _FOOTER_METADATA = 1
@@ -56,7 +58,7 @@ class ArrayRecordFormat(Format):
 
 
 def _copied_records(file: BinaryIO, url: str) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and bytes of each record of a copy."""
+    """Yield offset and bytes of each record of a cached copy."""
     at = len(_MAGIC)
     if file.read(at) != _MAGIC:
         raise CorruptShardError("the cached copy is damaged: another format", url=url)
@@ -68,7 +70,7 @@ def _copied_records(file: BinaryIO, url: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _copy(path: Path, url: str) -> Iterator[bytes]:
-    """Yield the copy of a file that is cached, in pieces. Raises OSError, ShardError."""
+    """Yield, in pieces, the copy to cache of an ArrayRecord file. Raises OSError, ShardError."""
     yield _MAGIC
     with open(path, "rb", buffering=BLOCK_BYTES) as file:
         try:
@@ -89,14 +91,14 @@ class _ArrayRecord:
         self._chunks = RiegeliChunks(file, url)
 
     def copied_records(self) -> Iterator[bytes]:
-        """Yield the records, each behind its length, in pieces."""
+        """Yield the records in pieces, each record after its length."""
         footer_at, count = self._footer()
         at = 0
         yielded = 0
         while at < footer_at:
             chunk = self._chunks.chunk(at)
-            # Before its records are read: without bytes of their own, any number of them takes
-            # almost none in the file.
+            # The count is checked before the chunk's records are read, since a chunk may claim any
+            # number of empty records, which take almost no bytes of the file.
             if yielded + chunk.records > count or chunk.end > footer_at:
                 raise ValueError(
                     f"the chunk at byte {at} has {chunk.records} records and ends at byte "
@@ -129,7 +131,7 @@ class _ArrayRecord:
         raise ValueError("its footer does not say how many records it has")
 
     def _message(self, at: int) -> bytes:
-        """Return the first record of the chunk at an offset; nothing if it has none."""
+        """Return the first record of the chunk at an offset; b"" if the chunk has no records."""
         for size_bytes, pieces in self._chunks.records_of(self._chunks.chunk(at)):
             if size_bytes > _MAX_MESSAGE_BYTES:
                 raise ValueError(f"the message at byte {at} has {size_bytes} bytes")
@@ -138,7 +140,7 @@ class _ArrayRecord:
 
 
 def _numbers_in(message: bytes) -> dict[int, int]:
-    """Return the values of those of a message's fields that are varints, by number of the field."""
+    """Return the values of a message's varint fields, by the number of the field."""
     numbers = {}
     for field, kind, start, end in fields(message, 0, len(message)):
         if kind == VARINT:

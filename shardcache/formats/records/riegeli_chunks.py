@@ -1,9 +1,14 @@
 """Chunks of a Riegeli file, whose records are read piece by piece, however large they are.
 
-Each chunk of records has a buffer with their sizes, and one with their bytes end to end.
+An ArrayRecord file is a Riegeli file; `array_record` reads it with this module. The records are in
+chunks. A chunk of records has two buffers, which may be compressed: the sizes of its records, and
+the bytes of its records end to end. A block is 64 KiB of the file and begins with a header, which
+may interrupt the bytes of a chunk anywhere.
 
-Format: github.com/google/riegeli, "Riegeli/records file format". Hashes are not compared: they are
-HighwayHash, which the standard library lacks; the object store's checksum was compared before.
+The chunks' hashes are not compared: they are HighwayHash, which the standard library lacks, and the
+object store's checksum of the whole file was compared before.
+
+Format: github.com/google/riegeli, "Riegeli/records file format".
 """
 
 import struct
@@ -15,23 +20,26 @@ from shardcache.formats.records.wire import MAX_VARINT_BYTES, varint
 from shardcache.formats.zstd_library import zstd_library
 
 BLOCK_BYTES = 64 * 1024
-"""Distance of the headers that are inserted between the bytes of chunks."""
+"""Size of a block: a block's header is at each multiple of this offset in the file."""
 
 _BLOCK_HEADER_BYTES = 24
-# hash, size of the data, hash of the data, type and number of records, size of the records
+# The header of a chunk: hash, size of the data, hash of the data, type and number of records in
+# one number, size of the decoded records.
 _CHUNK = struct.Struct("<5Q")
 # Types of chunks.
 _RECORDS = ord("r")
 _TRANSPOSED = ord("t")
-_WITHOUT_RECORDS = b"smp"  # signature, metadata, padding
+_WITHOUT_RECORDS = b"smp"  # the types of chunks with a signature, with metadata, and with padding
 # Compressions of a chunk's buffers.
 _UNCOMPRESSED = b"\0"
 _ZSTD = b"z"
 _BROTLI = b"b"
 _SNAPPY = b"s"
-# Limit for a chunk, stored and decoded: indexing has each of its records in memory.
+# Limit for the size of a chunk, both stored and decoded, since indexing has a whole record in
+# memory.
 _MAX_CHUNK_BYTES = 256 * 1024 * 1024
-# Of a buffer that is decompressed. zstd needs as much memory as its window, up to 128 MiB.
+# Size of the pieces of a buffer that is decompressed. In addition, zstd needs memory for its
+# window, up to 128 MiB.
 _PIECE_BYTES = 256 * 1024
 
 Record = tuple[int, Iterator[bytes]]
@@ -42,11 +50,11 @@ class Chunk(NamedTuple):
     """A chunk of the file.
 
     Attributes:
-        at: offset at which it begins.
-        kind: the character that stands for its type.
-        records: number of them.
-        data_at: offset at which its data begins.
-        data_bytes: size of its data, without the headers of blocks.
+        at: offset at which the chunk begins.
+        kind: code of the character that stands for the chunk's type.
+        records: number of records in the chunk.
+        data_at: offset at which the chunk's data begins.
+        data_bytes: size of the data, without the headers of blocks.
         end: offset at which the next chunk begins.
     """
 
@@ -62,8 +70,8 @@ class RiegeliChunks:
     """The chunks of an open file.
 
     Args:
-        file: it is read at any offset, and should be buffered, as most chunks are small.
-        url: of the same, for errors.
+        file: the file, which should be buffered, as most chunks are small.
+        url: url of the file, for errors.
     """
 
     def __init__(self, file: BinaryIO, url: str) -> None:
@@ -83,8 +91,9 @@ class RiegeliChunks:
         kind = kind_and_records & 0xFF
         records = kind_and_records >> 8
 
-        # A record's position is its chunk's plus its number there. To keep positions unique, a
-        # chunk takes at least as many bytes as it has records. No chunk ends in a block's header.
+        # In Riegeli, a record's position is the offset of its chunk plus its number in the chunk.
+        # To keep positions unique, a chunk takes at least as many bytes as it has records. A chunk
+        # does not end inside a block's header, so the end moves behind such a header.
         min_end = at + records
         in_block = min_end % BLOCK_BYTES
         if 0 < in_block < _BLOCK_HEADER_BYTES:
@@ -105,7 +114,7 @@ class RiegeliChunks:
             return
         if chunk.kind != _RECORDS:
             raise ValueError(f"the chunk at byte {chunk.at} is of an unknown type")
-        # Two buffers follow the type of their compression and the size of the first.
+        # The data are the type of compression, the size of the first buffer, and two buffers.
         head_bytes = min(chunk.data_bytes, 1 + MAX_VARINT_BYTES)
         head = b"".join(self._stored(chunk.data_at, head_bytes))
         compression = head[:1]
@@ -130,7 +139,8 @@ class RiegeliChunks:
         """
         while size_bytes:
             at = _behind_header(at)
-            self._file.seek(at)  # the buffers of a chunk are read in turns
+            # Another buffer may have been read in between, as both buffers are read in turns.
+            self._file.seek(at)
             piece = self._file.read(min(size_bytes, BLOCK_BYTES - at % BLOCK_BYTES))
             if not piece:
                 raise ValueError(f"it ends early, at byte {at}")
@@ -139,7 +149,13 @@ class RiegeliChunks:
             yield piece
 
     def _content(self, compression: bytes, at: int, stored_bytes: int) -> "_Content":
-        """Return the content of a buffer at an offset, to be read piece by piece."""
+        """Return the decoded content of a buffer, which is read piece by piece.
+
+        Args:
+            compression: the type of the buffer's compression.
+            at: offset of the buffer in the file.
+            stored_bytes: size of the buffer as stored, without the headers of blocks.
+        """
         if compression == _UNCOMPRESSED:
             return _Content(self._stored(at, stored_bytes), stored_bytes)
         head = b"".join(self._stored(at, min(stored_bytes, MAX_VARINT_BYTES)))
@@ -159,7 +175,7 @@ class RiegeliChunks:
         )
 
     def _brotli_pieces(self, stored: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the content of a buffer that brotli has compressed, in pieces of bounded size."""
+        """Yield the content of a buffer in brotli, in pieces of bounded size."""
         try:
             import brotli
         except ImportError as exn:
@@ -184,13 +200,16 @@ class _Content:
     """The content of a buffer, read in order."""
 
     def __init__(self, pieces: Iterator[bytes], size_bytes: int) -> None:
-        """Begin with `pieces`, which together have to have `size_bytes`."""
+        """Take the pieces of the content, whose sizes have to add up to `size_bytes`."""
         self._pieces = pieces
-        self._expected_bytes = size_bytes  # size of the pieces still to come
-        self._unread = memoryview(b"")  # of those that have come
+        self._expected_bytes = size_bytes  # size of the pieces that have not come yet
+        self._unread = memoryview(b"")  # the rest of the pieces that have come
 
     def _next(self) -> bytes:
-        """Return the next piece; nothing at the end. Raises ValueError for another size."""
+        """Return the next piece, b"" at the end.
+
+        Raises ValueError as soon as the content is longer, or has ended shorter, than it should be.
+        """
         piece = next(self._pieces, b"")
         self._expected_bytes -= len(piece)
         is_too_long = self._expected_bytes < 0
@@ -200,7 +219,7 @@ class _Content:
         return piece
 
     def varint(self) -> int:
-        """Return the number that comes next."""
+        """Return the varint that comes next."""
         while len(self._unread) < MAX_VARINT_BYTES:
             piece = self._next()
             if not piece:
@@ -211,7 +230,7 @@ class _Content:
         return number
 
     def take(self, size_bytes: int) -> Iterator[bytes]:
-        """Yield the bytes that come next."""
+        """Yield the next `size_bytes` bytes in pieces. Raises ValueError if fewer are left."""
         while size_bytes:
             if not self._unread:
                 self._unread = memoryview(self._next())
@@ -223,15 +242,15 @@ class _Content:
             yield bytes(piece)
 
     def finish(self) -> None:
-        """Raise ValueError if the content has another size than is stated."""
+        """Read the rest of the content. Raises ValueError for another size than the stated one."""
         while self._next():
             pass
 
 
 def _behind_header(at: int) -> int:
-    """Return the offset of the data at an offset: behind the block's header, if one is there.
+    """Return the offset at which data goes on: after a block's header if one begins at `at`.
 
-    Raises ValueError for an offset inside of a header.
+    Raises ValueError for an offset inside a header.
     """
     in_block = at % BLOCK_BYTES
     if not in_block:
@@ -242,7 +261,10 @@ def _behind_header(at: int) -> int:
 
 
 def _end_of(at: int, size_bytes: int) -> int:
-    """Return the offset at which bytes from an offset on end."""
+    """Return the offset at which `size_bytes` of data end that begin at `at`.
+
+    The headers of blocks in between are not counted as data.
+    """
     while size_bytes:
         at = _behind_header(at)
         step = min(size_bytes, BLOCK_BYTES - at % BLOCK_BYTES)
@@ -252,7 +274,7 @@ def _end_of(at: int, size_bytes: int) -> int:
 
 
 def _zstd_pieces(stored: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the content of a buffer that zstd has compressed, in pieces of bounded size."""
+    """Yield the content of a buffer in zstd, in pieces of bounded size."""
     zstd = zstd_library()
     stream = zstd.ZstdDecompressor()
     try:

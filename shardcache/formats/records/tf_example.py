@@ -5,7 +5,8 @@
     message Feature   { oneof kind { BytesList = 1; FloatList = 2; Int64List = 3; } }
     message BytesList { repeated bytes value = 1; }       // FloatList and Int64List: packed, or not
 
-Anything else in a message is refused: it is then not an Example, but perhaps a SequenceExample.
+`tfrecord` indexes records by `features_of`, and readers decode cells by `value`. A message with any
+other field is refused: it is not an Example, but perhaps a SequenceExample.
 """
 
 import struct
@@ -22,12 +23,13 @@ from shardcache.formats.records.wire import (
     varint,
 )
 
+# Kinds of lists, by the numbers of their fields in a Feature.
 BYTES_LIST = 1
 FLOAT_LIST = 2
 INT64_LIST = 3
 _NO_LIST = 0
 
-# Fields of an entry of a map.
+# Numbers of the fields in an entry of a map.
 _MAP_KEY = 1
 _MAP_VALUE = 2
 
@@ -35,13 +37,14 @@ _FLOAT = struct.Struct("<f")
 
 
 class Feature(NamedTuple):
-    """Place of a feature in a record.
+    """Place of a feature in a record. Offsets are in bytes from the record's beginning.
 
     Attributes:
-        name: in UTF-8.
-        start: of its message, in bytes.
-        end: of the same, exclusive.
-        content: start and end of its only value, if it is a list of one string of bytes.
+        name: name of the feature in UTF-8.
+        start: offset of the feature's message.
+        end: offset of the byte after the message.
+        content: start and end of the byte string in a feature that is a list of just one byte
+            string; None for any other feature.
     """
 
     name: bytes
@@ -51,7 +54,7 @@ class Feature(NamedTuple):
 
 
 def features_of(record: bytes) -> Iterator[Feature]:
-    """Yield the features of an Example. Raises ValueError if the record is none."""
+    """Yield the features of an Example. Raises ValueError if the record is not an Example."""
     for number, kind, start, end in fields(record, 0, len(record)):
         _expect(number == 1 and kind == LENGTH)
         for entry_number, entry_kind, entry_start, entry_end in fields(record, start, end):
@@ -60,8 +63,8 @@ def features_of(record: bytes) -> Iterator[Feature]:
 
 
 def _feature(record: bytes, start: int, end: int) -> Feature:
-    """Return the feature of an entry of the map."""
-    # A field that the entry lacks is empty.
+    """Return the feature in an entry of the map, which lies between two offsets of the record."""
+    # A field that the entry lacks counts as empty.
     name = (start, start)
     message = (end, end)
     for number, kind, first, last in fields(record, start, end):
@@ -76,13 +79,13 @@ def _feature(record: bytes, start: int, end: int) -> Feature:
 
 
 def _only_content(record: bytes, start: int, end: int) -> tuple[int, int] | None:
-    """Return `Feature.content` of the message at a place of a record."""
+    """Return `Feature.content` for the message between two offsets of a record."""
     kind, first, last = _list_in(record, start, end)
     if kind != BYTES_LIST:
         return None
     strings = _strings(record, first, last)
     content = next(strings, None)
-    # All are checked, and none is kept: a record may have a hundred million.
+    # All strings are checked, but not kept, since a record may have a hundred million of them.
     others = sum(1 for _ in strings)
     return None if others else content
 
@@ -90,11 +93,12 @@ def _only_content(record: bytes, start: int, end: int) -> tuple[int, int] | None
 def value(message: bytes | memoryview) -> Any:
     """Return the value of a feature, given its message.
 
-    A list of one value is that value: bytes, float or int, as `FixedLenFeature([])` would have it.
-    Other lists are a list of bytes, or a numpy array of float32 or int64, as
-    `FixedLenFeature([n])`. None for a feature without a list.
+    A list of one value becomes that value: bytes, float or int, as with `FixedLenFeature([])`.
+    Other lists become a list of bytes, or a numpy array of float32 or int64, as with
+    `FixedLenFeature([n])`. A feature without a list becomes None.
 
-    Raises ValueError for another message, ConfigError if numpy is needed and missing.
+    Raises ValueError for a message that is not a Feature, ConfigError if numpy is needed and
+    missing.
     """
     data = bytes(message)
     kind, start, end = _list_in(data, 0, len(data))
@@ -109,7 +113,7 @@ def value(message: bytes | memoryview) -> Any:
 
 
 def _list_in(data: bytes, start: int, end: int) -> tuple[int, int, int]:
-    """Return kind, start and end of the list in a Feature; `_NO_LIST` as kind without one."""
+    """Return kind, start and end of the list in a Feature; the kind is `_NO_LIST` without one."""
     list_kind = _NO_LIST
     list_start = start
     list_end = end
@@ -130,10 +134,15 @@ def _strings(data: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _packed(data: bytes, start: int, end: int, single: int) -> bytes:
-    """Return the numbers of a list end to end, also of one that has them in fields of their own.
+    """Return the encoded numbers of a list, end to end.
+
+    A list has its numbers packed in one field, or each in a field of its own.
 
     Args:
-        single: wire type of such a field.
+        data: bytes that contain the list.
+        start: offset of the list in `data`.
+        end: offset of the list's end.
+        single: wire type of a field with a single number.
     """
     pieces = []
     for number, kind, first, last in fields(data, start, end):
@@ -156,18 +165,18 @@ def _integers(data: bytes, start: int, end: int) -> Any:
     packed = _packed(data, start, end, VARINT)
     if packed and len(packed) <= MAX_VARINT_BYTES:
         number, number_end = varint(packed, 0, len(packed))
-        if number_end == len(packed):  # one number alone
+        if number_end == len(packed):  # the list has a single number
             return _signed(number)
     return _varints(packed)
 
 
 def _varints(packed: bytes) -> Any:
-    """Return varints that follow one another, as an array of int64."""
+    """Return consecutive varints as an array of int64."""
     numpy = _numpy()
     data = numpy.frombuffer(packed, dtype=numpy.uint8)
     if not len(data):
         return numpy.zeros(0, dtype=numpy.int64)
-    lasts = numpy.flatnonzero(data < 0x80)  # the last byte of each
+    lasts = numpy.flatnonzero(data < 0x80)  # the places of the last byte of each varint
     _expect(len(lasts) > 0 and int(lasts[-1]) == len(data) - 1)
     starts = numpy.concatenate(([0], lasts[:-1] + 1))
     lengths = lasts - starts + 1
@@ -178,7 +187,7 @@ def _varints(packed: bytes) -> Any:
 
 
 def _signed(number: int) -> int:
-    """Return the int64 that has the low 64 bits of a number."""
+    """Return the int64 whose bits are the low 64 bits of a number."""
     number &= (1 << 64) - 1
     return number - (1 << 64) if number >> 63 else number
 

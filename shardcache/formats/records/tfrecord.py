@@ -1,9 +1,10 @@
 """TFRecord files: each record is a sample, and the features of its Example are the columns.
 
-A record is its length (u64), a checksum of the length, its bytes, and a checksum of these, in
-little-endian order; a checksum is a masked CRC-32C. A file whose first record is no
-`tf.train.Example` has one column, `record`, with the bytes of each. A feature `__key__` is the
-sample's key, and a feature `__url__` is left out.
+A record in the file is a length (u64), a checksum of the length, the record's bytes, and a checksum
+of these bytes. Numbers are little-endian, and a checksum is a masked CRC-32C. Records are usually
+serialised `tf.train.Example` messages. A file whose first record is not an Example has a single
+column, `record`, with the bytes of each record. A feature `__key__` is the sample's key, and a
+feature `__url__` is left out.
 """
 
 import struct
@@ -36,8 +37,8 @@ RECORD = "record"
 
 MAX_RECORD_BYTES = 1024 * 1024 * 1024
 
-_BYTES = ""  # encoding of members that are their own values
-_FEATURE = "feature"
+_BYTES = ""  # encoding of cells that are plain bytes
+_FEATURE = "feature"  # encoding of cells that are Feature messages
 _BUFFER_BYTES = 1024 * 1024
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<L")
@@ -49,7 +50,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 def index(path: Path, url: str, crc32c: Crc32c) -> Samples:
     """Return the samples of the TFRecord file at `path`. Blocks.
 
-    A record that is not an Example, in a file of Examples, is recorded as a fault.
+    A record in a file of Examples that is not an Example is recorded as a fault.
 
     Raises OSError; TruncatedShardError, CorruptShardError; UnsupportedShardError for too many
     records or values, or too long a record.
@@ -59,9 +60,13 @@ def index(path: Path, url: str, crc32c: Crc32c) -> Samples:
 
 
 def samples_of(records: Iterator[tuple[int, bytes]], url: str) -> Samples:
-    """Return the samples of records, given with their offsets.
+    """Return the samples of records.
 
     Raises UnsupportedShardError for too many records or values, and what `records` raises.
+
+    Args:
+        records: the offset in the file and the bytes of each record.
+        url: url of the shard, for errors.
     """
     return _RecordIndexer(url).indexed(records)
 
@@ -87,7 +92,7 @@ class TFRecordFormat(Format):
 
 
 def _records(file: BinaryIO, url: str, crc32c: Crc32c) -> Iterator[tuple[int, bytes]]:
-    """Yield the offset and the bytes of each record, both checksums compared."""
+    """Yield the offset and the bytes of each record, after both of its checksums were compared."""
     at = 0
     while head := file.read(_HEAD_BYTES):
         if head.startswith(_GZIP_MAGIC) and at == 0:
@@ -118,7 +123,15 @@ def _records(file: BinaryIO, url: str, crc32c: Crc32c) -> Iterator[tuple[int, by
 
 
 def _check(data: bytes, check: bytes, what: str, url: str, crc32c: Crc32c) -> None:
-    """Raise CorruptShardError unless a checksum is that of data: its CRC-32C, masked."""
+    """Raise CorruptShardError unless `check` is the masked CRC-32C of `data`.
+
+    Args:
+        data: the bytes.
+        check: the checksum in the file, four bytes.
+        what: subject of the error's message.
+        url: url of the shard, for the error.
+        crc32c: computes a CRC-32C.
+    """
     crc = crc32c(data, 0)
     rotated = (crc >> 15 | crc << 17) & 0xFFFFFFFF
     masked = (rotated + _MASK_DELTA) & 0xFFFFFFFF
@@ -138,17 +151,18 @@ class _RecordIndexer:
     def __init__(self, url: str) -> None:
         self._url = url
         self._table = CellTable(url)
-        self._columns: dict[bytes, int] = {}  # by the name of the feature
+        self._columns: dict[bytes, int] = {}  # numbers of columns, by the name of the feature
         self._reserved: set[int] = set()  # columns of features such as `__key__`
-        # A member is first the whole message of its feature. If each feature of a column is a list
-        # of one string of bytes, `_narrow` replaces the messages by these strings: here are their
-        # places, member by member. A column with any other feature stays one of messages.
+        # At first, a cell is the whole message of its feature. If each feature of a column is a
+        # list of one byte string, `_narrow` replaces the messages in the column by these strings.
+        # The next two tables have the place of the string for each cell. A column with any other
+        # feature is in `_message_columns`, and its cells stay messages.
         self._content_starts = array("Q")
         self._content_ends = array("Q")
         self._message_columns: set[int] = set()
 
     def indexed(self, records: Iterator[tuple[int, bytes]]) -> Samples:
-        """Return the samples of records, given with their offsets."""
+        """Return the samples of records; see `samples_of`."""
         has_examples = True
         for number, (at, record) in enumerate(records):
             try:
@@ -172,7 +186,8 @@ class _RecordIndexer:
 
     def _features(self, at: int, record: bytes) -> list[Feature]:
         """Return the features of an Example. Raises ValueError, UnsupportedShardError."""
-        # Ones without a name or content take two bytes of the record, and a hundred of memory.
+        # Features are counted here, since empty ones take two bytes of the record each, but a
+        # hundred bytes of memory.
         features = list(islice(features_of(record), MAX_COLUMNS + 1))
         if len(features) > MAX_COLUMNS:
             raise UnsupportedShardError(
@@ -183,15 +198,23 @@ class _RecordIndexer:
         return features
 
     def _add(self, at: int, record: bytes, features: list[Feature]) -> None:
-        """Add the sample of a record at an offset."""
+        """Add the sample of a record.
+
+        Args:
+            at: offset of the record in the file.
+            record: bytes of the record.
+            features: the record's features; their places are relative to the record.
+        """
         cells: dict[int, tuple[int, int]] = {}
         contents: dict[int, tuple[int, int]] = {}
-        for feature in features:  # of two with one name, the last counts, as in protobuf
+        # Of two features with the same name, the last counts, as in protobuf.
+        for feature in features:
             column = self._column(feature.name)
             cells[column] = (at + feature.start, at + feature.end)
             if feature.content is None:
                 self._message_columns.add(column)
-                contents[column] = (at, at)  # never used, as those of the column stay messages
+                # A placeholder: the cells of this column stay messages.
+                contents[column] = (at, at)
             else:
                 start, end = feature.content
                 contents[column] = (at + start, at + end)
@@ -221,7 +244,7 @@ class _RecordIndexer:
         return column
 
     def _narrow(self) -> None:
-        """Replace messages by the strings that they hold, in columns where each holds one."""
+        """Replace messages by the byte strings in them, in columns in which each has just one."""
         samples = self._table.samples
         for member, column in enumerate(samples.extension_ids):
             if column not in self._message_columns:

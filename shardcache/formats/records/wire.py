@@ -1,10 +1,14 @@
-"""Protobuf's wire format: the fields of a message.
+"""Protobuf's wire format: the fields of a message, read without a protobuf library.
+
+A varint is a number of 7 bits per byte, low bits first; the top bit of a byte says that more
+follow. The wire type of a field says how its content ends.
 
 Format: protobuf.dev/programming-guides/encoding.
 """
 
 from collections.abc import Iterator
 
+# The wire types.
 VARINT = 0
 FIXED_64 = 1
 LENGTH = 2
@@ -15,9 +19,15 @@ _SIZES = {FIXED_64: 8, FIXED_32: 4}
 
 
 def fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield number, wire type, and start and end of the content, of each field of a message.
+    """Yield number, wire type, start and end of the content, of each field of a message.
 
-    Raises ValueError for a field that reaches beyond the end, or has an unknown wire type.
+    Raises ValueError for a field that reaches beyond the end of the message, or has an unknown wire
+    type.
+
+    Args:
+        data: bytes that contain the message.
+        start: offset of the message in `data`; the offsets of the fields are in `data`, too.
+        end: offset of the message's end.
     """
     at = start
     while at < end:
@@ -38,9 +48,9 @@ def fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, i
 
 
 def varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
-    """Return the number at an offset, and the offset of its end.
+    """Return the varint at an offset, and the offset of its end.
 
-    Raises ValueError if it does not end before `end`, or is longer than 64 bits need.
+    Raises ValueError if the varint does not end before `end`, or is longer than 64 bits need.
     """
     number = 0
     for place in range(min(MAX_VARINT_BYTES, end - at)):
