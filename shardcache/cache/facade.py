@@ -225,6 +225,7 @@ class Cache:
             new_urls = await self._pins.add(pins)
             work = Round(complete_refs, CACHED, self._transfers, send)
             totals = await self._warming.fetch(work, keep)
+            # Shards that could not be fetched lose the pins that this request has added.
             await self._pins.remove(self._missing_pins(new_urls), peer.uid)
             await self._pins.save()
             await send({"event": "done", **totals, "pins": self._pins.to_json()})

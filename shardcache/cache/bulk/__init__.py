@@ -1,1 +1,1 @@
-"""Lists of shards that a user asks for at once: warmed or counted."""
+"""Requests of users for whole lists of shards: to warm, count, list, evict or verify them."""

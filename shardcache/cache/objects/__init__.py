@@ -1,1 +1,1 @@
-"""Objects and their bytes for those who have no plan: they ask for one object after another."""
+"""Objects and their bytes, for clients without a plan that request one object after another."""

@@ -1,1 +1,1 @@
-"""The cache's space: which shards are kept, which are evicted, and what ends a deadlock."""
+"""The cache's space: the shards that are kept, those that are evicted, and the end of deadlocks."""

@@ -1,1 +1,1 @@
-"""Versions of shards: the last ones fetched, and whether they are still present."""
+"""Versions of shards: the last version fetched of each, and checks that it is still the latest."""

@@ -1,1 +1,1 @@
-"""Waits: of readers for shards, of transfers for space, of tasks for a turn."""
+"""The ways to wait: readers wait for shards, transfers for space, and tasks for a turn."""
