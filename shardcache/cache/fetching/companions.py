@@ -1,7 +1,7 @@
 """Companion files, which describe the shards next to them, for formats that need one.
 
 `ShardIndexing` gives a shard's companion to the process that indexes the shard. An example is the
-`index.json` of a folder of shards.
+`index.json` in a folder of LitData chunks.
 """
 
 import asyncio

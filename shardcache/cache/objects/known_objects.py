@@ -1,7 +1,7 @@
 """Recent answers of origins about objects, for clients that request the same objects often.
 
-S3 clients, for example, ask for the version and size of an object before each range that they read.
-`Objects` asks here, once the rules have permitted the url.
+The S3 endpoint needs the version and size of an object for each range that a client reads of it.
+`Objects` looks them up here, once the rules have permitted the url.
 """
 
 import asyncio

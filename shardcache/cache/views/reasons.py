@@ -1,7 +1,7 @@
 """Reasons in words for which readers wait: the stage of a transfer, and the limit that slows it.
 
 The status page, the dashboard and the errors of readers that waited too long have their texts from
-here. A limit holds if transfers would be faster without it.
+here. A limit holds while a transfer waits because of it.
 """
 
 from collections import defaultdict
