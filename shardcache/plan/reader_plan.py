@@ -160,6 +160,8 @@ class ReaderPlan:
         is_older = position < self.cursor
         if is_older:
             self.settled = True  # the session was resumed after a daemon restart
+        # The time of the next shard counts from here, if the session has reached a new shard, or
+        # has waited until now.
         if not is_older or self._since_s is None:
             self._since_s = now_s
             self._waited_s = waited_s

@@ -76,7 +76,8 @@ class Publisher:
                 facts = await self._write_index(tar, sidecar, facts, partial.obj, claim)
         except ShardError as exn:
             # If somebody wants the plain file, it is published although it is not a sound shard.
-            # But an inflated file does not have the object's own bytes, so nobody wants that one.
+            # But an inflated file does not have the object's own bytes: as a plain file, it is of
+            # no use.
             if not claim.wants_file or partial.may_be_copied:
                 raise
             refused = exn
