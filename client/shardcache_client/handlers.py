@@ -1,12 +1,13 @@
 """Handlers for errors of a single shard or sample, with the names and rules of WebDataset's.
 
 A handler is called with the error. It returns True to skip the shard or sample, False to end the
-epoch there as if it were complete, or raises. These handlers also work in WebDataset's stages, and
-WebDataset's work here. Each can be given by its name, such as `on_error="warn_and_continue"`;
-"warn", "ignore" and "raise" are short for the first ones.
+epoch there as if it were complete, or raises an error. These handlers also work in WebDataset's
+stages, and WebDataset's handlers work here. Each can be given by its name, such as
+`on_error="warn_and_continue"`; "warn" stands for that handler, "ignore" for "ignore_and_continue",
+and "raise" for "reraise".
 
-A reader with "warn_and_continue" warns of the first five errors of an epoch, and logs at its end
-how many there were.
+A reader with "warn_and_continue" warns of the first five errors of an epoch, and logs the number of
+errors at the end of the epoch.
 """
 
 import warnings
@@ -17,12 +18,15 @@ from shardcache.errors import SampleError, ShardcacheError
 
 Handler = Callable[[Exception], bool]
 
-_MAX_WARNINGS = 5
+_MAX_WARNINGS = 5  # in each epoch of a reader
 _ADVICE = 'on_error="warn" skips such samples'
 
 
 def reraise(exn: Exception) -> bool:
-    """Raise the error; that of a sample also says which handler would skip it. The default."""
+    """Raise the error. The default handler.
+
+    A sample's error also gets the advice how to skip such samples.
+    """
     if isinstance(exn, SampleError) and _ADVICE not in exn.remedy:
         exn.remedy = f"{exn.remedy}; {_ADVICE}" if exn.remedy else _ADVICE
     raise exn
@@ -52,8 +56,8 @@ def warn_and_stop(exn: Exception) -> bool:
 
 def _warn(exn: Exception, further: str = "") -> None:
     """Issue a warning with the error's text, and further text after it."""
-    # Only our own errors are sentences; the text of a KeyError is just a key, that of an
-    # AssertionError often empty.
+    # The errors of shardcache are sentences. Other errors need their type: the text of a KeyError
+    # is just a key, and the text of an AssertionError is often empty.
     text = str(exn) if isinstance(exn, ShardcacheError) else repr(exn)
     warnings.warn(text + further, stacklevel=3)  # the line that called the handler
 
@@ -62,13 +66,16 @@ def _warn(exn: Exception, further: str = "") -> None:
 class _FirstWarnings:
     """`warn_and_continue` for a single epoch, silent after the first errors.
 
-    The reader that calls it counts the skipped shards and samples, and logs their number.
+    The reader that calls this handler counts the skipped shards and samples, and logs their number.
+
+    Attributes:
+        errors: number of errors so far in the epoch.
     """
 
     errors: int = 0
 
     def __call__(self, exn: Exception) -> bool:
-        """Skip the shard or sample, and issue a warning for each of the first."""
+        """Skip the shard or sample, and issue a warning unless too many were issued already."""
         self.errors += 1
         if self.errors < _MAX_WARNINGS:
             _warn(exn)
@@ -81,9 +88,10 @@ class _FirstWarnings:
 
 
 def for_epoch(handler: Handler) -> Handler:
-    """Return the handler of one reader's epoch.
+    """Return the handler for one reader's epoch.
 
-    It is the same handler, except that "warn_and_continue" warns only of the first errors.
+    This is the same handler; but in place of `warn_and_continue`, it is a handler that does the
+    same and warns only of the first errors.
     """
     if handler is warn_and_continue:
         return _FirstWarnings()
@@ -107,8 +115,8 @@ ANY_HANDLER = f"a function of the error, or the name of a handler: {', '.join(_B
 def handler_of(handler: Handler | str) -> Handler:
     """Return a handler, which may be given by its name.
 
-    Raises TypeError or ValueError for anything else, without a message: the check of arguments says
-    what `ANY_HANDLER` is.
+    Raises TypeError or ValueError without a message for any other value: the check of arguments
+    describes the accepted values by `ANY_HANDLER`.
     """
     if isinstance(handler, str):
         if handler not in _BY_NAME:

@@ -1,4 +1,9 @@
-"""Samples of a dataset by their number or key."""
+"""Samples of a dataset by their number or key.
+
+A sample is read in one of two ways: by its range (its bytes alone are fetched, if a table of
+samples has its place in the tar), or from its shard, which is then held, that is, leased and mapped
+for further samples.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +39,16 @@ class _SampleQuery:
     """A request for one sample, by its number or its key.
 
     Attributes:
-        key: that the sample must have; empty if it is asked for by its number.
-        numbers: those of the samples that it may be. A key may have several, as only a check of
-            each key is kept.
+        key: key that the sample must have; empty if the sample is asked for by its number.
+        numbers: numbers of the samples that may have the key. There may be several, as only a check
+            (a short hash) of each key is kept in memory.
     """
 
     key: str
     numbers: Sequence[int]
 
     def matches(self, sample: Sample) -> bool:
-        """Return whether a sample with one of the numbers is the one that is asked for."""
+        """Return whether a sample with one of the numbers has the key, if a key is asked for."""
         return not self.key or sample["__key__"] == self.key
 
     def repeated_error(self) -> SampleKeyError:
@@ -67,31 +72,31 @@ class IndexedShards(Divisible, Generic[T_co]):
         sampler = DistributedSampler(samples, shuffle=False)
         loader = DataLoader(samples, batch_size=64, sampler=sampler, num_workers=8)
 
-    It is not divided among ranks: the sampler does that. If the dataset has a `mesh`, its ranks are
-    the ones to divide among: `DistributedSampler(samples, num_replicas=mesh.size(), rank=…)`; any
-    other number is a ConfigError.
+    The dataset is not divided among ranks: the sampler does that. If the dataset has a `mesh`, the
+    sampler must divide among the ranks of the mesh: `DistributedSampler(samples,
+    num_replicas=mesh.size(), rank=…)`; any other number is a ConfigError.
 
     A list gives several samples, in the order asked for: `samples[[3, 1, 4]]`. A key gives the
     sample that the table of samples has for it: `samples["000003"]`.
 
     With a table of samples next to each index file (`shardcache index --samples`), only the bytes
-    of a sample are fetched, and with `members` only those of the members that are read; all samples
-    of a list, or of a DataLoader's batch, at the same time. The daemon keeps them as parts of the
-    shard, and fetches all of it once much of it was read (`--whole-from-percent`). A shard whose
-    samples are read in order, or that is cached, is mapped instead, and held until `window` others
-    have been asked for since: its samples are read as fast as by a ShardDataset. A sample without a
-    place in the table is read with its whole shard, which is not prefetched. So are all samples of
-    compressed shards, of a table of an earlier release, of blocks of tokens, of Joined, and of urls
-    that are not index files. With `partial_reads`, such a sample is read as soon as its shard has
-    arrived up to the sample's end.
+    of a sample are fetched, or with `members` only the bytes of the members that are read. All
+    samples of a list, or of a DataLoader's batch, are fetched at the same time. The daemon keeps
+    the bytes as parts of the shard, and fetches the whole shard once much of it was read
+    (`--whole-from-percent`). A shard whose samples are read in order, or that is cached, is mapped
+    instead, and held until `window` other shards have been asked for since: its samples are read as
+    fast as by a ShardDataset. A sample without a place in the table is read with its whole shard,
+    which is not prefetched. The same holds for all samples of compressed shards, of a table of an
+    earlier release, of blocks of tokens, of Joined, and of urls that are not index files. With
+    `partial_reads`, such a sample is read as soon as its shard has arrived up to the sample's end.
 
     Each process holds its own shards and tables; a DataLoader's workers get a copy that holds none.
-    Threads may share it, such as Grain's: they decode, and read samples by their ranges, at the
-    same time, but wait for whole shards one after the other.
+    Threads, such as Grain's, may share the dataset: they decode, and read samples by their ranges,
+    at the same time, but wait for whole shards one after the other.
 
-    Raises, for a sample: what reading it raises; `on_error` is not called. IndexError for a number
-    out of range; SampleKeyError, which is a KeyError, for a key that no sample has, or several;
-    ConfigError for a key without a table, and for a table of other shards.
+    Raises, for a sample: any error of reading the sample (`on_error` is not called); IndexError for
+    a number out of range; SampleKeyError, which is a KeyError, for a key that no sample has, or
+    several samples have; ConfigError for a key without a table, and for a table of other shards.
     """
 
     def __init__(
@@ -115,11 +120,11 @@ class IndexedShards(Divisible, Generic[T_co]):
         self._window = window
         self._mesh = mesh
         self._tables = tables
-        # Number of samples up to the end of each shard.
+        # For each shard, the number of samples in all shards up to its end.
         self._ends = list(accumulate(counts_of(manifest)))
-        # By shard, the numbers in the tar of the samples that were selected.
+        # For each shard of a selection, the numbers in the tar of the samples that were selected.
         self._selected_numbers: dict[int, array[int]] = {}
-        self._keys: SampleKeys | None = None  # read once a sample is asked for by its key
+        self._keys: SampleKeys | None = None  # read when a sample is first asked for by its key
         self._places = SamplePlaces(manifest, tables, sessions, pipeline)
         self._hold_nothing()
 
@@ -129,7 +134,8 @@ class IndexedShards(Divisible, Generic[T_co]):
         self._recent = RecentRanges(self._window)
         self._scattered = ScatteredSamples(self._manifest, self._pipeline, self._sessions)
         self._pid = os.getpid()
-        # Guards the held shards and the tables: no thread may close a shard that another one reads.
+        # Guards the held shards and the tables: no thread may close a shard that another thread is
+        # reading.
         self._lock = Lock()
 
     @property
@@ -172,14 +178,15 @@ class IndexedShards(Divisible, Generic[T_co]):
         self._forget_if_forked()
         queries = [self._query(number) for number in numbers]
         # All samples that may have a key are read. A sample that is asked for twice is read twice.
+        # A place here is a shard's number, and a sample's number in its tar.
         places: list[tuple[int, int]] = []
-        query_of_place: list[int] = []
+        query_of_place: list[int] = []  # for each place, the number of its query
         for nth, query in enumerate(queries):
             for number in query.numbers:
                 places.append(self._place_of(number))
                 query_of_place.append(nth)
 
-        items: dict[int, T_co] = {}  # by number of the query
+        items: dict[int, T_co] = {}  # decoded samples by number of the query
         for place, sample in self._read(places):
             nth = query_of_place[place]
             if not queries[nth].matches(sample):
@@ -216,7 +223,7 @@ class IndexedShards(Divisible, Generic[T_co]):
         )
 
     def _query(self, number: SupportsIndex | str) -> _SampleQuery:
-        """Return the query for a number or key. Raises IndexError, and what the tables raise."""
+        """Return the query for a number or key. Raises IndexError, and any error of the tables."""
         if isinstance(number, str):
             with self._lock:
                 if self._keys is None:
@@ -239,7 +246,10 @@ class IndexedShards(Divisible, Generic[T_co]):
         return shard, number_in_tar
 
     def _selected_in(self, shard: int) -> array[int] | None:
-        """Return the numbers, in the tar, of a shard's selected samples; None if all are."""
+        """Return the numbers, in the tar, of a shard's selected samples.
+
+        Returns None if all samples of the shard are selected.
+        """
         if self._manifest.choices is None or self._manifest.choices[shard] is None:
             return None
         if shard not in self._selected_numbers:
@@ -276,14 +286,14 @@ class IndexedShards(Divisible, Generic[T_co]):
         return cast(T_co, item)
 
     def _read(self, places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Sample]]:
-        """Yield samples in the order in which they are best read.
+        """Yield samples in the order in which reading them is fastest.
 
-        Each comes with the number of its place among `places`.
+        Each sample comes with the number of its place among `places`.
 
         Args:
             places: for each sample, its shard and its number in the tar.
         """
-        # 1. Samples that are best read by their ranges, all at the same time.
+        # 1. Read samples that are best read by their ranges, all at the same time.
         ranged: dict[int, SamplePlace] = {}
         by_shard = sorted(range(len(places)), key=places.__getitem__)
         with self._lock:
@@ -293,7 +303,7 @@ class IndexedShards(Divisible, Generic[T_co]):
                     ranged[nth] = place
         yield from self._read_ranges(ranged)
 
-        # 2. The others, from their shards, one shard after another.
+        # 2. Read the other samples from their shards, one shard after another.
         unheld: dict[int, SamplePlace] = {}
         for nth in by_shard:
             if nth in ranged:
@@ -307,7 +317,7 @@ class IndexedShards(Divisible, Generic[T_co]):
             else:
                 unheld[nth] = place
 
-        # 3. Samples whose shards the cache had no space for: by their ranges after all.
+        # 3. If the cache had no space for a shard, read its samples by their ranges after all.
         yield from self._read_ranges(unheld)
 
     def _read_ranges(self, ranged: dict[int, SamplePlace]) -> Iterator[tuple[int, Sample]]:
@@ -319,9 +329,10 @@ class IndexedShards(Divisible, Generic[T_co]):
             yield nth, sample
 
     def _hold(self, shard: int, number: int) -> SamplePlace | None:
-        """Hold a shard. If the cache has no space for all of it, return the sample's place instead.
+        """Hold a shard; if the cache has no space for it, return the sample's place instead.
 
-        Raises CapacityError if the place is not known, either.
+        Returns None if the shard is held. Raises CapacityError if there is no space and the place
+        is unknown.
         """
         if shard in self._held:
             return None
@@ -338,7 +349,10 @@ class IndexedShards(Divisible, Generic[T_co]):
         return None
 
     def _range_of(self, shard: int, number: int) -> SamplePlace | None:
-        """Return a sample's place if it is to be read by its range; None if its shard is held."""
+        """Return a sample's place if the sample is to be read by its range.
+
+        Returns None if the sample is to be read from its shard, which is or will be held.
+        """
         if shard in self._held or self._manifest.columns:
             return None
         place = self._places.place(shard, number)
@@ -348,12 +362,12 @@ class IndexedShards(Divisible, Generic[T_co]):
         return None if is_better_held else place
 
     def _forget_if_forked(self) -> None:
-        """In a forked process, leave all that is held to its parent.
+        """In a forked process, leave all held shards, sessions and tables to the parent process.
 
-        The lock is replaced, too, as a thread of the parent may have held it.
+        The lock is replaced, too, because a thread of the parent may have held it during the fork.
         """
         if self._pid != os.getpid():
-            # Kept, so that they are not closed here.
+            # The references are kept, so that finalizers do not run in this process.
             self._of_parent = (self._held, self._scattered)
             self._places.forget()
             self._hold_nothing()

@@ -1,4 +1,10 @@
-"""`JoinedReader`: tar shards whose samples have members in other shards, too, joined by key."""
+"""`JoinedReader`: tar shards whose samples have members in other shards, too, joined by key.
+
+The samples of the first source are joined with their partners: the samples of other sources that
+have the same keys. Which shards hold partners is found in tables of samples, which list the keys of
+all shards; without tables, the nth shard is paired with the nth. A column stands for another
+source's shards. Reading is in `reading.leased`.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +34,14 @@ from shardcache_client.stages.decode import Missing
 from shardcache_client.stages.pipeline import Pipeline
 from shardcache_client.table import Table, TableAccess, row_stages
 
+# Arguments that a join does not have, with the remedy for each.
 _WORDS = OTHER_WORDS | dict.fromkeys(
     ARGUMENTS, "give it to the first source: ShardDataset(urls, {}=...)"
 )
-# Errors of a missing table: S3 denies missing objects to those who may not list the bucket.
+# Errors of a missing table. S3 denies access to a missing object, instead of reporting it missing,
+# if the user may not list the bucket.
 _NO_TABLE = (ConfigError, AccessDeniedError, NotAllowedError)
-# Options of `shared_options` that all sources must have alike.
+# Options, by their names in `shared_options`, that must be the same for all sources.
 _ALIKE = ("zero_copy", "socket, daemon, fallback, timeout_s or partial_reads")
 
 Source = ShardReader[Any] | Table
@@ -50,11 +58,11 @@ def _checked_sources(value: Any) -> dict[str, Source]:
 
 
 class JoinedReader(ShardReader[T_co]):
-    """An iterable over the samples of tar shards, joined by key with those in other shards.
+    """An iterable over the samples of tar shards, joined by key with samples in other shards.
 
-    For training without torch; `Joined` adds what torch has, as `ShardDataset` does to
-    `ShardReader`. Samples, order, epochs and states are those of `Joined`, which describes the
-    arguments.
+    For training without torch; `Joined` adds support for torch, as `ShardDataset` does to
+    `ShardReader`. Samples, order, epochs and states are the same as for `Joined`, which describes
+    the arguments.
     """
 
     @arguments.checked(
@@ -87,7 +95,8 @@ class JoinedReader(ShardReader[T_co]):
                 remedy="give the first source shuffle=True",
             )
 
-        # Tables become stages, and the shards of other sources columns beside the first's.
+        # Tables become stages of the pipeline. The shards of other sources become columns of the
+        # first source's manifest, unless `members` names nothing of the source.
         daemon, patience, _ = first.sessions.settings
         access = TableAccess(daemon, first.job, patience.limit_s)
         rows, members, missing = row_stages(tables, decode, members, missing, access)
@@ -99,7 +108,7 @@ class JoinedReader(ShardReader[T_co]):
         )
         manifest = replace(first.manifest, columns=columns)
 
-        # All else is the first source's.
+        # All other parts are the first source's parts.
         own_prefix = f"{first_name}." if first_name else ""
         own_decode = replace(pipeline.decode, prefix=own_prefix, url_of=manifest.url_of)
         joined = replace(
@@ -120,8 +129,8 @@ class JoinedReader(ShardReader[T_co]):
     def select(self, predicate: Callable[[IndexEntry], object]) -> Self:
         """See `ShardReader.select`.
 
-        Entries have the sizes of all sources' members, which need tables of samples; and of each
-        `Table`, under its prefix, the sample's row: `entry.rows["row"]["duration"]`.
+        Entries have the sizes of all sources' members, which need tables of samples. They also have
+        the sample's row of each `Table`, under the table's prefix: `entry.rows["row"]["duration"]`.
         """
         partners = {
             f"{name}.": _partner_sizes(self.parts, other) for name, other in self._others.items()
@@ -143,7 +152,7 @@ class JoinedReader(ShardReader[T_co]):
 def _tables_and_readers(
     sources: Mapping[str, Source],
 ) -> tuple[dict[str, Table], dict[str, ShardReader[Any]]]:
-    """Return the tables by their members' prefix, and the readers by their names."""
+    """Return the tables by the prefix of their members, and the readers by their names."""
     tables: dict[str, Table] = {}
     readers: dict[str, ShardReader[Any]] = {}
     for name, source in sources.items():
@@ -155,7 +164,10 @@ def _tables_and_readers(
 
 
 def _may_name_members(members: Iterable[str], prefix: str) -> bool:
-    """Return True if `members` may name some of the source with a prefix."""
+    """Return True if `members` may name a member of the source with a prefix.
+
+    A pattern such as "*.txt" may match members of any source.
+    """
     named = ";".join(members).split(";")
     return any(member.startswith((prefix, "*.")) for member in named)
 
@@ -168,15 +180,20 @@ def _prefixed(prefix: str, sizes: Mapping[str, int]) -> dict[str, int]:
 def _partner_sizes(
     first: DatasetParts, other: DatasetParts
 ) -> Callable[[IndexEntry], Mapping[str, int]]:
-    """Return a function from a sample to the sizes of its partner's members; {} if it has none."""
+    """Return a function that returns the sizes of the members of a sample's partner.
+
+    The function returns {} for a sample without a partner.
+    """
+    # The column only serves to find the shards with partners, so it needs no prefix or pipeline.
     column = _column("", first, other, Pipeline())
     numbers = {url: number for number, url in enumerate(first.manifest.shards.urls)}
     other_urls = list(other.manifest.shards.urls)
-    sizes_by_place: dict[tuple[str, str], Mapping[str, int]] = {}  # by url of the shard, and key
+    # Sizes of members, by the shard's url and the sample's key.
+    sizes_by_place: dict[tuple[str, str], Mapping[str, int]] = {}
     for _, entries in entries_by_shard(other.manifest, table_rows(other)):
         for entry in entries:
             place = (entry.url, entry.key)
-            # Samples with the same key in one shard are nobody's partners.
+            # Samples with the same key in one shard are no partners of any sample.
             is_repeated = place in sizes_by_place
             sizes_by_place[place] = {} if is_repeated else entry.sizes
 
@@ -249,26 +266,35 @@ def _check_source(name: str, source: DatasetParts, first: DatasetParts) -> None:
 def _column(
     prefix: str, first: DatasetParts, other: DatasetParts, pipeline: Pipeline
 ) -> JoinedManifest:
-    """Return another source's shards as they are joined with the first's, by their keys.
+    """Return another source's shards as they are joined with the first source's shards.
 
-    Without tables, the nth shards are paired with each other if both have the same number, and a
-    sample without a partner is an error. Raises ConfigError if the tables are needed and missing,
-    or are those of other shards.
+    1. With tables of samples, keys decide which shards belong together.
+    2. Without tables, the nth shards are paired with each other, if both sources have the same
+       number of shards, and if a sample without a partner is an error.
+    3. Otherwise, or if the tables belong to other shards: raises ConfigError.
+
+    Args:
+        prefix: prefix of the other source's members.
+        first: the parts of the first source.
+        other: the parts of the other source.
+        pipeline: has the treatment of samples without a partner.
     """
     try:
         return _by_tables(prefix, first, other)
     except _NO_TABLE as exn:
         own_shards = len(first.manifest)
         other_shards = len(other.manifest)
-        # A ConfigError has NotFoundError as its cause if the table is missing; otherwise it is
-        # about a table that does not fit, or urls that are not index files.
+        # If the table is missing, a ConfigError has a NotFoundError as its cause. Any other
+        # ConfigError is about a table that does not fit, or about urls that are not index files.
         is_missing = not isinstance(exn, ConfigError) or isinstance(exn.__cause__, NotFoundError)
         are_indexes = all(map(is_index, (*first.urls, *other.urls)))
         are_tables_missing = is_missing or not are_indexes
         would_raise = pipeline.view(0, prefix).unmatched == "error"
         reason = f"{own_shards} shards are joined with {other_shards} by the tables of their keys"
         if are_tables_missing and own_shards == other_shards:
-            if would_raise:  # reading shows if the nth shards do not belong together
+            # Reading shows whether the nth shards belong together: each key without a partner is an
+            # error.
+            if would_raise:
                 return JoinedManifest(prefix, other.manifest)
             reason = (
                 f"missing={pipeline.decode.missing!r} needs the tables of keys, as partners may be "
@@ -283,12 +309,16 @@ def _column(
 
 
 def _by_tables(prefix: str, first: DatasetParts, other: DatasetParts) -> JoinedManifest:
-    """Return another source's shards as the tables of both sources pair them; see `_column`."""
+    """Return another source's shards as the tables of both sources pair them; see `_column`.
+
+    Raises one of _NO_TABLE if a table is missing or does not fit.
+    """
     if len(first.manifest) == len(other.manifest) and _are_paired(first, other):
         return JoinedManifest(prefix, other.manifest)
 
-    # 1. By key, the numbers of the other source's shards that have it. Most keys are in one shard,
-    # and share its tuple, which saves memory. A shard that is listed twice has one number.
+    # 1. For each key, collect the numbers of the other source's shards that have the key. Most keys
+    # are in one shard: all keys of a shard share one tuple, which saves memory. A shard that is
+    # listed twice has one number.
     tuple_of = {url: (number,) for number, url in enumerate(other.manifest.shards.urls)}
     shards_of: dict[str, tuple[int, ...]] = {}
     for _, entries in entries_by_shard(other.manifest, table_rows(other)):
@@ -297,12 +327,12 @@ def _by_tables(prefix: str, first: DatasetParts, other: DatasetParts) -> JoinedM
             earlier = shards_of.get(entry.key)
             shards_of[entry.key] = shard if earlier is None else earlier + shard
 
-    # 2. By url of the first source's shards, the other's shards with partners of their samples, and
-    # the keys that another shard of the first source has as well.
+    # 2. For each shard of the first source, by its url, collect the other source's shards that have
+    # partners of its samples, and the keys that another shard of the first source has as well.
     urls = first.manifest.shards.urls
     beside: dict[str, set[int]] = {url: set() for url in urls}
     repeated: dict[str, set[bytes]] = {url: set() for url in urls}
-    first_url_of: dict[str, str] = {}  # by key
+    first_url_of: dict[str, str] = {}  # for each key, the first shard of the first source with it
     for _, entries in entries_by_shard(first.manifest, table_rows(first)):
         for entry in entries:
             if entry.key not in shards_of:
@@ -324,7 +354,8 @@ def _by_tables(prefix: str, first: DatasetParts, other: DatasetParts) -> JoinedM
 def _are_paired(first: DatasetParts, other: DatasetParts) -> bool:
     """Return True if the nth shards of both have the same keys in the same order, each key once.
 
-    That is the usual case, and takes a fraction of the time and memory of a table of all keys.
+    This is the usual case. Finding it takes a fraction of the time and memory of a table of all
+    keys.
     """
     if first.manifest.counts != other.manifest.counts:
         return False
@@ -341,5 +372,5 @@ def _are_paired(first: DatasetParts, other: DatasetParts) -> bool:
             if shard != other_shard or row["keys"] != other_row["keys"]:
                 return False
             hashes.extend(map(hash, row["keys"]))
-    # Equal keys have equal hashes, which are neighbours when sorted.
+    # Keys are unique if their hashes are. Equal hashes are neighbours when the hashes are sorted.
     return all(one != another for one, another in pairwise(sorted(hashes)))

@@ -1,4 +1,8 @@
-"""`batch_by_length`: batches of samples of similar length, for speech and text."""
+"""`batch_by_length`: batches of samples of similar length, for speech and text.
+
+The batches are made by the stage `stages.by_length`, which regroups a dataset's samples, and agrees
+with the other ranks on equal numbers of batches.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -52,14 +56,14 @@ def batch_by_length(
         ds = ShardDataset(urls, shuffle=True, decode=tokenize)
         loader = batch_by_length(ds, 16_000, len, collate=pad).loader(num_workers=8)
 
-    It reads `sort_buffer` samples at a time, sorts them, and cuts them into as few batches as
-    `max_tokens` allows, or a few more if another rank needs more: every rank yields the same number
-    of batches, and those of one step have similar lengths. The batches of a buffer come in an order
-    shuffled by seed and epoch.
+    The dataset reads `sort_buffer` samples at a time, sorts them, and cuts them into as few batches
+    as `max_tokens` allows, or a few more if another rank needs more: every rank yields the same
+    number of batches, and the batches of one step have similar lengths on all ranks. The batches of
+    a buffer come in an order shuffled by seed and epoch.
 
     Each sample comes once, with one exception: if a rank has fewer samples in a buffer than batches
-    to make, the shortest is repeated. This happens only if it reads fewer samples than another
-    rank, or many are too long.
+    to make, its shortest sample is repeated. This happens only if the rank reads fewer samples than
+    another rank, or if many samples are too long.
 
     Args:
         dataset: a `ShardDataset` or `Mixture`.
@@ -88,7 +92,8 @@ def batch_by_length(
         )
     kind = f"{dataset.seed}/{max_tokens}/{sort_buffer}"
     _calls[kind] += 1
-    # The same name on all ranks, as they create these objects in the same order.
+    # Ranks agree under a name. The name is the same on all ranks, because they call this function
+    # in the same order.
     agreement = partial(agreement_of, f"batches/{kind}/{_calls[kind]}", timeout_s, MeetingPlace())
     stage = ByLength(
         max_tokens, length, sort_buffer, collate or list, handler_of(on_error), agreement
@@ -99,7 +104,11 @@ def batch_by_length(
 class LengthBatches(IterableDataset[B_co], Generic[B_co]):
     """The batches of `batch_by_length`: for `DataLoader(..., batch_size=None)`, or by `loader()`.
 
-    A `set_epoch` or `load_state_dict` of the dataset holds for them, too.
+    A `set_epoch` or `load_state_dict` of the dataset holds for the batches, too.
+
+    Args:
+        dataset: the dataset of samples, whose epoch and state the batches follow.
+        batches: a dataset that yields the batches.
     """
 
     def __init__(self, dataset: ShardDataset[Any], batches: ShardDataset[Any]) -> None:
@@ -135,29 +144,29 @@ class LengthBatches(IterableDataset[B_co], Generic[B_co]):
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch: a few numbers, and no samples.
 
-        These are the place at which the current buffer begins, the number of batches given from it,
-        and one bit for each of its samples that was in them.
+        The numbers are the place at which the current buffer begins, the number of batches given
+        from this buffer, and a bit for each of its samples, which is set if the sample was given.
         """
         return self._batches_at_position().state_dict()
 
     def load_state_dict(self, state: Any) -> None:
         """Resume the next iteration from a state, or any structure that contains states.
 
-        The same ranks and workers read their buffers again and continue with exactly the next
-        batch; one rank's state is enough for that. Other ranks or workers resume with exactly those
-        samples that were in no batch yet, from the states of all ranks. One rank's state suffices
-        if it was taken between two buffers; otherwise the next iteration raises a ConfigError. It
-        does not suffice where a handler, `missing="skip"` or a filter may leave out samples before
-        they are batched. Uncounted shards stay with their ranks.
+        If the numbers of ranks and workers are the same, they read their buffers again and continue
+        with exactly the next batch; one rank's state is enough for that. If the numbers differ, the
+        run resumes with exactly the samples that were in no batch yet, from the states of all
+        ranks. One rank's state is enough only if it was taken between two buffers, and if no
+        handler, `missing="skip"` or filter may leave out samples before they are batched; otherwise
+        the next iteration raises a ConfigError. Uncounted shards stay with their ranks.
         """
         self._batches_at_position().load_state_dict(state)
 
     def loader(self, **options: Any) -> ShardLoader[B_co]:
         """Return a loader of these batches; `ShardDataset.loader` describes the arguments.
 
-        Its workers decode samples; this process sorts and collates them. So the batches are the
-        same for any number and kind of workers. It takes no `batch_size` and no `collate_fn`, as
-        the samples are in batches already.
+        The loader's workers decode samples, and this process sorts and collates them. So the
+        batches are the same for any number and kind of workers. The loader takes no `batch_size`
+        and no `collate_fn`, as the samples are in batches already.
         """
         for name in ("batch_size", "collate_fn", "drop_last"):
             if options.get(name) is not None:
@@ -169,5 +178,8 @@ class LengthBatches(IterableDataset[B_co], Generic[B_co]):
 
 
 def _unchanged(batch: Any) -> Any:
-    """A `collate_fn` for batches; not None, for which torch would convert arrays to tensors."""
+    """Return a batch as it is; stands in for a `collate_fn` of None.
+
+    With None, torch would convert the batch's arrays to tensors.
+    """
     return batch

@@ -1,4 +1,8 @@
-"""`MixtureReader`: samples of several datasets, mixed in proportion to their weights."""
+"""`MixtureReader`: samples of several datasets, mixed in proportion to their weights.
+
+Each dataset is a source of the mixture. A mixture is made of the parts of its sources: their
+manifests one after another, an order that interleaves their samples, and a pipeline per source.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +32,11 @@ from shardcache_client.stages.pipeline import PipelineBySource
 
 
 def _sources_by_name(sources: Any) -> dict[str, ShardReader[Any]]:
-    """Return datasets by name, those of a list by their numbers. Raises TypeError for others."""
-    if isinstance(sources, ShardReader):  # iterable, but over samples
+    """Return datasets by name; the names of a list's datasets are their numbers.
+
+    Raises TypeError for anything else.
+    """
+    if isinstance(sources, ShardReader):  # a dataset is iterable, but over samples
         raise TypeError
     pairs = sources.items() if isinstance(sources, Mapping) else enumerate(sources)
     by_name = arguments.by_name(pairs, "sources")
@@ -38,6 +45,7 @@ def _sources_by_name(sources: Any) -> dict[str, ShardReader[Any]]:
     return by_name
 
 
+# Arguments that a mixture does not have, with the remedy for each.
 _WORDS = OTHER_WORDS | {
     **dict.fromkeys(("proportion", "proportions", "probabilities", "ratios"), "write weights=..."),
     **dict.fromkeys(("datasets", "streams", "components"), "write Mixture(sources, weights=...)"),
@@ -48,9 +56,9 @@ _WORDS = OTHER_WORDS | {
 class MixtureReader(ShardReader[T_co]):
     """An iterable over the samples of several datasets, mixed in proportion to their weights.
 
-    For training without torch; `Mixture` adds what torch has, as `ShardDataset` does to
-    `ShardReader`. Samples, order, epochs and states are those of `Mixture`, which describes the
-    arguments.
+    For training without torch; `Mixture` adds support for torch, as `ShardDataset` does to
+    `ShardReader`. Samples, order, epochs and states are the same as for `Mixture`, which describes
+    the arguments.
 
     Raises ConfigError as `Mixture` does.
     """
@@ -106,7 +114,8 @@ class MixtureReader(ShardReader[T_co]):
     def samples_of(self, epoch: int) -> dict[str, int]:
         """Return the number of samples of each source in an epoch, over all ranks.
 
-        If the mixture was changed in the middle of that epoch, return the numbers in its rest.
+        If the mixture was changed in the middle of that epoch, the numbers are those of the rest of
+        the epoch.
         """
         deal = self.epoch_reader.epochs.deal
         assert isinstance(deal, SpanDeal)
@@ -126,7 +135,7 @@ class MixtureReader(ShardReader[T_co]):
         )
 
     def _rows_of_tables(self) -> NoReturn:
-        self._selected(())  # its error is that of a selection by tables, too
+        self._selected(())  # a selection by tables of samples is refused with the same error
 
 
 def _assignment(
@@ -135,13 +144,20 @@ def _assignment(
     samples_per_epoch: int | None,
     batches: Grouping,
 ) -> MixtureAssignment:
-    """Return the options of the order of a mixture of datasets with these parts."""
+    """Return the options of the order in which a mixture's samples come.
+
+    Args:
+        parts: the parts of each source, by its name.
+        weights: weights of the sources; None for the sizes of the sources.
+        samples_per_epoch: None for as many samples as all sources together have.
+        batches: see `Mixture`.
+    """
     sources = tuple(_mixed(name, source.samples) for name, source in parts.items())
     samples = samples_per_epoch or sum(source.samples for source in sources)
     first = next(iter(parts.values())).samples.dealing
     _check_batches(batches, first)
     return MixtureAssignment(
-        shuffle=None,  # each source has its own
+        shuffle=None,  # each source has its own shuffle
         even=first.even,
         batch_size=first.batch_size,
         samples_per_epoch=samples,
@@ -171,12 +187,12 @@ def _check_batches(batches: Grouping, dealing: Assignment) -> None:
 
 
 def _mixed(name: str, samples: DealtSamples) -> MixedSource:
-    """Return a dataset's samples as a source of a mixture, in their own order."""
+    """Return a dataset's samples as a source of a mixture, which keeps the dataset's order."""
     return MixedSource(name, samples.manifest, samples.dealing.shuffle, samples.dealing.unit)
 
 
 def _pipeline(parts: Mapping[str, DatasetParts]) -> PipelineBySource:
-    """Return the pipeline of a mixture, in which a sample goes through that of its source."""
+    """Return the pipeline of a mixture, which applies to a sample the pipeline of its source."""
     shards = [len(source.manifest) for source in parts.values()]
     first_shards = tuple(accumulate(shards[:-1], initial=0))
     pipelines = {name: source.pipeline for name, source in parts.items()}
@@ -184,7 +200,7 @@ def _pipeline(parts: Mapping[str, DatasetParts]) -> PipelineBySource:
 
 
 def _places(parts: Mapping[str, DatasetParts]) -> ScatteredPlaces | None:
-    """Return the places of samples that are read one by one; None if no source has any."""
+    """Return the places of samples that are read one by one; None if there are no such samples."""
     sources = []
     first_shard = 0
     for source in parts.values():
@@ -195,9 +211,10 @@ def _places(parts: Mapping[str, DatasetParts]) -> ScatteredPlaces | None:
 
 
 def _first_of_alike(sources: Mapping[str, DatasetParts]) -> DatasetParts:
-    """Return the parts of the first source.
+    """Return the parts of the first source, whose options the mixture takes over.
 
-    Raises ConfigError if options of the job differ, or a source cannot be mixed.
+    Raises ConfigError if an option that must be the same differs between sources, or if a source
+    cannot be mixed.
     """
     if not sources:
         raise ConfigError(

@@ -1,4 +1,9 @@
-"""`ShardReader`: tar shards as an iterable over samples that needs no torch."""
+"""`ShardReader`: tar shards as an iterable over samples that needs no torch.
+
+The class turns a user's arguments into the parts of a dataset (its samples, the way they are read,
+and the ranks that share them), and hands these parts to an `EpochReader`, which reads epochs and
+keeps the position. `ShardDataset` and the other datasets are subclasses.
+"""
 
 from __future__ import annotations
 
@@ -56,31 +61,33 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("shardcache")
 
-MAX_TOKENS = 2**31 - 1  # of a block, whose offsets are int32
+MAX_TOKENS = 2**31 - 1  # maximum number of tokens in a block, as a block's offsets are int32
 
 
 class ShardReader(Selecting, Generic[T_co]):
     """An iterable over the samples of tar shards, read from the cache that the node's daemon fills.
 
-    For training without torch: each process of the job makes one, with its rank and the number of
-    processes, and gets its share of the samples. `ShardDataset` adds what torch has: DataLoader
-    workers, and ranks that check that their datasets agree.
+    For training without torch: each process of the job makes a reader, with its rank and the number
+    of processes, and gets its share of the samples. `ShardDataset` adds support for torch:
+    DataLoader workers, and ranks that check that their datasets agree.
 
         rank = jax.process_index()
         reader = ShardReader(urls, shuffle=True, rank=rank, world_size=jax.process_count())
 
-    Samples, order, epochs and states are those of `ShardDataset`, which describes the arguments; a
-    state of one can be loaded into the other. Ranks without torch.distributed share nothing: if
-    they see different shards, or only some of them end an epoch early, nothing reports it. Use the
-    same index file on all ranks, and `set_epoch`. A framework that reads ahead needs the state with
-    each batch: yield `batch, reader.state_dict()`.
+    Samples, order, epochs and states are the same as for `ShardDataset`, which describes the
+    arguments; a state of one class can be loaded into the other. Ranks without torch.distributed
+    share nothing: if they see different shards, or only some of them end an epoch early, no error
+    is raised. Use the same index file on all ranks, and `set_epoch`. A framework that reads ahead
+    needs the state with each batch: yield `batch, reader.state_dict()`.
 
     Raises the errors of `ShardDataset`.
     """
 
     _runtime: ClassVar[Runtime] = Runtime()
 
-    epoch_reader: EpochReader  # from which loaders, mixtures and joins are derived, too
+    # Reads the epochs, and keeps the position. Readers of loaders, mixtures and joins are derived
+    # from it.
+    epoch_reader: EpochReader
 
     @arguments.checked(OTHER_WORDS, **ARGUMENTS)
     def __init__(
@@ -135,7 +142,8 @@ class ShardReader(Selecting, Generic[T_co]):
             unit="" if tokens is None else repr(tokens),
         )
         choice = DaemonChoice.of(socket, daemon, fallback)
-        # Arrays without a copy, and blocks of tokens, are parts of a file that has arrived whole.
+        # Arrays without a copy, and blocks of tokens, are slices of a whole shard's file. So they
+        # cannot be read from a shard that is still arriving.
         is_partial = partial_reads and not zero_copy and tokens is None
         patterns = [with_key_split(url, key_split) for url in patterns_from_here(urls)]
         source = ShardSource(patterns, choice, job or job_name(), timeout_s, is_partial)
@@ -163,21 +171,21 @@ class ShardReader(Selecting, Generic[T_co]):
 
     @property
     def manifest(self) -> Manifest:
-        """The shards in the order of `urls`, with sizes and sample counts where known.
+        """The shards in the order of `urls`, with sizes and sample counts if they are known.
 
-        Rank 0's manifest if torch.distributed was initialised first; otherwise the ranks compare
-        theirs when reading begins.
+        If torch.distributed was initialised first, all ranks use rank 0's manifest. Otherwise they
+        compare their manifests when reading begins.
         """
         return self.parts.manifest
 
     @property
     def seed(self) -> int:
-        """The seed of the shuffle, as given or as drawn."""
+        """The seed of the shuffle: the argument, or the number that was drawn for None."""
         return self.parts.samples.seed
 
     @property
     def batch_size(self) -> int:
-        """Number of samples in a batch of this rank; its part of a global batch, if there are any.
+        """Number of samples in a batch of this rank, or in this rank's part of a global batch.
 
         Raises ConfigError if the number of ranks does not divide `global_batch_size`.
         """
@@ -216,17 +224,20 @@ class ShardReader(Selecting, Generic[T_co]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that this process is reading, or else the next one that it would read."""
+        """The epoch that this process is reading, or else the next epoch that it would read."""
         return self.epoch_reader.epoch
 
     @property
     def position(self) -> int:
-        """Number of samples of its share that this reader has passed, bad ones included."""
+        """Number of samples of its share that this reader has passed, including bad samples."""
         return self.epoch_reader.position
 
     @arguments.checked(epoch=arguments.whole(0))
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that every iteration begun from now on reads, in running workers, too."""
+        """Set the epoch that every iteration begun from now on reads.
+
+        This holds for DataLoader workers that are running, too.
+        """
         self.epoch_reader.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -245,24 +256,25 @@ class ShardReader(Selecting, Generic[T_co]):
         iteration yields nothing.
 
         The number of ranks and workers may differ from the run that saved the state: the rest of
-        the epoch is divided among the new ones. One rank's state suffices, since ranks take their
-        batches in step. With `even=None`, ranks differ by a sample: one rank's state then suffices
-        until it reaches the end of its share; after that, an error asks for the states of the
-        others. From a list of these, each rank's own is used.
+        the epoch is divided among the new ranks and workers. One rank's state is enough, since
+        ranks take their batches in step. With `even=None`, ranks differ by a sample: one rank's
+        state is then enough until that rank reaches the end of its share; after that, an error asks
+        for the states of the other ranks. If the states of all ranks are given, each rank uses its
+        own state.
 
         Args:
             state: the return value of `state_dict`, or any structure that contains such states,
                 such as a StatefulDataLoader's.
 
-        Raises ConfigError if it contains no state, or one of another dataset; the next iteration
-        raises it if the positions of all readers cannot be derived.
+        Raises ConfigError if `state` contains no state, or the state of another dataset. The next
+        iteration raises ConfigError if the positions of all readers cannot be derived.
         """
         self.epoch_reader.load_state_dict(state)
 
     def follow(self, other: ShardReader[Any]) -> None:
-        """Continue where another dataset of the same samples does.
+        """Take over the epoch and state of another dataset of the same samples.
 
-        Does nothing unless its epoch or state was set since the last call.
+        Does nothing unless the other dataset's epoch or state was set since the last call.
         """
         self.epoch_reader.follow(other.epoch_reader)
 
@@ -270,10 +282,11 @@ class ShardReader(Selecting, Generic[T_co]):
 
     @arguments.checked(function=arguments.FUNCTION)
     def map(self, function: Callable[[T_co], U]) -> ShardReader[U]:
-        """Return a dataset that yields `function(item)` for each item of this one.
+        """Return a dataset that yields `function(item)` for each item of this dataset.
 
-        It has the same shards and order, begins with this one's epoch, and keeps epochs and states
-        of its own. An exception of the function becomes a DecodeError, which goes to `on_error`.
+        The new dataset has the same shards and order. It begins with this dataset's epoch, and then
+        has separate epochs and states. An exception of the function becomes a DecodeError, which
+        goes to `on_error`.
         """
         self._check_yields_samples("map()")
         pipeline = self.parts.pipeline.then(Map(function))
@@ -281,11 +294,11 @@ class ShardReader(Selecting, Generic[T_co]):
 
     @arguments.checked(function=arguments.FUNCTION)
     def filter(self, function: Callable[[T_co], object]) -> Self:
-        """Return a dataset that yields the items of this one for which `function(item)` is true.
+        """Return a dataset that yields only the items for which `function(item)` is true.
 
-        Its length is unknown, and ranks get different numbers of items: with several ranks, the
-        dataset needs `even=None`, and resuming needs the states of all ranks. Otherwise it is like
-        `map`.
+        The new dataset's length is unknown, and ranks get different numbers of items: with several
+        ranks, the dataset needs `even=None`, and resuming needs the states of all ranks. Otherwise
+        `filter` is like `map`.
         """
         self._check_yields_samples("filter()")
         return self._derived(pipeline=self.parts.pipeline.then(Filter(function)))
@@ -294,16 +307,16 @@ class ShardReader(Selecting, Generic[T_co]):
     def indexed(self, window: int = 4) -> IndexedShards[T_co]:
         """Return the same samples as a map-style dataset: by number or key, in the order of `urls`.
 
-        `shuffle` has no effect on it.
+        `shuffle` has no effect on the map-style dataset.
 
         Args:
-            window: number of shards that each process holds at a time.
+            window: maximum number of shards that each process holds at a time.
 
         Raises ConfigError if the samples are not counted, or if this dataset leaves samples out.
         """
         self._check_yields_samples("indexed()")
         parts = self.parts
-        # Its samples are divided among ranks by a sampler, which is compared with the mesh.
+        # A sampler divides the samples among ranks. Its number of ranks is compared with the mesh.
         ranks = parts.group.given
         mesh = ranks if isinstance(ranks, MeshRanks) else None
         sessions = ReaderSessions(parts.sessions, ReaderIdentity(parts.job))
@@ -337,32 +350,32 @@ class ShardReader(Selecting, Generic[T_co]):
             for block in blocks.loader(num_workers=4):
                 block["tokens"], block["positions"], block["cu_seqlens"], block["max_seqlen"]
 
-        Samples are put together where they fit best, among `window` of them, into blocks of at most
-        `max_tokens` tokens: none is cut, and each comes once. A `Block` has its samples, with their
-        keys and sources, and the arrays that attention within samples takes. With `length`, the
-        training loop concatenates the samples; with `tokens`, the block has them concatenated.
+        Blocks have at most `max_tokens` tokens. Among `window` samples, those that fit best are put
+        together: no sample is cut, and each comes once. A `Block` has its samples, with their keys
+        and sources, and the arrays that attention within samples takes. With `length`, the training
+        loop concatenates the samples; with `tokens`, the block has the concatenated tokens.
 
-        Every rank gets the same number of blocks. Ranks with short samples get ahead; near the end
-        of an epoch, their blocks are less full. A rank that has given all of its samples repeats
-        the last one in each block that the others still need. Samples that are `window` or more
-        places apart keep their order.
+        Every rank gets the same number of blocks. Ranks with short samples get ahead of others;
+        near the end of an epoch, their blocks are less full. A rank that has given all of its
+        samples repeats the last sample in each block that other ranks still need. Samples that are
+        `window` or more places apart keep their order.
 
-        It has epochs and states of its own. The same ranks and workers resume with exactly the next
-        block; other ranks or workers resume with exactly the samples that are left, which needs the
-        states of all ranks.
+        The new dataset has separate epochs and states. If the numbers of ranks and workers are the
+        same, a run resumes with exactly the next block. If they differ, it resumes with exactly the
+        samples that are left, for which it needs the states of all ranks.
 
         Args:
             max_tokens: maximum number of tokens in a block.
             length: returns the number of tokens of a sample, always the same for the same sample.
             tokens: in place of `length`, returns the tokens themselves: a tensor or array of one
-                dimension. It is called by the process that packs, which is the training loop's with
-                `loader()`: tokenize in `map`.
+                dimension. The function is called in the process that packs; with `loader()`, that
+                is the process of the training loop, so tokenize in `map`.
             window: number of samples that are kept in memory; by each worker, if a plain DataLoader
-                reads the blocks. A larger window leaves less room in blocks of long samples.
-            per_source: in a mixture, make each block of samples of one source, which it names in
-                its `source`, instead of samples of all in the mixture's proportions. Sources come
-                as often as their tokens do. Then `window` is for all sources together: give 512
-                for each.
+                reads the blocks. With a larger window, blocks of long samples are fuller.
+            per_source: in a mixture, make each block of samples of one source, which the block
+                names as its `source`, instead of samples of all sources in the mixture's
+                proportions. Sources come in proportion to their tokens. As `window` then holds for
+                all sources together, give 512 for each source.
             on_error: called with the SampleError of a sample that is longer than `max_tokens`, has
                 no tokens, or whose length is not a whole number. See `handlers`.
             timeout_s: how long a rank waits for the others to fill their windows.
@@ -370,7 +383,7 @@ class ShardReader(Selecting, Generic[T_co]):
         Raises:
             ConfigError: an argument is invalid, numpy is missing, or the dataset has
                 `global_batch_size`, or items that are not samples; or, when iterating, the ranks
-                share no key-value store over which to agree, or one of them has no samples at all.
+                share no key-value store over which to agree, or a rank has no samples at all.
             RankTimeoutError, RanksError: a rank does not answer.
         """
         self._check_can_pack(length, tokens)
@@ -391,9 +404,9 @@ class ShardReader(Selecting, Generic[T_co]):
     def regrouped(self, stage: Stage) -> Self:
         """Return a dataset of the groups that a stage makes of the samples.
 
-        It has epochs and states of its own.
+        The new dataset has separate epochs and states.
 
-        Raises ConfigError if this one has a stage already.
+        Raises ConfigError if this dataset has a stage already.
         """
         self._check_yields_samples("pack() or batch_by_length()")
         return self._derived(stage=stage)
@@ -406,14 +419,17 @@ class ShardReader(Selecting, Generic[T_co]):
     def _selected(self, choices: Choices) -> Self:
         self._check_yields_samples("choosing some of them")
         derived = self._derived(samples=self.parts.samples.selected(choices))
-        # The states that were loaded are of the dataset that this one is selected from.
+        # States that were loaded belong to the dataset from which this selection is made.
         derived.epoch_reader.bookmark.forget_states()
         return derived
 
     # Checks and copies
 
     def _check_can_pack(self, length: object, tokens: object) -> None:
-        """Raise ConfigError if samples cannot be packed, or without a way to their lengths."""
+        """Raise ConfigError if the samples cannot be packed.
+
+        Also raises it unless exactly one of `length` and `tokens` is given.
+        """
         has_one_function = (length is None) != (tokens is None)
         if not has_one_function:
             raise ConfigError(
@@ -432,7 +448,11 @@ class ShardReader(Selecting, Generic[T_co]):
             raise ConfigError("blocks of samples need numpy", remedy="pip install numpy") from exn
 
     def _check_yields_samples(self, what: str) -> None:
-        """Raise ConfigError if a stage groups the samples: the call `what` has to come before."""
+        """Raise ConfigError if a stage groups the samples.
+
+        Args:
+            what: the call, for the message: it has to come before the grouping.
+        """
         if self.parts.stage is not None:
             raise ConfigError(
                 f"{what} is for samples, and this dataset yields groups of them",
@@ -441,14 +461,19 @@ class ShardReader(Selecting, Generic[T_co]):
             )
 
     def _derived(self, name: str = "", **changes: Any) -> Self:
-        """Return a dataset with other parts and a position of its own."""
+        """Return a dataset with some other parts and a separate position.
+
+        Args:
+            name: tells the derived reader from others; see `EpochReader.derived`.
+            changes: the parts that differ, by name.
+        """
         derived = copy(self)
         derived.epoch_reader = self.epoch_reader.derived(name, **changes)
         return derived
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        # Set by ShardDataset[Sample](...): a type that may not be importable.
+        # `ShardDataset[Sample](...)` sets this attribute to a type that may not be importable.
         state.pop("__orig_class__", None)
         return state
 
