@@ -1,9 +1,8 @@
 """The exception hierarchy of daemon and client.
 
-Each error names what failed, why, and what to do about it.
-
-An error is raised where a foreign exception is caught, crosses the wire as JSON (`to_json`), and is
-raised again as the same class in the training process (`from_json`).
+Each error names what failed, why, and what to do about it (its remedy). The daemon raises an error
+and sends it as JSON (`to_json`). The client raises the same class again in the training process
+(`from_json`). Exceptions of other packages are translated into these classes where they occur.
 """
 
 import json
@@ -33,8 +32,8 @@ class ShardcacheError(Exception):
         code: stable machine-readable name of the class, also used on the wire.
         retryable: True if the same request may succeed when it is repeated.
         yielded: number of the shard's samples that were yielded before the error was found.
-        worker_traceback: traceback of the DataLoader worker that raised it; empty in that worker
-            itself.
+        worker_traceback: traceback of the DataLoader worker that raised the error; empty in that
+            worker itself.
     """
 
     code: ClassVar[str] = "error"
@@ -51,7 +50,7 @@ class ShardcacheError(Exception):
     def __init__(self, message: str, *, url: str | None = None, remedy: str | None = None) -> None:
         self.yielded = 0
         self.worker_traceback = ""
-        # torch rebuilds the error of a DataLoader worker from nothing but its formatted traceback.
+        # torch rebuilds a DataLoader worker's error only from its formatted traceback: `message`.
         sent = sent_by_worker(message)
         if sent is not None:
             self.worker_traceback = sent.traceback
@@ -99,9 +98,9 @@ class ShardcacheError(Exception):
 
     @classmethod
     def _by_code(cls) -> dict[str, type[Self]]:
-        """Return this class and all below it, by their codes."""
+        """Return this class and all its subclasses, by their codes."""
         classes = {}
-        # Ray derives further classes from those of errors in its tasks, without a code.
+        # Ray derives classes without a code from the classes of errors in its tasks.
         if "code" in vars(cls):
             classes[cls.code] = cls
         for child in cls.__subclasses__():
@@ -116,9 +115,9 @@ class ConfigError(ShardcacheError, code="config"):
 class OriginError(ShardcacheError, code="origin"):
     """A request to the object store failed.
 
-    Subclasses with a counterpart among Python's OSErrors derive from it: `except IOError` catches a
-    missing shard, a denied one and an unreachable object store, just as in a loader that opens
-    files itself.
+    Subclasses with a counterpart among Python's OSErrors also derive from that OSError. So `except
+    IOError` catches a missing shard, a denied shard and an unreachable object store, just as in a
+    loader that opens files itself.
     """
 
 
@@ -164,7 +163,7 @@ class OriginUnavailableError(OriginError, OSError, code="origin_unavailable", re
     )
     retry_after_s = 0
     """Seconds that the object store asks to wait before the next attempt."""
-    has_expired = False  # True if it refuses the credentials because they have expired
+    has_expired = False  # True if the store refuses credentials because they have expired
 
 
 class OriginBusyError(OriginUnavailableError, code="origin_busy"):
@@ -225,7 +224,7 @@ class TrailingDataError(ShardError, code="trailing_data"):
 class TornSampleError(ShardError, code="torn_sample"):
     """Members of one sample are not adjacent in the tar.
 
-    Each part of it would pass for a sample.
+    A reader would take each part of the sample for a whole sample.
     """
 
     default_remedy = (
@@ -385,11 +384,11 @@ class MissingMemberError(SampleError, code="missing_member"):
         """Build for a sample.
 
         Args:
-            extension: of the member.
-            sample: a dict with its `__key__`, `__url__` and members.
-            unread: the extensions in its shard of which no members were read.
-            is_named: True if the dataset names the member; else other samples have it, and
-                `missing` has no effect until it is named.
+            extension: extension of the missing member.
+            sample: the sample, a dict with its `__key__`, `__url__` and members.
+            unread: extensions of members in the shard that were not read.
+            is_named: True if the dataset names the member. If not, other samples have the member,
+                and the option `missing` has no effect until the dataset names it.
         """
         has = sorted(name for name in sample if not name.startswith("__"))
         not_read = sorted(unread)
@@ -464,8 +463,8 @@ def codes(kind: type[ShardcacheError]) -> frozenset[str]:
 def from_json(data: dict[str, Any]) -> ShardcacheError:
     """Rebuild an error from `to_json`; an unknown code becomes its nearest known parent class.
 
-    A newer daemon may send codes that this client does not know: the message still arrives, and a
-    class to catch. Malformed fields are dropped: the error matters more than its details.
+    A newer daemon may send codes that this client does not know. The client still gets the message,
+    and a class to catch. Malformed fields are dropped: the error matters more than its details.
     """
     error = _nearest_class(data)(
         str(data.get("message", "")),
@@ -477,7 +476,7 @@ def from_json(data: dict[str, Any]) -> ShardcacheError:
 
 
 def _nearest_class(data: dict[str, Any]) -> type[ShardcacheError]:
-    """Return the class of an error's code, else that of its nearest known parent."""
+    """Return the class with an error's code, else the class of its nearest known parent."""
     nearest_first = [data.get("code")]
     parents = data.get("parents")
     if isinstance(parents, list | tuple):
@@ -496,5 +495,5 @@ def _yielded(data: dict[str, Any]) -> int:
 
 
 def _text(value: object) -> str | None:
-    """Return the value if it is a text; None for any other."""
+    """Return a value if it is a text; None for any other value."""
     return value if isinstance(value, str) else None

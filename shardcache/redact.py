@@ -1,8 +1,8 @@
-"""Redaction of secrets in urls, and escaping of terminal control characters. Pure.
+"""Redaction of secrets in urls, and escaping of terminal control characters.
 
-A signed url grants access to its object, sometimes to a whole container, to anyone who sees it. The
-complete url is used only to fetch the object and to compute its hash; wherever a url is shown or
-stored, its secrets are redacted.
+A signed url grants access to its object, or even to a whole container, to anyone who sees the url.
+The complete url is used only to fetch the object and to compute its hash. Before a url is shown or
+stored, these functions replace its secrets. They depend only on their arguments.
 """
 
 import re
@@ -17,22 +17,22 @@ _NAMES = (
     r"|signature|sig|policy|(?:\w+[-_])?(?:token|secret|password|passwd|pwd)|auth"
     r"|(?:api|access|account|secret|subscription)[-_]?key"
 )
-# A parameter ends at the next one, at the end of the url, or at a quotation mark.
+# A parameter ends at the next parameter, at the end of the url, or at a quotation mark.
 _PARAMETER = re.compile(rf"([?&;#](?:{_NAMES})=)[^\s&;#'\"<>]+", re.IGNORECASE)
-# Only the beginning of a longer text is processed: more is never shown.
+# Only this number of characters of a text is processed: more are never shown.
 _MAX_READ_CHARS = 8192
 # C0 and C1 controls, line separators, and bidirectional overrides.
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-# Passwords may contain slashes, as AWS's often do; ports, IPv6 addresses, ARNs and GitHub's
-# org:repo@ref are not passwords. A match ends before the next "://": to scan further from each of
-# them would take minutes on a text with thousands.
+# Passwords in urls. They may contain slashes, as AWS's often do. Ports, IPv6 addresses, ARNs and
+# GitHub's org:repo@ref are not passwords. A match ends before the next "://": if each match could
+# extend further, a text with thousands of urls would take minutes.
 _USERINFO = re.compile(
     r"(?<!github)(://)(?!arn:)[^\s/@:\[{'\"]*:(?!\d{0,5}(?:[/?#\s'\"]|$))(?:(?!://)[^\s@'\"])*@"
 )
 
 
 def redact(text: str) -> str:
-    """Return a url, or a text with urls in it, with passwords, signatures and tokens redacted."""
+    """Return a url, or a text that contains urls, without passwords, signatures and tokens."""
     if "=" in text:
         text = _PARAMETER.sub(rf"\1{HIDDEN}", text)
     if "@" in text:
@@ -41,15 +41,15 @@ def redact(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return untrusted text, such as a job's name, on one line: control characters are escaped."""
+    """Return untrusted text, such as a job's name, on one line, with control characters escaped."""
     return _CONTROLS.sub(lambda control: ascii(control[0]).strip("'"), text)
 
 
 def excerpt(text: str, max_chars: int = 500) -> str:
     """Return untrusted text for a message: redacted, printable, and at most `max_chars` long.
 
-    A longer text loses its middle. Bytes that could not be decoded (surrogates), which JSON in
-    UTF-8 cannot carry, are escaped as well.
+    The middle of a longer text is left out. Surrogates, which stand for bytes that could not be
+    decoded, are escaped as well: JSON in UTF-8 cannot carry them.
     """
     encodable = text[:_MAX_READ_CHARS].encode(errors="backslashreplace").decode()
     shown = printable(redact(encodable))

@@ -18,7 +18,8 @@ def member_remedy(
         extension: extension of the missing member.
         present: extensions of the members that the sample has.
         unread: extensions of the members in its shard that were not read.
-        is_named: True if the dataset names the member.
+        is_named: True if the dataset names the member; False if it reads all members, and other
+            samples have this one.
     """
     fill = (
         "missing='skip' to leave such samples out, or "
@@ -36,7 +37,7 @@ def member_remedy(
 
 
 def _advice_to_name_another(extension: str, members: list[str]) -> str:
-    """Return the advice to name a similar member; "" if none is similar."""
+    """Return the advice to name another, similar member; "" if no member is similar."""
     dotted = [name for name in members if name.endswith(f".{extension}")]
     if dotted:
         return f'name "*.{extension}", which fits {dotted[0]!r}'
@@ -46,7 +47,8 @@ def _advice_to_name_another(extension: str, members: list[str]) -> str:
     question = did_you_mean(extension, members)
     is_misspelt_image = bool(did_you_mean(extension, _IMAGES))
     if not question and is_misspelt_image:
-        question = did_you_mean(extension, images, cutoff=0)  # any image will do
+        # A cutoff of 0 accepts any image of the sample, however different its extension.
+        question = did_you_mean(extension, images, cutoff=0)
     return question.strip("; ?")
 
 
@@ -56,7 +58,9 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     Args:
         cutoff: minimum similarity, 0 to 1, of names that count as close.
     """
-    import difflib  # only errors need it, and every command and trainer imports this module
+    # The import is here because only errors need it, and every command and trainer imports this
+    # module.
+    import difflib
 
     closest = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=cutoff)
     if not closest:

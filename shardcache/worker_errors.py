@@ -1,16 +1,18 @@
 """Errors of DataLoader workers, which torch sends to the trainer as text.
 
-torch sends an exception as its class and formatted traceback, and calls the class with that text in
-the trainer. So an error's text has its JSON at the end whenever torch formats it, and the
-constructor parses that.
+torch sends an exception as its class and its formatted traceback, and in the trainer, it calls the
+class with that text. So `ShardcacheError.__str__` appends the error's JSON whenever torch formats
+the error in a worker, and the constructor parses this JSON. The trailer is that end of the text.
 """
 
 import json
 import sys
 from typing import Any, NamedTuple
 
-_FORMATS_FOR_THE_TRAINER = "torch._utils"  # the module of ExceptionWrapper
-TRAILER = "\n  shardcache error as JSON: "  # no JSON contains a line break
+# The module of torch's ExceptionWrapper, which formats a worker's error for the trainer.
+_FORMATS_FOR_THE_TRAINER = "torch._utils"
+# Beginning of the trailer. The JSON after it contains no line break, so it ends with its line.
+TRAILER = "\n  shardcache error as JSON: "
 
 
 class SentError(NamedTuple):
@@ -31,8 +33,12 @@ class SentError(NamedTuple):
 
 
 def is_formatted_for_trainer() -> bool:
-    """Return True if `__str__`, which calls this, was called in a DataLoader worker by torch."""
-    # The caller of `__str__`; None if the interpreter prints the error that ended the program.
+    """Return True if torch has called the `__str__` that calls this, in a DataLoader worker.
+
+    Frames of the module `traceback`, by which torch formats an error, are skipped.
+    """
+    # This is the frame of the caller of `__str__`. There is none if the interpreter prints the
+    # error that ended the program.
     frame = sys._getframe(1).f_back
     while frame is not None and frame.f_globals.get("__name__") == "traceback":
         frame = frame.f_back
@@ -42,7 +48,7 @@ def is_formatted_for_trainer() -> bool:
 def sent_by_worker(text: str) -> SentError | None:
     """Return the error in a message that torch built from a worker's error.
 
-    None for any other message.
+    Returns None for any other message.
     """
     if not (text.startswith("Caught ") and TRAILER in text):
         return None

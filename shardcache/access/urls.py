@@ -1,4 +1,8 @@
-"""Meaning of a url: its parts, its form for comparison, and names relative to it. Pure."""
+"""Meaning of a url: its parts, its canonical form, and names relative to a url.
+
+Rules, caches and origins use these functions, which look only at the text of a url. The canonical
+form is the form in which urls are compared.
+"""
 
 import posixpath
 import re
@@ -18,13 +22,16 @@ def protocol_of(url: str) -> str:
 
 
 def place_of(url: str) -> str:
-    """Return the part after `://`, which begins with the bucket or host; all of a plain path."""
+    """Return the part after `://`, which begins with the bucket or host; a plain path unchanged."""
     _, separator, path = url.partition("://")
     return path if separator else url
 
 
 def store_of(url: str) -> str:
-    """Return protocol and bucket or host: the name of an origin, which may have a request limit."""
+    """Return protocol and bucket or host, without credentials.
+
+    This is the name by which limits on requests, and statistics, tell object stores apart.
+    """
     _, _, place = url.partition("://")
     authority, _, _ = place.partition("/")
     _, _, host = authority.rpartition("@")
@@ -54,8 +61,8 @@ def canonical(url: str) -> str:
 def is_glob(url: str) -> bool:
     """Return whether the url has wildcards.
 
-    In http(s) urls, `?` begins the query and `[` an IPv6 address; in S3's, `?versionId=` names a
-    version.
+    In web urls, only `*` is a wildcard: `?` begins the query, and `[` an IPv6 address. In S3 urls,
+    the mark `?versionId=` names a version.
     """
     if protocol_of(url) in WEB:
         return "*" in url.partition("?")[0]
@@ -63,12 +70,17 @@ def is_glob(url: str) -> bool:
 
 
 def glob_prefix(pattern: str) -> str:
-    """Return the literal prefix of a glob."""
+    """Return the literal beginning of a glob, up to its first wildcard."""
     return _WILDCARD.split(pattern, maxsplit=1)[0]
 
 
 def join(base: str, relative: str) -> str:
-    """Resolve a shard's name in an index at `base`; a url is returned unchanged."""
+    """Return the url of a shard that an index file names; a url is returned unchanged.
+
+    Args:
+        base: url of the index file.
+        relative: the shard's name in the file.
+    """
     if "://" in relative:
         return relative
     scheme, separator, path = path_of(base).rpartition("://")

@@ -1,4 +1,7 @@
-"""Sources of the options: flags, environment and file."""
+"""Sources of the options: flags, environment and file.
+
+`Settings` gets the values of all options from `Sources`, and names an option's source in errors.
+"""
 
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -13,17 +16,25 @@ VARIABLE_PREFIX = "SHARDCACHE_"
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Sources of the options, in order of precedence."""
+    """Sources of the options, in order of precedence.
+
+    Attributes:
+        flags: only the flags that the user has given, by name of the option.
+        env: the environment.
+        file: path of the config file, which may be missing.
+    """
 
     flags: Mapping[str, Any]
     env: Mapping[str, str]
     file: Path
 
     def values(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return the values that are set, as they are written; the file may have any keys.
+        """Return the values that are set, as they are written.
+
+        The values of keys in the file that are not options are returned as well.
 
         Args:
-            names: the options that environment variables may set.
+            names: names of the options, each of which an environment variable may set.
 
         Raises OSError or ValueError if the file is unusable.
         """
@@ -45,10 +56,10 @@ class Sources:
         return "file"
 
     def place(self, loc: tuple[int | str, ...]) -> str:
-        """Return the source of an option, or of a part of one, for errors.
+        """Return the source of an option, or of a part of its value, for errors.
 
-        It is a flag such as `--capacity`, a variable such as `$SHARDCACHE_CAPACITY`, or a line of
-        the file.
+        The source is a flag such as `--capacity`, a variable such as `$SHARDCACHE_CAPACITY`, or a
+        line of the file.
 
         Args:
             loc: pydantic's location: the option, followed by keys, numbers of tables, and names of

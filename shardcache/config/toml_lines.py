@@ -1,7 +1,7 @@
 """Lines of a TOML file on which options are set, for errors and for `shardcache config show`.
 
-tomllib does not keep them. Without a line, an option is hard to find: pydantic numbers the tables
-of one name from 0, and does not name the wrong key of a rule (`allow.3`).
+tomllib does not keep line numbers. Without them, an option is hard to find: pydantic numbers the
+tables of one name from 0, and does not name the wrong key of a rule (`allow.3`).
 """
 
 import re
@@ -11,8 +11,9 @@ _HEADER = re.compile(r"\s*\[+\s*([\w.-]+)\s*\]+")
 
 
 def line_of(loc: tuple[int | str, ...], toml: str) -> int | None:
-    """Return the line number of a key in a TOML file, or else that of its table's header.
+    """Return the number of the line that sets a key in a TOML file.
 
+    If that line is not found, the number of the line with the table's header is returned. Returns
     None for a key in a form that is not searched for, such as a header with quotes.
 
     Args:
@@ -22,8 +23,8 @@ def line_of(loc: tuple[int | str, ...], toml: str) -> int | None:
     """
     option, *keys = [part for part in loc if isinstance(part, str)]
     number = next((part for part in loc if isinstance(part, int)), 0)
-    table = ""  # the table of the present line; empty before the first one
-    headers = Counter[str]()  # tables of each name so far
+    table = ""  # the table of the present line; empty before the first table
+    headers = Counter[str]()  # number of tables of each name so far
     header_line = None
     for line, text in enumerate(toml.splitlines(), 1):
         header = _HEADER.match(text)

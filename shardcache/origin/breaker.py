@@ -1,20 +1,24 @@
-"""Circuit breaker for one way to make requests: by the tier, or by a bucket's presigned urls."""
+"""Circuit breaker for one way to make requests: through the tier, or by presigned urls.
+
+While a breaker is open, that way is not used, except by probes: single requests that find out
+whether the way works again. Requests are then made in another way.
+"""
 
 import math
 
-_MAX_FAILURES = 16
-_PAUSE_S = 10.0
+_MAX_FAILURES = 16  # number of consecutive failures that open a breaker
+_PAUSE_S = 10.0  # time between two probes
 
 
 class Breaker:
     """Circuit breaker: opens after consecutive failures, then admits probes until one succeeds.
 
-    Two stalls in a row open it, too: with few connections, sixteen would take minutes. A probe that
-    is cancelled needs no report: the next one is due `pause_s` later. See M. Nygard, "Release It!",
-    2007.
+    Two stalls in a row open the breaker, too: with few connections, sixteen stalls would take
+    minutes. A probe that is cancelled need not be reported, because the next probe is due `pause_s`
+    later. See M. Nygard, "Release It!", 2007.
 
     Args:
-        max_failures: number of consecutive failures that open it.
+        max_failures: number of consecutive failures that open the breaker.
         pause_s: time between two probes.
     """
 
@@ -34,7 +38,7 @@ class Breaker:
         return self._failures >= self._max_failures
 
     def admits(self, now_s: float) -> bool:
-        """Return whether a request may be sent now; in an open breaker, it is the probe."""
+        """Return whether a request may be sent now. While the breaker is open, it is a probe."""
         if not self.is_open:
             return True
         if now_s < self._probe_s:
@@ -47,7 +51,11 @@ class Breaker:
         self._failures = 0
 
     def failed(self, now_s: float, *, stalled: bool = False) -> None:
-        """Count a failure; a stall counts as half of those that open the breaker."""
+        """Count a failure.
+
+        Args:
+            stalled: True for a stall, which counts as half of the failures that open the breaker.
+        """
         self._failures += math.ceil(self._max_failures / 2) if stalled else 1
         if self.is_open:
             self._probe_s = max(self._probe_s, now_s + self._pause_s)

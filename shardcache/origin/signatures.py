@@ -1,29 +1,34 @@
-"""Signed urls that their servers accepted lately: a client that has one may read its object."""
+"""Signed urls that their servers accepted lately.
+
+A signed url has parameters that permit a read of its object until it expires. The daemon gives
+cached bytes only to a client whose url the server has accepted.
+"""
 
 import hashlib
 import time
 
 from shardcache.shared.urls.signed_urls import expiry_s, is_signed
 
-_REMEMBERED_S = 3600.0
-_MAX_URLS = 200_000  # a hash and a number each, some 30 MB
+_REMEMBERED_S = 3600.0  # time for which an accepted url is remembered
+_MAX_URLS = 200_000  # each url takes a hash and a number: some 30 MB together
 
 
 class Signatures:
-    """Signed urls that were accepted, each until it expires, and for an hour at most.
+    """Signed urls that were accepted. Each is kept until it expires, but at most for an hour.
 
-    Kept as hashes: they are secrets.
+    The urls are secrets, so only their hashes are kept.
     """
 
     def __init__(self) -> None:
-        # By hash, the time of the monotonic clock at which each was accepted last, oldest first.
+        # By hash of the url: the time by the monotonic clock at which it was accepted last. The
+        # oldest is first.
         self._accepted: dict[bytes, float] = {}
 
     def __repr__(self) -> str:
         return f"<Signatures of {len(self._accepted)} urls>"
 
     def accept(self, url: str) -> None:
-        """Note that the server has just accepted a url. No-op for one that is not signed."""
+        """Record that the server has just accepted a url. No-op for a url that is not signed."""
         if not is_signed(url):
             return
         digest = _hash(url)
@@ -33,13 +38,13 @@ class Signatures:
             del self._accepted[next(iter(self._accepted))]
 
     def refuse(self, url: str) -> None:
-        """Note that the server has refused a url."""
+        """Record that the server has refused a url."""
         self._accepted.pop(_hash(url), None)
 
     def allow(self, url: str) -> bool:
         """Return whether cached bytes may be given to a client that has this url.
 
-        True for one that is not signed.
+        Returns True for a url that is not signed.
         """
         if not is_signed(url):
             return True

@@ -1,4 +1,8 @@
-"""Origins that have a cluster's tier in front of them."""
+"""Origins that have a cluster's tier in front of them.
+
+The tier is an optional cache that the nodes of a cluster share. While an origin is unavailable, the
+tier may still have objects, and this origin then knows their versions.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -10,14 +14,14 @@ from shardcache.origin.objects import RemoteObject
 from shardcache.origin.tier.tier_state import TierState
 from shardcache.tarindex.key_splits import key_split_in
 
-_MAX_KNOWN = 10_000  # number of objects with versions that are remembered for an outage
-_VERSION_LIMIT_S = 5.0  # for the tier's answer to the question which version it knows
+_MAX_KNOWN = 10_000  # number of objects whose versions are remembered for an outage
+_VERSION_LIMIT_S = 5.0  # limit on the time of a question to the tier about a version
 
 
 class TieredOrigin(DeferredOrigin):
     """An origin behind a tier, which may have an object's parts while the origin fails.
 
-    Its `fetch` bypasses the tier; `ask_tier` does not.
+    `fetch` requests parts from the origin itself, and `ask_tier` requests them from the tier.
     """
 
     def __init__(self, setup: Setup, tier: TierState) -> None:
@@ -26,9 +30,10 @@ class TieredOrigin(DeferredOrigin):
         self._known: dict[str, RemoteObject] = {}  # objects by url, oldest first
 
     async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
-        """As `Origin.stat`; while the origin is unavailable, the version that was last known.
+        """As `Origin.stat`; while the origin is unavailable, return the last known version.
 
-        The tier may have its parts; for each, it checks whether the request is permitted.
+        The tier may have the parts of this version. It checks for each part whether the request is
+        permitted.
         """
         try:
             current = await super().stat(url)
@@ -37,12 +42,13 @@ class TieredOrigin(DeferredOrigin):
             if last_known is None:
                 raise
             return last_known
-        obj = replace(current, joinable=False)  # the tier caches single parts
+        # The tier caches single parts, so each part is requested by itself.
+        obj = replace(current, joinable=False)
         self._remember(obj, url)
         return obj
 
     def _remember(self, obj: RemoteObject, url: str) -> None:
-        """Keep an object as the newest known; forget the oldest of too many."""
+        """Keep an object as the newest known; forget the oldest object if there are too many."""
         self._known.pop(url, None)
         self._known[url] = obj
         if len(self._known) > _MAX_KNOWN:
@@ -50,9 +56,9 @@ class TieredOrigin(DeferredOrigin):
             del self._known[oldest]
 
     async def _permitted_by_tier(self, url: str) -> RemoteObject | None:
-        """Return the version that the tier knows while the store fails.
+        """Return the version that the store lately permitted the tier to serve.
 
-        None if it knows none, or fails, too.
+        Returns None if the tier knows no version, or does not answer, too.
         """
         route = self.tier.version_route()
         if route is None:

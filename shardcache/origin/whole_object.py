@@ -1,4 +1,4 @@
-"""Small objects, read whole into memory."""
+"""Small objects, such as index files, read whole into memory."""
 
 import asyncio
 import os
@@ -10,17 +10,18 @@ from shardcache.transport.between.checksums import ALGORITHMS, combined
 from shardcache.transport.between.flow import Flow
 from shardcache.transport.between.parts import Parts, PartSums
 
-_READ_BYTES = 4 * 1024**2
+_READ_BYTES = 4 * 1024**2  # size of one request
 
 
 async def read_object(origin: Origin, obj: RemoteObject, flow: Flow) -> bytes:
-    """Return all bytes of a small object, verified by its checksum, unless that is presumed.
+    """Return all bytes of a small object, verified by the checksum that its origin states.
 
-    Raises the errors of `Origin.fetch`; CorruptShardError if the bytes were damaged twice.
+    An MD5 is not verified, because it is only presumed to be one. Raises the errors of
+    `Origin.fetch`, and CorruptShardError if the bytes were damaged in two attempts.
     """
     try:
         return await _read_once(origin, obj, flow)
-    except CorruptShardError:  # the bytes may have been damaged on the way: request them again
+    except CorruptShardError:  # the bytes may have been damaged on their way: request them again
         return await _read_once(origin, obj, flow)
 
 
@@ -41,7 +42,11 @@ async def _read_once(origin: Origin, obj: RemoteObject, flow: Flow) -> bytes:
 
 
 async def _fetch(origin: Origin, obj: RemoteObject, flow: Flow, fd: int) -> None:
-    """Write an object to an open file, and verify it if checksums of parts can be combined."""
+    """Write an object to an open file.
+
+    The object is verified here if its checksum can be combined from the checksums of its parts.
+    Raises CorruptShardError.
+    """
     stated = obj.checksum
     algorithm = None
     if stated is not None and stated.algorithm in ALGORITHMS:

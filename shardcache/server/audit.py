@@ -1,4 +1,8 @@
-"""The audit log: a line for each epoch of a job, and for each request that changes something."""
+"""The audit log: a line for each epoch of a job, and for each request that changes something.
+
+Sessions report the plans of their readers, and `app` reports requests. A place is the position of a
+reader among the readers of its job.
+"""
 
 import time
 from collections import Counter, OrderedDict
@@ -10,13 +14,17 @@ from shardcache.cache.waiting.waits import JobKey
 log = structlog.get_logger()
 
 Place = tuple[int | None, int | None]
-"""A reader of a job: its rank and its number among the rank's workers."""
+"""A reader's position in its job: its rank, and its number among the rank's workers.
 
-# Limits on the epochs that are remembered, of all jobs together, and on the readers of each:
-# clients may name any number.
+A number is None if the client does not state it.
+"""
+
+# Limits on the number of epochs that are remembered, for all jobs together, and on the number of
+# readers of each epoch. Limits are necessary because clients may name any number of epochs and
+# readers.
 _MAX_EPOCHS = 256
 _MAX_READERS = 1024
-# Maximum lines per user and period; further events are only counted.
+# Maximum number of lines per user and period; further events are only counted.
 _MAX_LINES = 120
 _PERIOD_S = 60.0
 
@@ -24,7 +32,7 @@ _PERIOD_S = 60.0
 class Audit:
     """Writes the audit lines, each with a user's id.
 
-    Their rate is limited per user, so that requests cannot fill the node's disk.
+    The rate of lines is limited per user, so that requests cannot fill the node's disk.
     """
 
     def __init__(self) -> None:
@@ -45,10 +53,10 @@ class Audit:
             log.info(event, uid=uid, **fields)
 
     def plan(self, job: JobKey, epoch: int | None, reader: Place, **fields: object) -> None:
-        """Log the first plan of a job's epoch.
+        """Log the first plan of a job's epoch; later plans of other readers are not logged.
 
-        A reader that declares an epoch for the second time begins another pass: the job was started
-        again.
+        If a reader declares an epoch for the second time, the job was started again: this is logged
+        as another start of the epoch.
         """
         readers = self._epochs.setdefault((job, epoch), set())
         self._epochs.move_to_end((job, epoch))

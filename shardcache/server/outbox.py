@@ -1,4 +1,8 @@
-"""Answers of a session, sent together while there are several."""
+"""Answers of a session, sent together if there are several at the same time.
+
+A bundle is a message that stands for several messages. A turn of the event loop is the time in
+which the loop runs all tasks that are ready.
+"""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -11,12 +15,13 @@ from shardcache.telemetry.logs import SharedLogger
 
 log = SharedLogger()
 
-# Answers that wait while the client reads earlier ones. With more, `send` does not return.
+# Maximum number of answers that wait while the client reads earlier answers. With more, `send` does
+# not return until they are sent.
 _MAX_WAITING = 256
 
 
 class Outbox:
-    """Sends answers to a client, all of one turn of the event loop in one message.
+    """Sends answers to a client: all answers of one turn of the event loop in one message.
 
     Args:
         socket: the client's connection.
@@ -36,8 +41,8 @@ class Outbox:
     async def send(self, answers: Iterable[Json]) -> None:
         """Send answers, together with those that come soon after.
 
-        Returns once they are sent, or another call is about to send them; but not before the client
-        has read enough of earlier ones.
+        Returns once the answers are sent, or another call is about to send them. If too many
+        answers wait, it does not return before the client has read earlier answers.
         """
         self._waiting += answers
         is_sent_by_another_call = self._sending.locked()
@@ -45,19 +50,20 @@ class Outbox:
             return
         async with self._sending:
             if self._bundles:
-                await asyncio.sleep(0)  # other requests of this turn add their answers
+                # Other requests that are handled in this turn now add their answers.
+                await asyncio.sleep(0)
             while self._waiting:
                 waiting = self._waiting
                 self._waiting = []
                 await self._send_all(waiting)
 
     async def _send_all(self, answers: Sequence[Json]) -> None:
-        """Send answers, in a bundle if there are several and the client accepts one."""
+        """Send answers, in a bundle if there are several and the client accepts bundles."""
         if len(answers) == 1 or not self._bundles:
             for answer in answers:
                 await self._send(answer)
             return
-        # Answers with packed bytes are binary messages, each by itself.
+        # An answer with packed bytes is a binary message, so it cannot be in a bundle.
         bundled = [answer for answer in answers if "packed" not in answer]
         if bundled:
             await self._send({"type": "bundle", "messages": bundled})

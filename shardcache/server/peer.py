@@ -1,4 +1,8 @@
-"""The user behind a request."""
+"""The user behind a request, who is called the peer.
+
+At a Unix socket, the kernel reports the user of the connected process. Over TCP, `tcp_guard`
+decides as which user a request counts.
+"""
 
 import socket
 import struct
@@ -9,18 +13,19 @@ from shardcache.access.rules import Peer
 from shardcache.shared.unix_socket import credentials
 
 _GID = struct.Struct("I")
-_GROUPS_BYTES = 1024  # the maximum of Python's getsockopt: 256 groups
-# asm-generic/socket.h; Python has no name for it.
+_GROUPS_BYTES = 1024  # the maximum of Python's getsockopt, which is room for 256 groups
+# Number of the option in asm-generic/socket.h: not all releases of Python have a name for it.
 _SO_PEERGROUPS = getattr(socket, "SO_PEERGROUPS", 59)
 
 PEER = "shardcache.peer"
-"""Key of a request's user, if the user was not identified by the kernel."""
+"""Key under which a request has its user, if the kernel has not identified the user."""
 
 
 def peer_of(request: web.Request) -> Peer:
-    """Return the user who sent the request, as the kernel reports it for the connected process.
+    """Return the user who sent a request, as the kernel reports it for the connected process.
 
-    The ids are those at the time of connecting (SO_PEERCRED and SO_PEERGROUPS, unix(7)).
+    The ids are those that the process had when it connected (SO_PEERCRED and SO_PEERGROUPS,
+    unix(7)).
     """
     identified: Peer | None = request.get(PEER)
     if identified is not None:
@@ -43,5 +48,7 @@ def _groups(sock: socket.socket) -> tuple[int, ...]:
     try:
         data = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
     except OSError:
-        return ()  # a kernel before 4.13, or a user in more groups: group rules then grant nothing
+        # The kernel is older than 4.13, or the user is in more groups. Rules for supplementary
+        # groups then grant nothing.
+        return ()
     return tuple(gid for (gid,) in _GID.iter_unpack(data))

@@ -1,4 +1,4 @@
-"""State shared by the server's handlers."""
+"""State shared by the server's handlers, which get it as `app[SERVICE]`."""
 
 import os
 import time
@@ -38,13 +38,13 @@ class Service:
         self.audit = Audit()
         self.drain = Drain()
         self.loop_lag = LoopLag()
-        # Not one of the disk's threads: if the disk hangs, so do they, and the metrics should
-        # report it.
+        # A thread of its own, because the disk's threads hang if the disk does, and the metrics
+        # should report that.
         self.metrics_writer = ThreadPoolExecutor(1, "metrics")
         self._started_s = time.monotonic()
 
     def status(self, peer: Peer) -> Json:
-        """Return the status page, without the figures of the process."""
+        """Return the status page as a user may see it, without the figures of the process."""
         return {
             "version": __version__,
             "uptime_s": round(time.monotonic() - self._started_s, 3),

@@ -1,10 +1,14 @@
-"""Marks by which a daemon recognises a daemon's S3 endpoint, which is not an object store."""
+"""Marks by which a daemon recognises the S3 endpoint of a daemon, its own or another.
+
+Such an endpoint must not be a daemon's object store: the daemon would send requests to itself, or
+everything would be cached twice.
+"""
 
 DAEMON_AGENT = "shardcache-daemon"
 """Part of the User-Agent in requests that the SDK of a daemon sends."""
 
 ENDPOINT_HEADER = "x-shardcache-endpoint"
-"""Header of every answer of a daemon's S3 endpoint."""
+"""Header that every answer of a daemon's S3 endpoint has."""
 
 OWN_ENDPOINT = "the origin is the S3 endpoint of a shardcache daemon, and no object store"
 OWN_ENDPOINT_REMEDY = (

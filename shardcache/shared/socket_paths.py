@@ -1,4 +1,4 @@
-"""Path of the daemon's socket, and the signs that a daemon is set up for the node."""
+"""Path of the daemon's socket, and the files that show that a daemon is set up for the node."""
 
 import os
 import tempfile
@@ -15,10 +15,13 @@ SYSTEM_SOCKET = Path("/run/shardcache/shardcache.sock")
 def socket_path(explicit: str | os.PathLike[str] | None = None) -> Path:
     """Return the path of the daemon's socket for this node and user.
 
-    In order of precedence: the explicit path; `$SHARDCACHE_SOCKET`;
-    `/run/shardcache/shardcache.sock` if it exists or this user could create it;
-    `$XDG_RUNTIME_DIR/shardcache/`, unless that is another user's; a folder of this user's in the
-    temporary directory.
+    In order of precedence, it is:
+
+    1. the explicit path;
+    2. `$SHARDCACHE_SOCKET`;
+    3. `/run/shardcache/shardcache.sock`, if it exists or this user could create it;
+    4. a path in `$XDG_RUNTIME_DIR/shardcache/`, unless that folder is another user's;
+    5. a path in a folder of this user's in the temporary directory.
     """
     if explicit is not None:
         return Path(explicit)
@@ -33,7 +36,10 @@ def socket_path(explicit: str | os.PathLike[str] | None = None) -> Path:
 
 
 def runtime_folder() -> Path | None:
-    """Return `$XDG_RUNTIME_DIR`; None if it is unset, or another user's, as after `su`."""
+    """Return `$XDG_RUNTIME_DIR`; None if it is unset, or names another user's folder.
+
+    After `su`, for example, it still names the previous user's folder.
+    """
     text = os.environ.get("XDG_RUNTIME_DIR")
     if not text:
         return None
@@ -43,7 +49,7 @@ def runtime_folder() -> Path | None:
     except PermissionError:
         return None
     except OSError:
-        return folder  # a later use of it raises the error
+        return folder  # the error is raised when the folder is used
     if not is_own:
         return None
     return folder
@@ -52,7 +58,7 @@ def runtime_folder() -> Path | None:
 def may_exist(path: Path) -> bool:
     """Return True if the file exists, or if its folder denies this user access.
 
-    An attempt to use it then raises the error.
+    In the latter case, an attempt to use the file raises the error.
     """
     try:
         return path.exists()
@@ -72,7 +78,7 @@ def _user_tmp() -> Path:
     Raises DaemonError.
     """
     folder = Path(tempfile.gettempdir()) / f"shardcache-{os.getuid()}"
-    # Anyone can create a folder there; trust only one that this user owns.
+    # Anyone can create a folder there, so only a folder that this user owns is trusted.
     if folder.exists() and folder.stat().st_uid != os.getuid():
         raise DaemonError(
             f"{folder} belongs to another user",

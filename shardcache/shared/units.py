@@ -30,7 +30,8 @@ def duration(value_s: float) -> str:
     if value_s < 60:
         return f"{value_s:.1f} s"
 
-    # Rounded down: a certificate with six days and some hours left does not last for seven days.
+    # Numbers are rounded down: a certificate that is valid for six more days and some hours is not
+    # valid for seven days.
     minutes = int(value_s // 60)
     hours = int(value_s // 3600)
     days = int(value_s // 86_400)
@@ -50,9 +51,9 @@ def age(value_s: float) -> str:
 
 @cache
 def user_name(uid: int) -> str:
-    """Return a user's name; the uid if it has none here, as in a container.
+    """Return a user's name; the uid if it has no name on this system, as in a container.
 
-    May ask a directory server.
+    The system may send a request to a directory server, so this may block.
     """
     try:
         return pwd.getpwuid(uid).pw_name
@@ -61,7 +62,7 @@ def user_name(uid: int) -> str:
 
 
 def group_name(gid: int) -> str:
-    """Return a group's name; the gid if it has none here."""
+    """Return a group's name; the gid if it has no name on this system."""
     try:
         return grp.getgrgid(gid).gr_name
     except KeyError:

@@ -1,4 +1,8 @@
-"""Versions of the protocol, and the one on which daemon and client agree."""
+"""Versions of the protocol between daemon and client, and the version on which both agree.
+
+Daemon and client may be different releases of shardcache. Each release speaks a range of protocol
+versions.
+"""
 
 from dataclasses import dataclass
 
@@ -11,7 +15,7 @@ OLDEST_PROTOCOL_VERSION = 4
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """The range of protocol versions that one side speaks, both ends included."""
+    """The range of protocol versions that one side speaks, including both ends."""
 
     oldest: int
     newest: int
@@ -37,9 +41,9 @@ class Release:
 
     @classmethod
     def of(cls, hello: Json) -> "Release":
-        """Return the client's release; without `oldest_protocol`, it speaks only the newest.
+        """Return the client's release, as its `hello` states it. Raises ProtocolError.
 
-        Raises ProtocolError.
+        A client that does not state its `oldest_protocol` speaks only its newest protocol.
         """
         newest = take(hello, "protocol", int)
         oldest = hello.get("oldest_protocol")
@@ -51,7 +55,8 @@ class Release:
 def agree(*, daemon: Release, client: Release) -> int:
     """Return the newest protocol version that both sides speak.
 
-    Raises VersionMismatchError if there is none; it names both releases and says which to upgrade.
+    Raises VersionMismatchError if there is none. The error names both releases, and says which of
+    them to upgrade.
     """
     newest = min(daemon.spoken.newest, client.spoken.newest)
     if newest >= max(daemon.spoken.oldest, client.spoken.oldest):

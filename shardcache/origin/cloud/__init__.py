@@ -1,5 +1,5 @@
 """Object stores that the transport workers read by HTTP as documented.
 
-They are Google's, Azure's and the Hugging Face Hub. A store's fsspec filesystem lists, uploads and
-finds the credentials; no byte of a shard passes through it.
+They are Google's, Azure's and the Hugging Face Hub. A store's fsspec filesystem lists objects,
+uploads files and finds the credentials. The bytes that are read do not pass through it.
 """

@@ -21,7 +21,7 @@ class PermittedGcs(PermittedOrigin):
 class PermittedHub(PermittedOrigin):
     """The Hugging Face Hub, read with any of a user's tokens.
 
-    Requests with a token that lacks the permission are told that there is no such repository.
+    If a token lacks the permission, the Hub answers that there is no such repository.
     """
 
     store = HubOrigin

@@ -1,4 +1,8 @@
-"""Local files."""
+"""Local files.
+
+A link is a symbolic link. The redirect guard is the daemon's rules for urls: the daemon may be able
+to read files that its users must not read, so a link must not lead to a forbidden place.
+"""
 
 import asyncio
 import os
@@ -19,9 +23,9 @@ from shardcache.origin.objects import RemoteObject
 class LocalOrigin(FsspecOrigin):
     """Local files.
 
-    Every method raises NotAllowedError for a path with links that lead to a place which the
-    redirect guard forbids. Links are resolved here, and again when the file is opened: only users
-    who can write to an allowed folder can replace one in between.
+    Every method raises NotAllowedError for a path with links that lead to a place that the redirect
+    guard forbids. Links are resolved here, and again when the file is opened. In between, only
+    users who can write to an allowed folder can replace a link.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -31,7 +35,8 @@ class LocalOrigin(FsspecOrigin):
     async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
         """As `Origin.upload`.
 
-        The file is moved if it lies on the same filesystem, and survives a loss of power.
+        The file is moved if it is on the same filesystem, and copied otherwise. It survives a loss
+        of power.
         """
         with translated(url):
             await asyncio.to_thread(_publish, path, Path(self._path(url)))
@@ -41,7 +46,10 @@ class LocalOrigin(FsspecOrigin):
         return super()._connect(_LocalFiles)
 
     async def _check(self, url: str) -> None:
-        """Raise NotAllowedError for forbidden links, NotFoundError for a missing folder."""
+        """Raise NotAllowedError for forbidden links, and NotFoundError for a missing folder.
+
+        A url of a folder, which ends in "/", is a prefix to list.
+        """
         path = place_of(url)
         names_folder = path.endswith("/")
         real = await asyncio.to_thread(os.path.realpath, path)
@@ -56,17 +64,17 @@ class LocalOrigin(FsspecOrigin):
 
 
 class _LocalFiles(LocalFileSystem):  # type: ignore[misc]
-    """Local files; a link is listed as the file that it leads to."""
+    """Local files, where a link is listed as the file that it leads to."""
 
     def info(self, path: Any, **options: Any) -> Any:
-        """Describe a file; in a listing, too, a link is described as the file that it leads to."""
+        """Describe a file. In a listing, too, a link is described as the file that it leads to."""
         if isinstance(path, os.DirEntry) and path.is_symlink() and path.is_file():
             path = path.path
         return super().info(path, **options)
 
 
 def _publish(path: Path, target: Path) -> None:
-    """Move or copy a file to its place, and write it and its name to the disk. Blocks."""
+    """Move or copy a file to its place, and sync the file and its folder to the disk. Blocks."""
     target.parent.mkdir(parents=True, exist_ok=True)
     is_elsewhere = path.stat().st_dev != target.parent.stat().st_dev
     if is_elsewhere:

@@ -1,15 +1,23 @@
-"""Content of files that may be lists of shards, parsed unless that would take too much memory."""
+"""Content of files that may be lists of shards.
+
+A file is parsed only if that cannot take too much memory. `foreign_lists` and `index_files` call
+these functions.
+"""
 
 import json
 from typing import Any
 
-# The values of a list have at least this length on average, with their commas or line ends. A file
-# of shorter values is not a list of shards; parsed, it would take tens of times its size.
+# Minimum average length of the values of a list of shards, with their commas or line ends. A file
+# with shorter values is not a list of shards, and would take tens of times its size if it were
+# parsed.
 _MIN_BYTES_PER_VALUE = 4
 
 
 def parsed_json(data: bytes) -> Any:
-    """Return a file's content as JSON. Raises ValueError if it is not, or cannot be a list."""
+    """Return the parsed JSON of a file.
+
+    Raises ValueError if the file is not JSON, or cannot be a list of shards.
+    """
     if data.count(b",") * _MIN_BYTES_PER_VALUE > len(data):
         raise ValueError("its values are too short to be shards")
     try:
@@ -19,7 +27,7 @@ def parsed_json(data: bytes) -> Any:
 
 
 def lines_of(text: str) -> list[str]:
-    """Return the lines of a text without the blank ones; no lines if it cannot be a list."""
+    """Return the lines of a text, except blank lines; none if it cannot be a list of shards."""
     if text.count("\n") * _MIN_BYTES_PER_VALUE > len(text):
         return []
     return [line.strip() for line in text.splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""Addresses that an option names, and sockets bound to them."""
+"""Addresses that an option such as `--http` names, and sockets bound to them."""
 
 import socket
 
@@ -6,7 +6,7 @@ from shardcache.errors import ConfigError, DaemonError
 
 
 def resolved(option: str, text: str) -> list[tuple[str, int]]:
-    """Return the addresses and ports of HOST:PORT, each once. Raises ConfigError.
+    """Return the addresses and ports that HOST:PORT stands for. Raises ConfigError.
 
     Args:
         option: the option that names the address, such as "--http".
@@ -29,7 +29,7 @@ def resolved(option: str, text: str) -> list[tuple[str, int]]:
             remedy="write HOST:PORT",
         ) from None
     addresses = [(str(address[0]), int(address[1])) for *_, address in infos]
-    return list(dict.fromkeys(addresses))  # each once
+    return list(dict.fromkeys(addresses))  # without duplicates
 
 
 def bound(option: str, text: str, address: tuple[str, int], backlog: int) -> socket.socket:

@@ -1,4 +1,8 @@
-"""Limits on the connections of a listening socket, and the open files that they take."""
+"""Limits on the connections of a listening socket, and the open files that connections take.
+
+`acceptor` enforces the limits. A descriptor is a number by which a process refers to an open file
+or connection; a process has a limit on their number.
+"""
 
 import resource
 from contextlib import suppress
@@ -7,15 +11,16 @@ from dataclasses import dataclass
 from shardcache.config.settings import Settings
 from shardcache.errors import ExhaustedError
 
-# Descriptors for the daemon's own files, processes and TCP connections.
+# Number of descriptors for the daemon's own files, processes and TCP connections.
 _OWN_FILES = 160
-# Descriptors for each connection to an origin, and for each transfer.
+# Number of descriptors for each connection to an origin, and for each transfer of a shard.
 _FILES_PER_CONNECTION = 2
 _FILES_PER_TRANSFER = 6
 
 _MAX_CONNECTIONS = 8192  # a connection takes some 20 KiB
 _FIRST_REQUEST_S = 10.0  # a client that connects sends its request immediately
-# Connections for commands, metrics and probes, which end soon: a share of all, or this number.
+# Connections that are reserved for commands, metrics and probes, which end soon: this share of all
+# connections, but at least this number.
 _SHORT_SHARE = 1 / 8
 _MIN_SHORT = 4
 
@@ -42,14 +47,17 @@ def raise_open_files() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on a listening socket's connections: their number at a time, and the time of each.
+    """Limits on the connections of a listening socket.
 
     Attributes:
-        connections: maximum number at a time.
-        per_user: maximum number of one user other than root and the daemon's own.
-        limit_s: maximum lifetime of a connection, or time until its first request has arrived.
-        first_only: True if `limit_s` applies to the first request.
-        stall_s: time for which a client may read nothing of what it is sent; None for any time.
+        connections: maximum number of connections at a time.
+        per_user: maximum number of connections at a time for each user, except root and the
+            daemon's own user.
+        limit_s: maximum lifetime of a connection; with `first_only`, the maximum time until the
+            head of its first request has arrived.
+        first_only: True if `limit_s` applies only to the first request.
+        stall_s: maximum time for which a client may read nothing although there is something to
+            read; None for no limit.
     """
 
     connections: int
@@ -62,7 +70,8 @@ class Limits:
     def of_socket(cls, settings: Settings) -> "Limits":
         """Return the limits of the Unix socket, within the present limit of open files."""
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # With a low limit, clients get a quarter of the files even if the daemon then lacks some.
+        # With a low limit, clients get a quarter of the descriptors, even if the daemon then lacks
+        # some for itself.
         possible = max(files // 4, files - own_files(settings))
         connections = min(possible, settings.socket_connections or _MAX_CONNECTIONS)
         return cls(
@@ -73,7 +82,11 @@ class Limits:
         )
 
     def check_sessions(self, sessions: int) -> None:
-        """Raise ExhaustedError if `sessions` is the maximum already."""
+        """Raise ExhaustedError if there may be no further session.
+
+        Args:
+            sessions: number of connected readers.
+        """
         short_connections = max(_MIN_SHORT, int(self.connections * _SHORT_SHARE))
         if sessions >= self.connections - short_connections:
             raise ExhaustedError(

@@ -17,9 +17,9 @@ class S3Options:
     """Options of the endpoint.
 
     Attributes:
-        sockets: sockets that listen for its clients; none without an endpoint.
+        sockets: sockets that listen for S3 clients; empty if there is no endpoint.
         key_life_s: time for which a new key is valid.
-        stall_s: time after which a client that reads nothing of its answer is disconnected.
+        stall_s: time after which a client that reads nothing from its answer is disconnected.
     """
 
     sockets: tuple[socket.socket, ...] = ()
@@ -37,11 +37,14 @@ class S3Options:
 
 @contextmanager
 def listening_for_s3(s3: str | None) -> Iterator[tuple[socket.socket, ...]]:
-    """Bind the addresses given by `--s3`; none without the option.
+    """Bind the addresses that `--s3` gives, and provide the sockets during the block.
+
+    Args:
+        s3: HOST:PORT; None without the option, for no sockets.
 
     Raises:
-        ConfigError: an invalid address, or one that other machines can reach.
-        DaemonError: it cannot be bound.
+        ConfigError: the address is invalid, or other machines can reach it.
+        DaemonError: the address cannot be bound.
     """
     if s3 is None:
         yield ()
@@ -54,7 +57,8 @@ def listening_for_s3(s3: str | None) -> Iterator[tuple[socket.socket, ...]]:
             remedy="listen on 127.0.0.1; each node runs a daemon of its own",
         )
     _, port = addresses[0]
-    if port == 0:  # the kernel chooses one, and would choose another for each address
+    # For port 0, the kernel chooses a port, and would choose another port for each address.
+    if port == 0:
         addresses = addresses[:1]
     with ExitStack() as open_sockets:
         sockets: list[socket.socket] = []

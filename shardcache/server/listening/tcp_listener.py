@@ -12,7 +12,7 @@ from shardcache.server.listening.addresses import bound, resolved
 from shardcache.server.listening.limits import Limits
 from shardcache.server.listening.tcp_token import token_hash
 
-_CONNECTIONS = 64
+_CONNECTIONS = 64  # maximum number of connections over TCP
 
 TCP_LIMITS = Limits(_CONNECTIONS, per_user=_CONNECTIONS, limit_s=60.0)
 
@@ -36,16 +36,18 @@ def listening(
     token_file: Path | None,
     activated: tuple[socket.socket, ...] = (),
 ) -> Iterator[Listener]:
-    """Bind the address given by `--http`, or use the activated sockets, if there are any.
+    """Bind the address that `--http` gives, or use the activated sockets, during the block.
+
+    Activated sockets are listening sockets that the service manager has passed to the daemon.
 
     Args:
         http: HOST:PORT; None without the option.
-        token_file: holds the token that requests must carry.
-        activated: the activated sockets.
+        token_file: file with the token that requests must carry; None for no token.
+        activated: the activated sockets; empty if there are none.
 
     Raises:
-        ConfigError: both an address and activated sockets; an invalid address or token file; or an
-            address beyond the loopback without a token.
+        ConfigError: there are both an address and activated sockets; or the address or token file
+            is invalid; or other machines can reach the address, but there is no token.
         DaemonError: the address cannot be bound.
     """
     if http is None and not activated:

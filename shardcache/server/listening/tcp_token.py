@@ -1,4 +1,7 @@
-"""The token that requests over TCP must carry, if there is a token file."""
+"""The token that requests over TCP must carry, if there is a token file.
+
+The daemon keeps only the token's hash.
+"""
 
 import hashlib
 import hmac
@@ -16,8 +19,8 @@ _RIGHTS_OF_OTHERS = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
 def token_hash(path: Path) -> bytes:
     """Return the hash of the token in a file, without surrounding white space.
 
-    Raises ConfigError if the file cannot be read, others may read or write it, or the token is too
-    short.
+    Raises ConfigError if the file cannot be read, if other users may read or write it, or if the
+    token is too short.
     """
     try:
         mode = path.stat().st_mode
@@ -41,7 +44,7 @@ def token_hash(path: Path) -> bytes:
 def carries(request: web.Request, wanted_hash: bytes) -> bool:
     """Return True if a request carries the token: `Authorization: Bearer …` (RFC 6750, 2.1)."""
     scheme, _, text = request.headers.get("Authorization", "").partition(" ")
-    # All hashes have the same length: the time that the comparison takes reveals nothing.
+    # All hashes have the same length, so the time that the comparison takes reveals nothing.
     is_same = hmac.compare_digest(_hash(text.strip()), wanted_hash)
     return is_same and scheme.lower() == "bearer"
 

@@ -1,4 +1,8 @@
-"""The running requests and sessions of a server, and their end."""
+"""The running requests and sessions of a server, and their end.
+
+To drain is to refuse new requests, close the sessions, and let running requests finish before the
+daemon exits. `running` also uses the drain to find out whether the daemon is idle.
+"""
 
 import asyncio
 import time
@@ -9,8 +13,8 @@ from aiohttp import WSCloseCode, web
 
 from shardcache.errors import StoppingError
 
-# Requests that take longer are cancelled; clients send them again to the next daemon. Busy or
-# frozen readers do not answer the close handshake.
+# Requests that take longer than this are cancelled; clients send them again to the next daemon.
+# There has to be a limit, because busy or frozen readers do not answer the close handshake.
 _DRAIN_LIMIT_S = 3.0
 
 
@@ -28,11 +32,14 @@ class Drain:
         self._requests: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._used_s = time.monotonic()  # end of the latest session or request
+        # Time by the monotonic clock at which the latest session or request ended.
+        self._used_s = time.monotonic()
 
     @contextmanager
     def running_request(self) -> Iterator[None]:
-        """Track the request or session that this task handles: shutdown waits for it.
+        """Track the request or session that the current task handles, during the block.
+
+        Shutdown waits for the block, and cancels the task if the block takes too long.
 
         Raises StoppingError if the daemon is already stopping.
         """
@@ -56,12 +63,13 @@ class Drain:
             await self._idle.wait()
             used_s = self._used_s
             await asyncio.sleep(used_s + for_s - time.monotonic())
+            # A request may have begun and ended, or only begun, during the sleep.
             was_used = self._used_s != used_s
             if not was_used and not self._requests:
                 return
 
     async def run(self) -> None:
-        """Close the sessions, and wait for running requests; cancel those that take too long."""
+        """Close the sessions, and wait for running requests; cancel requests that take too long."""
         self.began = True
         with suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_LIMIT_S):
@@ -73,6 +81,7 @@ class Drain:
         await self._idle.wait()
 
     async def _close_sessions(self) -> None:
+        """Close all sessions concurrently, with the code by which clients look for a new daemon."""
         async with asyncio.TaskGroup() as closing:
             for session in self.sessions.copy():
                 closed = session.close(code=WSCloseCode.GOING_AWAY, message=b"stopping")

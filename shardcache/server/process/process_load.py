@@ -1,4 +1,8 @@
-"""The load of the daemon's process: its event loop's lag, files, threads and memory."""
+"""The load of the daemon's process: its event loop's lag, files, threads and memory.
+
+The status page and `/metrics` show it. The lag is the time by which a timer of the event loop is
+late, because the loop was busy with something else.
+"""
 
 import asyncio
 import math
@@ -10,7 +14,8 @@ from pathlib import Path
 from shardcache.telemetry.metrics import Histogram
 
 _LAG_PERIOD_S = 0.05  # interval of measurements
-_REMEMBERED_S = 600.0
+_REMEMBERED_S = 600.0  # time for which measurements are kept
+# Upper bounds of the histogram, in seconds.
 _BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
@@ -28,18 +33,18 @@ class LoopLag:
     async def run(self) -> None:
         """Measure until cancelled."""
         while True:
-            # Not the loop's own clock, which stands still while the loop is blocked.
+            # This does not use the loop's own clock, which stands still while the loop is blocked.
             due_s = time.monotonic() + _LAG_PERIOD_S
             await asyncio.sleep(_LAG_PERIOD_S)
             self.note(time.monotonic() - due_s)
 
     def note(self, late_s: float) -> None:
-        """Add one measurement, in seconds, and drop the oldest."""
+        """Add one measurement, in seconds; drop the oldest if there are enough."""
         self._late_s.append(late_s)
         self.since_start.observe(late_s)
 
     def to_json(self) -> dict[str, float]:
-        """Return the median, 99th percentile and maximum in seconds; 0 before the first."""
+        """Return median, 99th percentile and maximum in seconds; 0 before the first measurement."""
         late_s = sorted(self._late_s) or [0.0]
         return {
             "p50_s": _quantile(late_s, 0.5),
@@ -49,19 +54,25 @@ class LoopLag:
 
 
 def _quantile(ascending: list[float], share: float) -> float:
-    """Return the smallest value that the given share of all values does not exceed, rounded."""
+    """Return the smallest value that a share of all values does not exceed, rounded.
+
+    Args:
+        ascending: all values in ascending order; at least one.
+        share: from above 0 to 1; 0.5 for the median.
+    """
     place = math.ceil(share * len(ascending)) - 1
     return round(ascending[place], 5)
 
 
 def process_stats() -> dict[str, int]:
     """Return the process's open file descriptors, threads, tasks and resident memory in bytes."""
-    # From proc(5). This runs on the event loop, so it does not make a Path for each entry.
+    # The numbers come from proc(5). This runs on the event loop, so it does not create a Path for
+    # each entry.
     fds = os.listdir("/proc/self/fd")  # noqa: PTH208
     threads = os.listdir("/proc/self/task")  # noqa: PTH208
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
-        "fds": len(fds) - 1,  # without the one that lists the folder
+        "fds": len(fds) - 1,  # without the descriptor by which the folder was listed
         "threads": len(threads),
         "tasks": len(asyncio.all_tasks()),
         "rss_bytes": pages * os.sysconf("SC_PAGE_SIZE"),

@@ -1,4 +1,7 @@
-"""Takeover of the socket and the folder from a previous daemon that is stopping."""
+"""Takeover of the socket and the cache folder from a previous daemon that is stopping.
+
+This is for a restart in which the new daemon starts before the previous daemon has ended.
+"""
 
 import asyncio
 import os
@@ -11,15 +14,15 @@ from shardcache.shared.unix_socket import connected, credentials, health
 
 log = structlog.get_logger()
 
-_ASK_TIMEOUT_S = 2.0
+_ASK_TIMEOUT_S = 2.0  # time limit on the question to the previous daemon about its health
 
 
 async def predecessor_gone(path: Path, limit_s: float) -> None:
-    """Wait until a stopping daemon at the socket has ended, so that this one can replace it.
+    """Wait until a stopping daemon at a socket has ended, so that this daemon can replace it.
 
-    Returns at once if no daemon there is stopping, and after `limit_s` in any case: the error comes
-    from binding the socket or locking the folder. A daemon in another PID namespace cannot be
-    watched and is not waited for.
+    Returns at once if no daemon there is stopping, and after `limit_s` in any case. If another
+    daemon still runs then, the caller gets an error as it binds the socket or locks the folder. A
+    daemon in another PID namespace cannot be watched, so this does not wait for such a daemon.
     """
     with suppress(ProcessLookupError, TimeoutError):
         async with asyncio.timeout(limit_s):
@@ -30,20 +33,21 @@ async def predecessor_gone(path: Path, limit_s: float) -> None:
 
 
 def _stopping_pid(path: Path) -> int | None:
-    """Return the process id of the daemon at the socket, if it is stopping; else None. Blocks."""
-    # Errors say that there is no daemon; anything else at the path is reported when it is bound.
+    """Return the process id of a stopping daemon at a socket; None if there is none. Blocks."""
+    # An error means that no daemon answers. If something else is at the path, the error is reported
+    # when the socket is bound.
     with suppress(OSError, ValueError):
         if health(path, _ASK_TIMEOUT_S)["status"] == "draining":
             with connected(path, _ASK_TIMEOUT_S) as sock:
                 pid, _uid, _gid = credentials(sock)
-                return pid or None  # 0 if it is in another PID namespace
+                return pid or None  # the id is 0 for a process in another PID namespace
     return None
 
 
 async def _wait_for_end(pid: int) -> None:
-    """Wait for a process that is not our child (pidfd_open(2)).
+    """Wait for the end of a process that is not a child of this one (pidfd_open(2)).
 
-    Raises ProcessLookupError if there is none.
+    Raises ProcessLookupError if there is no such process.
     """
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()

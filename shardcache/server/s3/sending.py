@@ -1,8 +1,9 @@
-"""Sending of files to sockets by the kernel: the bytes do not pass through this process.
+"""Sending of files to sockets by the kernel (sendfile), without copying bytes into this process.
 
-They are sent in steps, each in a thread, since the file may have to be read from the disk. A step
-ends when the socket is full: while a client does not read, the event loop waits for it, not a
-thread.
+`object_answers` sends the bodies of long answers in this way. The bytes are sent in steps, each in
+a thread, because the file may have to be read from the disk. A step ends when the socket is full.
+While a client does not read, only the event loop waits for the client, and no thread does. A client
+gives way when no more of its bytes are sent, so that others get their cache space.
 """
 
 import asyncio
@@ -19,18 +20,21 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# More would wait for the interpreter's lock: on two cores, 8 take a fifth more of processor time.
+# Number of threads. More threads would wait for the interpreter's lock: on two cores, 8 threads
+# take a fifth more processor time.
 _THREADS = 4
-# So that others get their turn, a step ends after this time, or once the client has read nothing
-# for `_PATIENCE_MS`. Most ranges are sent in one step, as each takes a turn of the event loop.
+# A step ends after `_STEP_S`, or once the client has read nothing for `_PATIENCE_MS`, so that other
+# clients get their turn. Most ranges are sent in one step, because each further step takes a turn
+# of the event loop.
 _STEP_S = 0.1
 _PATIENCE_MS = 20
-# Limit on one call of sendfile, which would otherwise go on while its client reads as fast.
+# Maximum number of bytes in one call of sendfile. Without it, a call would not end as long as its
+# client reads fast enough.
 _CALL_BYTES = 32 * 1024 * 1024
 # Interval at which the transport's buffer is checked.
 _PAUSE_S = 0.005
-# A client that has not read for this time gives way to others that need the cache space of its
-# bytes. While a client reads, the network fills the socket again within less.
+# A client that has read nothing for this time gives way to others that need the cache space of its
+# bytes. While a client reads, there is room in the socket again after a shorter time.
 _GIVES_WAY_S = 0.5
 
 
@@ -43,8 +47,9 @@ class Sending:
     """Sends one response from files to its client.
 
     Attributes:
-        stall_s: time for which the client may read nothing.
-        sent_bytes: number of bytes that the socket took, also in a `send` that was cancelled.
+        stall_s: maximum time for which the client may read nothing.
+        sent_bytes: number of bytes that the socket has accepted, including those of a `send` that
+            was cancelled.
     """
 
     _transport: asyncio.Transport
@@ -70,11 +75,15 @@ class Sending:
         end: int,
         gives_way: Callable[[], bool] | None = None,
     ) -> int:
-        """Send bytes of a file; return the end of those that were sent.
+        """Send bytes of a file; return the offset of the end of the bytes that were sent.
 
         Args:
-            gives_way: returns True if others need the cache space of these bytes: then no more are
-                sent once the client has read nothing for a moment. None to send all in any case.
+            fd: the open file.
+            start: offset of the first byte.
+            end: offset of the end of the bytes.
+            gives_way: returns True if others need the cache space of these bytes. Then no more
+                bytes are sent once the client has read nothing for `_GIVES_WAY_S`. None to send all
+                bytes in any case.
 
         Raises SlowClientError, ConnectionError if the client has disconnected, and OSError if the
         file cannot be read.
@@ -91,7 +100,8 @@ class Sending:
     async def writable(self, gives_way: Callable[[], bool] | None = None) -> bool:
         """Wait until the client has read something. Raises SlowClientError.
 
-        Returns False if it has read nothing for a moment, and `gives_way` then returns True.
+        Returns False if the client has read nothing for `_GIVES_WAY_S`, and `gives_way` then
+        returns True.
         """
         deadline_s = time.monotonic() + self.stall_s
         interval_s = self.stall_s
@@ -112,15 +122,20 @@ class Sending:
         return True
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Return the result of work in a thread; wait for its end even if this is cancelled.
+        """Return the result of work in a thread.
 
-        The work uses open descriptors: after they are closed, other files may get their numbers.
+        Even if this call is cancelled, it waits for the work's end. The work uses open descriptors,
+        which the caller closes after this call; other files may then get their numbers.
         """
         job = asyncio.get_running_loop().run_in_executor(self._threads, work)
         return await _finished(job)
 
     def _step(self, fd: int, start: int, size_bytes: int) -> int:
-        """Send what the socket takes, up to `size_bytes`; return the number of bytes. Blocks."""
+        """Send as many bytes as the socket accepts in one step; return their number. Blocks.
+
+        Args:
+            size_bytes: maximum number of bytes.
+        """
         out = self._socket.fileno()
         step_end_s = time.monotonic() + _STEP_S
         sent_bytes = 0
@@ -144,28 +159,32 @@ class Sending:
 
 
 class Sender:
-    """Sends files; its threads are shared by all responses.
+    """Sends files to clients. All responses share the sender's threads.
 
     Args:
-        stall_s: time for which a client may read nothing.
-        is_memory: True if the files are in memory (tmpfs): no read of them waits for a disk.
+        stall_s: maximum time for which a client may read nothing.
+        is_memory: True if the files are in memory (tmpfs), so that no read waits for a disk.
     """
 
     def __init__(self, stall_s: float, *, is_memory: bool) -> None:
         self._stall_s = stall_s
         self._threads = ThreadPoolExecutor(_THREADS, "s3-send")
-        # With this flag, a read fails rather than wait for the disk; tmpfs does not support it.
+        # With this flag, a read fails if it would have to wait for the disk. tmpfs does not support
+        # the flag, and does not need it.
         self._read_flags = 0 if is_memory else os.RWF_NOWAIT
 
     @contextmanager
     def sending(self, transport: asyncio.Transport) -> Iterator[Sending]:
-        """Provide the sending of one response to the client of a transport."""
+        """Provide a `Sending` for one response to the client of a transport."""
         sock: socket.socket = transport.get_extra_info("socket")
         with socket.socket(fileno=os.dup(sock.fileno())) as own:
             yield Sending(transport, own, self._threads, self._stall_s)
 
     async def read(self, fd: int, start: int, size_bytes: int) -> bytes | bytearray:
-        """Return bytes of a file, by a thread unless they are in memory. Raises OSError."""
+        """Return bytes of a file; read them in a thread unless they are in memory.
+
+        Raises OSError.
+        """
         in_memory = self.read_at_once(fd, start, size_bytes)
         if in_memory is not None:
             return in_memory
@@ -180,7 +199,7 @@ class Sender:
         buffer = bytearray(size_bytes)
         try:
             read_bytes = os.preadv(fd, [buffer], start, self._read_flags)
-        except OSError:  # none of them is in memory, or the filesystem cannot tell
+        except OSError:  # no byte is in memory, or the filesystem does not support the flag
             return None
         return buffer if read_bytes == size_bytes else None
 
@@ -198,7 +217,7 @@ async def _is_set_within(event: asyncio.Event, limit_s: float) -> bool:
 
 
 async def _finished(job: "asyncio.Future[T]") -> T:
-    """Return the result of a thread's work; wait for its end even if this is cancelled."""
+    """Return the result of a thread's work; wait for the work's end even if this is cancelled."""
     cancelled: asyncio.CancelledError | None = None
     while not job.done():
         try:
@@ -207,5 +226,5 @@ async def _finished(job: "asyncio.Future[T]") -> T:
             cancelled = exn
     if cancelled is None:
         return job.result()
-    job.exception()  # retrieved, as asyncio logs exceptions that nobody has retrieved
+    job.exception()  # this retrieves the exception: asyncio logs exceptions that nobody retrieves
     raise cancelled

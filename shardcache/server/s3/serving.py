@@ -1,4 +1,8 @@
-"""The S3 endpoint's server, and the keys that users get at the Unix socket."""
+"""The S3 endpoint's server, and the keys that users get at the Unix socket.
+
+`app` starts it if the daemon has an endpoint. A key is an id and a secret with which an S3 client
+signs its requests.
+"""
 
 import asyncio
 import resource
@@ -25,8 +29,9 @@ from shardcache.store.disk.mounts import mount_of
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _MAX_CONNECTIONS = 4096
-_FILES_PER_CONNECTION = 8  # so connections take at most an eighth of the process's descriptors
-_FIRST_REQUEST_S = 10.0
+# There is at most one connection for this number of descriptors that the process may have.
+_FILES_PER_CONNECTION = 8
+_FIRST_REQUEST_S = 10.0  # time within which a connection's first request has to arrive
 _KEEPALIVE_S = 75.0
 _CLOSE_S = 0.5  # grace period of connections that are still open at the end
 
@@ -39,7 +44,7 @@ async def serving_s3(
 ) -> AsyncIterator[Handler]:
     """Serve S3 clients until the block exits.
 
-    Yields the handler of requests for keys at the Unix socket.
+    Yields a handler for the Unix socket, which answers users' requests for keys.
     """
     layout = cache.layout
     unfinished = layout.unfinished(layout.s3_keys)
@@ -50,7 +55,8 @@ async def serving_s3(
     door = S3Door(cache, keys, drain, sender)
     server = web.Server(
         door.handle,
-        handler_cancellation=True,  # when a client disconnects, waits for space and bytes end
+        # When a client disconnects, its request no longer waits for cache space or bytes.
+        handler_cancellation=True,
         access_log=None,
         keepalive_timeout=_KEEPALIVE_S,
         auto_decompress=False,
@@ -95,7 +101,7 @@ def _limits(stall_s: float) -> Limits:
 
 
 def _refusal(error: ExhaustedError) -> bytes:
-    """Return the answer to a connection beyond the limits, after which clients try again."""
+    """Return the answer to a connection beyond the limits, which makes clients try again."""
     body = S3Error("SlowDown", error.message).document("/", "0")
     head = (
         "HTTP/1.1 503 Slow Down",

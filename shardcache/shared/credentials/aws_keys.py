@@ -1,7 +1,7 @@
 """AWS's keys in the environment, which a private daemon gets from each session.
 
-A program renews temporary keys by other values of the same variables. Uses the standard library
-alone.
+Temporary keys expire; a program that renews them sets other values of the same variables. The
+client imports this module, so it uses the standard library alone.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ _TOKEN = "AWS_SESSION_TOKEN"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AwsKeys:
-    """Keys of a user, or temporary ones of a role; the `repr` shows no secret.
+    """Keys of a user, or temporary keys of a role. The `repr` shows no secret.
 
     Attributes:
-        names: variables that have other values for other keys.
-        kind: stands for these values when a daemon's name is hashed.
+        names: environment variables whose values depend on the keys.
+        kind: text that stands for these values when a daemon's name is hashed.
         access_key: id of the keys.
-        secret: signs requests.
-        token: proves that temporary keys are valid; empty for a user's keys.
+        secret: the secret with which requests are signed.
+        token: session token of temporary keys; empty for a user's keys.
     """
 
     names: ClassVar[tuple[str, ...]] = (
@@ -48,7 +48,7 @@ class AwsKeys:
     def of(cls, variables: Mapping[str, Any]) -> Self | None:
         """Return the keys in an environment, or in a message with the same names.
 
-        None without any, and for keys that no request can carry.
+        Returns None if there are no keys, or keys that no request can carry.
         """
         access_key = variables.get(_ACCESS_KEY) or ""
         secret = variables.get(_SECRET) or ""
@@ -63,12 +63,12 @@ class AwsKeys:
 
     @property
     def is_temporary(self) -> bool:
-        """True if they expire."""
+        """True if the keys expire."""
         return bool(self.token)
 
     @property
     def variables(self) -> dict[str, str]:
-        """The keys by variable."""
+        """The values of the keys, by environment variable."""
         variables = {_ACCESS_KEY: self.access_key, _SECRET: self.secret}
         if self.token:
             variables[_TOKEN] = self.token

@@ -1,6 +1,6 @@
 """Azure's secrets in the environment, which a private daemon gets from each session.
 
-Uses the standard library alone.
+The client imports this module, so it uses the standard library alone.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from shardcache.shared.credentials.sendable import is_sendable
 
 _CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
-# Secrets in connection strings; all of their other fields say where the account is.
+# Secrets in connection strings. All other fields of a connection string say where the account is.
 _SECRET_FIELDS = ("accountkey", "sharedaccesssignature")
 
 
@@ -21,7 +21,7 @@ class AzureSecret:
     An environment may have several of these; adlfs chooses among them. The `repr` shows no secret.
 
     Attributes:
-        names: variables that have other values for another secret.
+        names: environment variables whose values depend on the secret.
         values: the variables that are set and their values, in the order of `names`.
     """
 
@@ -42,7 +42,7 @@ class AzureSecret:
     def of(cls, variables: Mapping[str, Any]) -> Self | None:
         """Return the secret in an environment, or in a message with the same names.
 
-        None without one, and for one that no request can carry.
+        Returns None if there is no secret, or a secret that no request can carry.
         """
         values: list[tuple[str, str]] = []
         for name in cls.names:
@@ -55,12 +55,15 @@ class AzureSecret:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The secret by variable."""
+        """The values of the secret, by environment variable."""
         return dict(self.values)
 
     @property
     def kind(self) -> str:
-        """Stands for the values when a daemon's name is hashed: the variables, and the account."""
+        """Text that stands for the values when a daemon's name is hashed.
+
+        It has the names of the variables, and the account.
+        """
         facts = [name for name, _ in self.values]
         facts += _account(self.variables.get(_CONNECTION_STRING, ""))
         return f"secret of Azure: {';'.join(facts)}"

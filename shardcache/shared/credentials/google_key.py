@@ -1,6 +1,6 @@
 """The key file of Google in the environment, which a private daemon gets from each session.
 
-Uses the standard library alone.
+The client imports this module, so it uses the standard library alone.
 """
 
 import json
@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 _FILE = "GOOGLE_APPLICATION_CREDENTIALS"
-_MAX_BYTES = 64 * 1024
-# Key files of these types contain a secret. Those of others only say where to get one, so their
-# path is part of a daemon's identity, like an endpoint.
+_MAX_BYTES = 64 * 1024  # maximum size of a key file
+# Key files of these types contain a secret. Files of other types only say where to get a secret, so
+# the path of such a file is part of a daemon's identity, like an endpoint.
 _TYPES = ("service_account", "authorized_user")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GoogleKey:
-    """The key of a service account, or of a user who has logged in; its `repr` does not show it.
+    """The key of a service account, or of a user who has logged in. The `repr` shows no secret.
 
     Attributes:
-        names: variables that have other values for another key.
-        kind: stands for these values when a daemon's name is hashed.
-        text: the file's JSON.
+        names: environment variables whose values depend on the key.
+        kind: text that stands for these values when a daemon's name is hashed.
+        text: the key file's JSON.
     """
 
     names: ClassVar[tuple[str, ...]] = (_FILE,)
@@ -39,9 +39,9 @@ class GoogleKey:
     def of(cls, variables: Mapping[str, Any]) -> Self | None:
         """Return the key in an environment, or in a message with the same name.
 
-        The variable of an environment names a file. Other processes may not see the file, so the
-        field of a message is its content. None without a key, and for a file that cannot be read.
-        Blocks.
+        In an environment, the value is the path of a file. Other processes may not see the file, so
+        in a message, the value is the file's content. Returns None if there is no key, or the file
+        cannot be read. Blocks.
         """
         value = variables.get(_FILE)
         if not isinstance(value, str):
@@ -57,12 +57,12 @@ class GoogleKey:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The key by variable."""
+        """The content of the key file, by environment variable."""
         return {_FILE: self.text}
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of the file."""
+        """The fields of the key file."""
         fields: dict[str, Any] = json.loads(self.text)
         return fields
 

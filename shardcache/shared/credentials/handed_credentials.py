@@ -1,6 +1,8 @@
 """Credentials in the environment that each session hands over to its user's private daemon.
 
-The name of the daemon's socket does not depend on their values. Uses the standard library alone.
+A private daemon is one that a reader has started for its own user. The name of its socket does not
+depend on the values of these credentials, but only on their kinds. The client imports this module,
+so it uses the standard library alone.
 """
 
 from collections.abc import Mapping
@@ -27,7 +29,10 @@ def handed_over(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def handed_kinds(environment: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return the `kind` of each of these credentials, with all variables that may belong to it."""
+    """Return the kinds of the credentials in an environment.
+
+    Each `kind` comes with the names of all variables that may belong to the credentials.
+    """
     names: dict[str, tuple[str, ...]] = {}
     for kind in KINDS:
         credentials = kind.of(environment)

@@ -1,6 +1,6 @@
 """The Hugging Face Hub's token in the environment, which a private daemon gets from each session.
 
-Uses the standard library alone.
+The client imports this module, so it uses the standard library alone.
 """
 
 from collections.abc import Mapping
@@ -12,16 +12,16 @@ from shardcache.shared.credentials.sendable import is_sendable
 _TOKEN = "HF_TOKEN"
 _OLDER_NAME = "HUGGING_FACE_HUB_TOKEN"
 _IS_NOT_SENT = "HF_HUB_DISABLE_IMPLICIT_TOKEN"
-_TRUE = ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads it
+_TRUE = ("1", "ON", "YES", "TRUE")  # values that huggingface_hub reads as true
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class HubToken:
-    """A token of the Hub; its `repr` does not show it.
+    """A token of the Hub. The `repr` does not show the token.
 
     Attributes:
-        names: variables that have other values for another token.
-        kind: stands for these values when a daemon's name is hashed.
+        names: environment variables whose values depend on the token.
+        kind: text that stands for these values when a daemon's name is hashed.
         value: the token, as requests send it.
     """
 
@@ -37,8 +37,8 @@ class HubToken:
     def of(cls, variables: Mapping[str, Any]) -> Self | None:
         """Return the token in an environment, or in a message with the same names.
 
-        None without one, for one that no request can carry, and if the user has disabled that
-        tokens are sent.
+        Returns None if there is no token, if no request can carry the token, or if the user has
+        disabled the sending of tokens.
         """
         if str(variables.get(_IS_NOT_SENT, "")).upper() in _TRUE:
             return None
@@ -52,5 +52,5 @@ class HubToken:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The token by variable."""
+        """The token, by environment variable."""
         return {_TOKEN: self.value}

@@ -1,12 +1,13 @@
 """Environment variables by which a process reaches object stores.
 
-Uses the standard library alone.
+`private` hashes the values of these variables: processes whose values differ get different private
+daemons. The client imports this module, so it uses the standard library alone.
 """
 
 import re
 
-# From these, the stores' clients take credentials, endpoints, proxies and certificates, and
-# shardcache its options.
+# Variables from which the stores' clients take credentials, endpoints, proxies and certificates,
+# and from which shardcache takes its options.
 _STORE_VARIABLES = re.compile(
     "|".join(
         (
@@ -24,8 +25,8 @@ _STORE_VARIABLES = re.compile(
     ),
     re.IGNORECASE,
 )
-# Exceptions: variables that say to which job a process belongs, that only the client reads, or that
-# are keys of models and other services.
+# Exceptions: variables that say to which job a process belongs, variables that only the client
+# reads, and keys of other services, such as those of language models.
 _OTHERS = re.compile(
     r"AWS_(?:BATCH|EXECUTION|LAMBDA|BEARER_TOKEN)_\w+|SHARDCACHE_(?:SOCKET|JOB|TUNE_MALLOC)"
     r"|(?:AZURE|GOOGLE)_(?:\w+_)?API_KEY",
