@@ -66,6 +66,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _is_near_address(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Return whether packets for an address reach this node or a metadata service."""
     if isinstance(address, ipaddress.IPv6Address):
         embedded = _embedded_ipv4(address)
         if embedded is not None:

@@ -146,6 +146,7 @@ def is_known(protocol: str) -> bool:
 
 
 def _names_of(kind: PlaceKind) -> frozenset[str]:
+    """Return all spellings of the protocols of a kind."""
     return frozenset(name for name, row in _ROWS.items() if row.kind is kind)
 
 

@@ -77,6 +77,7 @@ class AllowRule:
 
     @classmethod
     def _of_table(cls, table: dict[Any, Any]) -> "AllowRule":
+        """Return the rule of a table. Raises ValueError."""
         unknown = next(iter(table.keys() - _RULE_KEYS), None)
         if unknown is not None:
             similar = did_you_mean(str(unknown), _RULE_KEYS)
@@ -144,6 +145,7 @@ class _Rule:
         return any(prefix.startswith(text) for prefix in self.prefixes)
 
     def _starts_with(self, url: str, prefix: str) -> bool:
+        """Return whether a url starts with a prefix; a host or bucket must match as a whole."""
         if not url.startswith(prefix):
             return False
         following = url[len(prefix) : len(prefix) + 1]

@@ -13,8 +13,8 @@ _HEADER = re.compile(r"\s*\[+\s*([\w.-]+)\s*\]+")
 def line_of(loc: tuple[int | str, ...], toml: str) -> int | None:
     """Return the number of the line that sets a key in a TOML file.
 
-    If that line is not found, the number of the line with the table's header is returned. Returns
-    None for a key in a form that is not searched for, such as a header with quotes.
+    If that line is not found, the number of the line with the table's header is returned; if the
+    header is not found either, None. A header with quotes, for example, is not found.
 
     Args:
         loc: `(option,)`; or `(table, number, key)`, where `number` counts the tables of one name

@@ -184,6 +184,7 @@ class DaemonRun:
         return stopping_s, store
 
     def _open_store(self) -> Store:
+        """Return the store: the files in the cache folder, which are scanned. Blocks."""
         settings = self._settings
         return Store.open(settings.cache_dir, settings.capacity, settings.min_free, settings.group)
 

@@ -36,8 +36,8 @@ class Setup:
     Attributes:
         protocol: the part of its urls before `://`.
         table: options for its urls.
-        max_connections: limit on the connections that the origin opens itself; the caller limits
-            those of `workers`.
+        max_connections: limit on the number of connections that the origin opens itself; the caller
+            limits the connections of `workers`.
 
         redirect_guard: rules that the target of a redirect must satisfy; None for a process that
             reads with its own user's rights, which needs no such rules.
@@ -172,7 +172,7 @@ class Origin(Protocol):
     async def permitted_lately(self, route: Route, url: str) -> RemoteObject | None:
         """Return the version that the store lately permitted the tier to serve.
 
-        None if the tier knows no such version, or must not be asked about this url.
+        Returns None if the tier knows no such version, or must not be asked about this url.
 
         Raises what `fetch` raises when the connection fails.
         """

@@ -56,4 +56,5 @@ class Signatures:
 
 
 def _hash(url: str) -> bytes:
+    """Return the SHA-256 of a url, which may contain surrogates."""
     return hashlib.sha256(url.encode(errors="surrogateescape")).digest()

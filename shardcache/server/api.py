@@ -77,6 +77,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 def _failure(exn: ShardcacheError, status: int) -> web.Response:
+    """Return the answer with an error's JSON and an HTTP status."""
     return web.json_response({"error": exn.to_json()}, status=status)
 
 

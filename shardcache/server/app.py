@@ -137,6 +137,7 @@ async def _measuring_loop_lag(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _metrics(request: web.Request) -> web.Response:
+    """Answer a request for `/metrics`."""
     # The import is here because it takes 25 ms, and not every daemon is scraped.
     from shardcache.server.metrics.prometheus import metrics
 

@@ -179,6 +179,7 @@ async def _send_events(app: web.Application, peer: Peer, response: web.StreamRes
 
 
 def _event(name: str, data: str) -> bytes:
+    """Return a server-sent event; `data` has no line breaks."""
     return f"event: {name}\ndata: {data}\n\n".encode()
 
 

@@ -92,6 +92,11 @@ async def _serve(socket: web.WebSocketResponse, service: Service, peer: Peer) ->
 
 
 async def _send_welcome(socket: web.WebSocketResponse, agreed: int, cache: Cache) -> None:
+    """Send the answer to a hello.
+
+    Args:
+        agreed: the protocol version that both sides use from now on.
+    """
     welcome = {
         "type": "welcome",
         "protocol": agreed,

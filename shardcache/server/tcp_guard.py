@@ -81,6 +81,7 @@ def _error_response(
     message: str,
     headers: dict[str, str] | None = None,
 ) -> web.Response:
+    """Return the response that refuses a request, with the JSON of a NotAllowedError."""
     error = NotAllowedError(message, remedy="use the daemon's Unix socket")
     return web.json_response({"error": error.to_json()}, status=status, headers=headers)
 

@@ -235,6 +235,7 @@ def written(message: Json) -> bytes:
 
 
 def _json(message: Json) -> bytes:
+    """Return a message as JSON without blanks, in UTF-8."""
     return json.dumps(message, separators=(",", ":")).encode()
 
 
@@ -281,6 +282,7 @@ def _unsound(message: Json, name: str, kind: object) -> ProtocolError:
 
 
 def _is_count(value: object) -> bool:
+    """Return True for an integer from 0 to `_MAX_INT`; a bool is not an integer here."""
     return type(value) is int and 0 <= value <= _MAX_INT
 
 

@@ -71,11 +71,13 @@ def configure(level: str, form: str) -> None:
 
 
 def _json_processors() -> list[Processor]:
+    """Return the structlog processors that render an event as JSON."""
     tracebacks = structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
     return [tracebacks, structlog.processors.JSONRenderer()]
 
 
 def _text_processors() -> list[Processor]:
+    """Return the structlog processors that render an event as text for people."""
     formatter = structlog.dev.plain_traceback  # the default formatter shows local variables
     return [
         structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=formatter)

@@ -151,7 +151,7 @@ class Charge:
         }
 
     def in_words(self, kind: str) -> str:
-        """Return bytes, requests, and the cost if there is one, in one line.
+        """Return bytes, requests and, if there is a price, the cost, in one line.
 
         Args:
             kind: first word of the line, such as "fetched".

@@ -100,6 +100,7 @@ class AzureOrigin(StoreOrigin):
             )
 
     def _target(self, url: str) -> str:
+        """As `StoreOrigin._target`. Raises OriginError for another account's url."""
         self._check_account(url)
         bucket, key = quoted_bucket_and_key(url)
         container = bucket.partition("@")[0]
@@ -107,6 +108,11 @@ class AzureOrigin(StoreOrigin):
         return f"{endpoint.rstrip('/')}/{container}/{key}"
 
     async def _prove(self, was_refused: bool) -> Proof:
+        """As `StoreOrigin._prove`.
+
+        The proof is a token, a query signed with the account key, or a shared access signature,
+        whichever of these adlfs has found credentials for.
+        """
         if was_refused:
             # The old filesystem's credential would return the same token again.
             self._fs = self._open()

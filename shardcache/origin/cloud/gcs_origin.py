@@ -42,17 +42,20 @@ class GcsOrigin(StoreOrigin):
         return options
 
     def _filesystem_class(self) -> type[fsspec.AbstractFileSystem]:
+        """As `FsspecOrigin._filesystem_class`."""
         # The class that gcsfs registers sends a gRPC request for the type of each bucket. This is
         # the class behind it.
         cls: type[fsspec.AbstractFileSystem] = importlib.import_module("gcsfs.core").GCSFileSystem
         return cls
 
     def _target(self, url: str) -> str:
+        """As `StoreOrigin._target`."""
         bucket, key = quoted_bucket_and_key(url)
         endpoint = self._fs._location.rstrip("/")  # noqa: SLF001  # gcsfs has no public name for it
         return f"{endpoint}/{bucket}/{key}"
 
     def _checksum(self, headers: Mapping[str, str], url: str) -> Checksum | None:
+        """As `StoreOrigin._checksum`: the CRC32C, if the answer states it."""
         for part in headers.get("x-goog-hash", "").split(","):
             name, _, value = part.strip().partition("=")
             if name == "crc32c":
@@ -60,6 +63,7 @@ class GcsOrigin(StoreOrigin):
         return None
 
     async def _prove(self, was_refused: bool) -> Proof:
+        """As `StoreOrigin._prove`: the headers that gcsfs's credentials add to a request."""
         connection = self._fs.credentials  # gcsfs's object that holds Google's credentials
         if was_refused:
             await asyncio.to_thread(connection.maybe_refresh, math.inf)

@@ -160,7 +160,7 @@ class HubOrigin(StoreOrigin):
         return time.monotonic() - obj.reported_s > _LOCATED_S
 
     def _target(self, url: str) -> str:
-        """As `StoreOrigin._target`. Raises NotFoundError if a url is not that of a file."""
+        """As `StoreOrigin._target`. Raises NotFoundError for a url that does not name a file."""
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import parse_hf_uri
 
@@ -181,8 +181,9 @@ class HubOrigin(StoreOrigin):
 
     def _version(self, info: Mapping[str, Any], url: str) -> str:
         """As `StoreOrigin._version`; the SHA-256 for a file of git LFS."""
-        lfs_version = info.get("x-linked-etag")  # in an answer
-        if info.get("lfs"):  # in a listing
+        # `info` is either the headers of an answer, or an entry of a listing, which has `lfs`.
+        lfs_version = info.get("x-linked-etag")
+        if info.get("lfs"):
             lfs_version = info["lfs"]["sha256"]
         if lfs_version:
             return super()._version({"etag": lfs_version}, url)

@@ -138,8 +138,8 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
     def _with_options(self, setup: Setup) -> Setup:
         """Return the setup with the table's settings as options of the filesystem.
 
-        Later options override earlier ones: the endpoint, the defaults, those for requests without
-        credentials, those of the table, and finally the session's credentials.
+        Later options override earlier ones. They are the endpoint, the defaults, the options for
+        requests without credentials, the table's options, and finally the session's credentials.
         """
         table = setup.table
         options: dict[str, Any] = {}
@@ -236,7 +236,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
             location: place to which the request is sent.
             first_bytes: number of the object's first bytes to request at the same time.
         """
-        # Another server gets no proof that could be renewed: the first attempt is the last one.
+        # Another server gets no proof. Nothing can be renewed then, so there is only one attempt.
         away = location.is_away
         for is_last in (away, True):
             proof = Proof({}) if away else await self._proof.get(url)
@@ -258,7 +258,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
     async def _locate(self, _obj: RemoteObject, *, again: bool) -> Location:
         """Return the place of an object.
 
-        Here the store itself has all objects; subclasses may know other servers.
+        By default, the store itself has all objects. A subclass may return another server's url.
 
         Args:
             again: True if the url of the last place has expired, so that a new one is needed.
@@ -294,7 +294,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         """Return current credentials.
 
         Args:
-            was_refused: True if the store did not accept the last ones.
+            was_refused: True if the store did not accept the last credentials.
         """
 
 

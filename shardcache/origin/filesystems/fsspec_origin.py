@@ -58,6 +58,7 @@ def check_protocol(url: str) -> None:
 
 
 def _unknown_protocol(protocol: str) -> ConfigError:
+    """Return the error for a protocol without a filesystem, with a known one that is similar."""
     known = sorted({*COMMON, *known_implementations})
     suggestion = did_you_mean(protocol, known, cutoff=_ALIKE)
     examples = ", ".join(f"{name}://" for name in COMMON)

@@ -43,6 +43,7 @@ class LocalOrigin(FsspecOrigin):
         return await self.stat(url)
 
     def _connect(self, cls: type[fsspec.AbstractFileSystem]) -> Any:
+        """As `FsspecOrigin._connect`, but with a class that follows links in listings."""
         return super()._connect(_LocalFiles)
 
     async def _check(self, url: str) -> None:

@@ -70,6 +70,7 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def _is_local_file(url: str) -> bool:
+    """Return whether a text is the path or url of an existing local file."""
     path = local_path(url)
     if path is None:
         return False

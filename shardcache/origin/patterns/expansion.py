@@ -166,7 +166,7 @@ def asks_store(pattern: str) -> bool:
 
 
 def _needs_request(url: str) -> bool:
-    """Return whether a url without braces is a prefix, an index file or a glob."""
+    """Return whether a url, or a pattern by its end or wildcards, has to be listed or read."""
     return url.endswith("/") or is_index(url) or is_glob(url)
 
 

@@ -128,6 +128,7 @@ def _yaml(url: str, data: bytes) -> Any:
 
 
 def _is_shards_name(name: object) -> bool:
+    """Return whether a value of a list is a text that ends like a shard's name."""
     return isinstance(name, str) and is_shard(name)
 
 

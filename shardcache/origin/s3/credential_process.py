@@ -95,7 +95,8 @@ async def start(*command: str, **_options: Any) -> "CredentialProcess":
 class CredentialProcess:
     """A running program, with the interface of the process that `AioProcessProvider` expects."""
 
-    returncode = 0  # for any other status, `communicate` raises the error
+    # The SDK checks this after `communicate`, which has raised the error for any other status.
+    returncode = 0
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process

@@ -145,7 +145,8 @@ def _client_error(exn: Exception, url: str) -> errors.ShardcacheError:
     if isinstance(exn, LedAwayError):
         status = exn.errno or 0
         return error_of(status, f"the origin answered with status {exn.errno}", url)
-    certificate = _cause(exn, ssl.SSLCertVerificationError)  # also a ValueError
+    # This comes before _UNREADABLE: an SSLCertVerificationError is also a ValueError.
+    certificate = _cause(exn, ssl.SSLCertVerificationError)
     if certificate is not None:
         return certificate_error(certificate, url)
     if _cause(exn, HeadError) or _cause(exn, LineTooLong):
@@ -169,7 +170,7 @@ def _cause(exn: BaseException | None, kind: type[E]) -> E | None:
 
 
 def _code(exn: boto.ClientError) -> str:
-    """Return the code that S3's answer states; empty without one."""
+    """Return the code that S3's answer states; empty if it states none."""
     return str(exn.response.get("Error", {}).get("Code", ""))
 
 

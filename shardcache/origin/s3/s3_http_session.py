@@ -115,13 +115,13 @@ class StoreSession(_SessionWithoutRedirects):
 
 
 class _ClientWithoutRedirects:
-    """aiohttp session that does not follow redirects; it has the one method aiobotocore calls."""
+    """aiohttp session that does not follow redirects, with the only method that is called."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
     async def request(self, *args: Any, **options: Any) -> aiohttp.ClientResponse:
-        """As `ClientSession.request`; headers are re-encoded. Raises HeadError for large ones."""
+        """As `ClientSession.request`, with re-encoded headers. Raises HeadError if too large."""
         answer = await self._session.request(*args, **options, allow_redirects=False)
         head_bytes = sum(len(name) + len(value) for name, value in answer.raw_headers)
         if head_bytes > MAX_HEAD_BYTES:
@@ -136,4 +136,5 @@ class _ClientWithoutRedirects:
 
 
 def _latin_as_utf8(raw: bytes) -> bytes:
+    """Return bytes in UTF-8 that decode to one character for each byte of `raw`."""
     return raw.decode("latin-1").encode()

@@ -64,8 +64,7 @@ _REFUSED_S = 60.0
 _MAX_SIGNED = 64  # number of presigned urls that are kept
 _MAX_HOSTS = 256  # number of hosts whose proxy is remembered
 
-# Descriptions for botocore's names of the places where it finds credentials; other names are shown
-# as they are.
+# Descriptions of the places where botocore finds credentials, by its names; others are not changed.
 _SOURCES = {
     "env": "AWS_ACCESS_KEY_ID in the environment",
     "explicit": "AWS_ACCESS_KEY_ID in the environment of a reader",
@@ -468,7 +467,8 @@ class S3Origin(CredentialedOrigin):
 
 def _listed_object(url: str, entry: Mapping[str, Any]) -> RemoteObject:
     """Return the object that an entry of a listing describes."""
-    # The SDK decodes a listing as UTF-8, but headers as Latin-1: both must give the same version.
+    # In a listing, the SDK decodes bytes as UTF-8. In the headers of other answers, each byte is a
+    # character. A version must be the same text in both.
     etag = entry.get("ETag", "").encode(errors="surrogateescape").decode("latin-1")
     modified = entry.get("LastModified")
     return RemoteObject(

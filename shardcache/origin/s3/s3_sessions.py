@@ -155,7 +155,7 @@ _loading_descriptions = threading.Lock()
 def descriptions() -> Loader:
     """Return botocore's descriptions of S3, loaded once for all sessions.
 
-    Blocks for some 0.3 s the first time.
+    The first call blocks for some 0.3 s.
     """
     with _loading_descriptions:  # without the lock, two threads could both load them
         return _loaded_descriptions()

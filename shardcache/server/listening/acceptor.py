@@ -172,6 +172,7 @@ class _LimitedProtocol(asyncio.Protocol):
         self._tail = b""  # the last bytes that have arrived of the first request's head
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start the limit on the connection's time."""
         writing = cast(asyncio.WriteTransport, transport)
         # `abort` rather than `close`, which would wait until the client has read everything
         # written.
@@ -182,6 +183,7 @@ class _LimitedProtocol(asyncio.Protocol):
         self._inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timers, and report the connection's end."""
         self._on_end()
         if self._stall is not None:
             self._stall.stop()
@@ -190,6 +192,7 @@ class _LimitedProtocol(asyncio.Protocol):
             self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Pass data on; stop the time limit once the first request's head has arrived."""
         timer = self._timer
         if self._limits.first_only and timer is not None and not timer.cancelled():
             received = self._tail + data
@@ -204,11 +207,13 @@ class _LimitedProtocol(asyncio.Protocol):
         return self._inner.eof_received()
 
     def pause_writing(self) -> None:
+        """Start the stall timer: there are bytes that the client has not read."""
         if self._stall is not None:
             self._stall.start()
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
+        """Stop the stall timer: the client has read everything."""
         if self._stall is not None:
             self._stall.stop()
         self._inner.resume_writing()

@@ -1,4 +1,7 @@
-"""The addresses at which the daemon serves read-only status over TCP: `--http HOST:PORT`."""
+"""The addresses at which the daemon serves read-only status over TCP: `--http HOST:PORT`.
+
+The loopback is the node's own network interface, which no other machine can reach.
+"""
 
 import ipaddress
 import socket

@@ -50,4 +50,5 @@ def carries(request: web.Request, wanted_hash: bytes) -> bool:
 
 
 def _hash(text: str) -> bytes:
+    """Return the SHA-256 of a text, which may contain surrogates if a client sent it."""
     return hashlib.sha256(text.encode(errors="surrogateescape")).digest()

@@ -66,11 +66,13 @@ class _Selection(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
+        """Number of selected bytes."""
         start, end = self.span
         return end - start
 
     @property
     def status(self) -> int:
+        """HTTP status of the answer."""
         return 206 if self.is_range else 200
 
 
@@ -391,6 +393,7 @@ def _headers(request: S3Request, obj: RemoteObject) -> dict[str, str]:
 
 @lru_cache(1024)
 def _http_date(seconds: int) -> str:
+    """Return a time in seconds since the Unix epoch in the form of HTTP headers."""
     return formatdate(seconds, usegmt=True)
 
 

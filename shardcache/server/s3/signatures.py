@@ -295,8 +295,10 @@ def _bytes(text: str) -> bytes:
 
 
 def _malformed(message: str) -> S3Error:
+    """Return S3's error for a malformed signature in a header."""
     return S3Error("AuthorizationHeaderMalformed", message)
 
 
 def _malformed_query(message: str) -> S3Error:
+    """Return S3's error for a malformed signature in a presigned url."""
     return S3Error("AuthorizationQueryParametersError", message)
