@@ -254,6 +254,7 @@ class Settings(pydantic.BaseModel):
         Raises ConfigError naming every invalid option, or if the file cannot be read.
         """
         _must_be_file(file)
+        # Neither flags nor environment: only the file.
         return _from_sources(Sources({}, {}, file))
 
 

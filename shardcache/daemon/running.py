@@ -234,6 +234,7 @@ class DaemonRun:
 
     def _bills(self) -> Bills:
         """Return empty bills, which include costs if any origin has a price."""
+        # The cost of nothing is 0 if a table has a price, and None if it has none.
         if any(table.cost(0, 0) is not None for table in self._settings.origin):
             return Bills(self._cost)
         return Bills()

@@ -69,6 +69,7 @@ async def stop_when_unreachable(
     is_gone = False
     while not is_gone:
         await cache.until_unreachable(socket)
+        # Wait until there is no session at all, even if only for a moment.
         await drain.unused(0.0)
         is_gone = not await asyncio.to_thread(socket.exists)
     log.info("socket deleted", socket=str(socket))
@@ -83,7 +84,7 @@ def end_by_force(after_s: float) -> None:
 
     def end() -> None:
         log.warning("forced exit: tasks still blocked; published shards are safe, as after a crash")
-        os._exit(0)
+        os._exit(0)  # status 0, as for any other stop on request
 
     timer = threading.Timer(after_s, end)
     timer.daemon = True

@@ -151,6 +151,7 @@ async def _admit(request: web.Request, handler: api.Handler) -> web.StreamRespon
     While the daemon stops, such requests and new sessions are refused. Sessions are written to the
     audit log elsewhere.
     """
+    # A session begins with a GET, but counts as running, so that shutdown waits for its end.
     service = request.app[SERVICE]
     is_change = request.method != "GET"
     is_session = "Upgrade" in request.headers

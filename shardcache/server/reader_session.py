@@ -77,8 +77,8 @@ class ReaderSession:
         self._list_lock = AsyncExitStack()
         self._running: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup
-        self._resolving_id = 0  # id of the latest `resolve`
-        self._resolving_urls: list[str] = []  # and its urls
+        self._resolving_id = 0  # id of the latest `resolve` request
+        self._resolving_urls: list[str] = []  # urls of that request
         self._slots = asyncio.Semaphore(_MAX_AT_ONCE)
         self._outbox = Outbox(socket, bundles=hello.get("bundles", False))
 
@@ -104,7 +104,8 @@ class ReaderSession:
 
     async def _texts(self) -> AsyncIterator[str | bytes]:
         """Yield messages as they arrive, until the connection ends."""
-        with suppress(ConnectionError):  # the reader disconnected between its ping and our pong
+        # A reader may disconnect between its ping and the daemon's pong, which raises this error.
+        with suppress(ConnectionError):
             async for message in self._socket:
                 if self._outbox.is_gone:
                     break  # nobody needs the reader's remaining requests
@@ -225,7 +226,7 @@ class ReaderSession:
         return {
             "type": "manifest",
             "remembered": manifest.remembered,
-            # In a thread: this compresses the list.
+            # This compresses the list, so it runs in a thread.
             "packed": await asyncio.to_thread(lambda: manifest.shards.packed),
         }
 

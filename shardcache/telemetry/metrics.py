@@ -242,6 +242,7 @@ class Bills:
 
     def add_read(self, url: str, size_bytes: int, client: Hashable) -> None:
         """Add a shard that was read to the bills of the node and of its reader's client."""
+        # Each shard counts as one request: see `Bill.read`.
         self._add("read", url, size_bytes, 1, client)
 
     def forget(self, client: Hashable) -> None:

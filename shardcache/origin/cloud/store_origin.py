@@ -239,6 +239,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         # Another server gets no proof. Nothing can be renewed then, so there is only one attempt.
         away = location.is_away
         for is_last in (away, True):
+            # Another server gets an empty proof, so that no credentials are sent to it.
             proof = Proof({}) if away else await self._proof.get(url)
             target = (location.url or self._target(url)) + proof.query
             all_headers = {**proof.headers, **headers}

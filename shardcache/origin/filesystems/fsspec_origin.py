@@ -233,6 +233,7 @@ class FsspecOrigin(Origin):
         if info["type"] != "directory":
             return self._remote_object(url, info)
         if flat:
+            # A folder has neither a version nor a size: see `Origin.list_prefix`.
             return RemoteObject(f"{url.rstrip('/')}/", "", 0)
         raise folder_error(url)
 

@@ -222,6 +222,7 @@ async def read_exactly(
         chunk = await read(int(min(_READ_BYTES, flow.credit_bytes)))
         flow.received(len(chunk))
         end = filled + len(chunk)
+        # The body is too long, or has ended too early.
         if end > count or (not chunk and end < count):
             raise wrong_length(count, url)
         if not chunk:

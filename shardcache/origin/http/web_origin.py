@@ -150,6 +150,7 @@ class HttpOrigin(Origin):
     async def permitted_lately(self, route: Route, url: str) -> RemoteObject | None:
         """As `Origin.permitted_lately`."""
         with translated(url):
+            # The route's headers say that this is a question; no others are needed.
             request = self._tier_request(route, url, {})
             if request is None:
                 return None

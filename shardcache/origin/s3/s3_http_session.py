@@ -1,8 +1,8 @@
 """HTTP session of the S3 SDK: no redirects, no large heads, new connections for silent ones.
 
 `s3_sessions` gives `StoreSession` to aiobotocore. A pooled connection is one that is kept open for
-further requests. A connection is silent if the server sends no answer to a request: a firewall may
-have dropped a connection that was idle.
+further requests. A connection is silent if no answer to a request arrives: a NAT or load balancer
+may have dropped the connection while it was idle.
 """
 
 import asyncio

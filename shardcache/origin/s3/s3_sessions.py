@@ -94,6 +94,7 @@ class SdkSessions:
             raise
         except FOREIGN as exn:
             error, may_help_to_reload = self._translation(exn, url)
+            # If another request has already retired this session, the next session is kept.
             if may_help_to_reload and session is self._current:
                 self._retire_current()
             raise error from exn

@@ -149,7 +149,7 @@ async def _serve(connection: socket.socket, protocol: "_LimitedProtocol") -> Non
         await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
     except OSError:  # the client is gone already
         connection.close()
-        protocol.connection_lost(None)
+        protocol.connection_lost(None)  # None, as for a connection that was closed normally
 
 
 class _LimitedProtocol(asyncio.Protocol):

@@ -66,6 +66,7 @@ def _bound(path: Path, group: str | None) -> socket.socket:
 
     Arguments and errors are the same as for `listening_at`, but an OSError is not translated.
     """
+    # A folder that this creates is closed to others, except to the members of the group.
     if not path.parent.exists():
         path.parent.mkdir(mode=0o700, parents=True)
         if group is not None:

@@ -110,6 +110,7 @@ class BucketAnswers:
         params = request.params
         max_keys = request.number("max-keys", lowest=0, highest=_MAX_INT)
         if max_keys == 0:
+            # S3 answers such a request with an empty page that is the last one.
             return ListedPage([], [], "")
         wanted = PageRequest(
             f"s3://{request.bucket}/{params.get('prefix', '')}",

@@ -130,6 +130,8 @@ class ObjectAnswers:
         Args:
             headers: headers that every answer of the endpoint has.
         """
+        # An attempt fails if the object or its cached file changes before the first byte is sent.
+        # The next attempt then begins with the object's present version.
         for tries_left in reversed(range(_TRIES)):
             selection = await self._find_selection(request, peer)
             selection.headers.update(headers)
@@ -231,7 +233,7 @@ class ObjectAnswers:
         selection: _Selection,
         client: JobKey,
     ) -> None:
-        """Send head and body, the body by the kernel."""
+        """Send head and body; the kernel sends the body."""
         assert http.transport is not None
         with self._sender.sending(http.transport) as sending:
             stream = _Stream(http, response, selection, sending, self._is_whole(selection))
@@ -262,6 +264,7 @@ class ObjectAnswers:
 
         _, end = stream.selection.span
         piece_end = min(end, stream.piece_end)
+        # The piece after this one is named as well, so that it is fetched ahead of the client.
         next_piece = None
         if piece_end < end:
             next_piece = (piece_end, min(end, piece_end + _PIECE_BYTES))
