@@ -67,7 +67,9 @@ def node_has_daemon() -> bool:
 
 
 def tool_socket(explicit: str | os.PathLike[str] | None = None, *, fetches: bool = False) -> Path:
-    """Return the socket for a command: a private daemon's where nobody set up one for the node.
+    """Return the socket for a command.
+
+    If nobody set up a daemon for the node, it is a private daemon's socket.
 
     A command of the admin API does not start a daemon: it uses the daemon with the credentials of
     the command's environment. A command that fetches nothing needs no credentials, so if the user
@@ -97,7 +99,7 @@ class PrivatePlace:
     Attributes:
         folder: the folder of all private daemons of this user; nobody else may enter it.
         socket: the socket at which the daemon listens.
-        log: the file to which it logs.
+        log: the file to which the daemon logs.
         lock: a file that is locked while the daemon starts.
         turn: a file that is locked by a process that starts any private daemon of this user.
     """

@@ -30,7 +30,8 @@ class Histogram:
     """Counts of observed values by upper bound.
 
     Args:
-        bounds: the upper bounds, in ascending order; a value equal to a bound counts below it.
+        bounds: the upper bounds, in ascending order. A value is counted under the first bound that
+            it does not exceed.
 
     Attributes:
         bounds: the upper bounds.
@@ -57,7 +58,7 @@ class Histogram:
 class Histograms:
     """One histogram per label value.
 
-    After the first 64 labels, all further ones share the label `others`.
+    After the first `_MAX_LABELS` labels, all further labels share the label `others`.
     """
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
@@ -136,7 +137,7 @@ class Charge:
         return replace(self, cost=self.cost or 0)
 
     def less(self, other: "Charge") -> "Charge":
-        """Return the difference to another amount; its cost is None unless both have one."""
+        """Return this amount less another; the cost is None unless both amounts have a cost."""
         cost = None
         if self.cost is not None and other.cost is not None:
             cost = self.cost - other.cost

@@ -37,7 +37,7 @@ _VERSION_FIELD = "versionId"
 # Accepted names of regions. A region becomes part of a host name, and must not change what follows
 # in that host name.
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
-# AWS hosts, from scheme to path; any other host serves all of its regions.
+# Beginnings of AWS urls, from scheme to path. The host of any other store serves all its regions.
 _AWS_SERVICE = r"https?://(?:[^/]+\.)?s3(?:-fips)?(?:\.dualstack)?"
 _AWS_DOMAIN = r"\.amazonaws\.com(?:\.cn)?[:/]"
 _AWS_HOST = re.compile(rf"^({_AWS_SERVICE})(?:\.[a-z0-9-]+)?({_AWS_DOMAIN})")

@@ -92,7 +92,8 @@ class Acceptor:
     def _pause(self, sock: socket.socket) -> None:
         """Accept nothing for a moment.
 
-        The socket remains readable: without a pause, `_accept` would be called all the time.
+        The socket stays readable as long as connections wait: without a pause, the event loop would
+        call `_accept` all the time.
         """
         loop = asyncio.get_running_loop()
         loop.remove_reader(sock)
