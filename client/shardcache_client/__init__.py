@@ -3,7 +3,7 @@
     from shardcache_client import ShardDataset
 
 Importing this package does not import torch; `cached_paths` and the readers (`ShardReader`, …) do
-without it.
+not need torch.
 """
 
 from importlib import import_module
@@ -50,8 +50,8 @@ __all__ = [
     "warn_and_stop",
 ]
 
-# Imported at their first use: most need torch, and daemon-side tools use the rest of this package
-# without it.
+# Modules of the public names, imported when a name is first used. Most of them need torch, and
+# the command line uses the rest of this package without torch.
 _MODULES = {
     "IndexEntry": "shardcache.tarindex.contents",
     "Joined": ".dataset",
@@ -68,6 +68,7 @@ _MODULES = {
     "open_cached": ".files.paths",
 }
 
+# For names that need torch: the class that does the same without it.
 _WITHOUT_TORCH = {
     "ShardDataset": "ShardReader",
     "Mixture": "MixtureReader",

@@ -1,4 +1,8 @@
-"""`ShardDataset`, `Mixture` and `Joined`: tar shards as PyTorch datasets."""
+"""`ShardDataset`, `Mixture` and `Joined`: tar shards as PyTorch datasets.
+
+Each is a reader without torch (`ShardReader`, `MixtureReader`, `JoinedReader`) with the support for
+torch added: an IterableDataset, and `loader()`. Users' documentation of all arguments is here.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -33,7 +37,7 @@ from shardcache_client.parts.epoch_reader import EpochReader
 from shardcache_client.reader import ShardReader
 from shardcache_client.stages.pack import Block
 
-# Remedies for arguments of a dataset that are given to its loader.
+# Remedies for arguments that belong to a dataset, but were given to its loader.
 _DATASET_REMEDIES = dict.fromkeys(ARGUMENTS, "give it to the dataset: ShardDataset(urls, {}=...)")
 _DATALOADER_ARGUMENTS = [
     name for name in inspect.signature(DataLoader).parameters if name != "dataset"
@@ -41,7 +45,7 @@ _DATALOADER_ARGUMENTS = [
 
 
 def _converted_batch_size(value: Any) -> Any:
-    """Return a loader's `batch_size`. Raises TypeError or ValueError if it cannot be one."""
+    """Return a loader's `batch_size` as it is kept. Raises TypeError or ValueError."""
     if value in ("dataset", None):
         return value
     return whole(1, MAX_BATCH).converted(value)
@@ -54,98 +58,104 @@ if TYPE_CHECKING:
     def _with_arguments_of(
         method: Callable[P, Any],
     ) -> Callable[[Callable[..., R]], Callable[P, R]]:
-        """Return a decorator that gives a method the arguments of another one."""
+        """Return a decorator that gives a method the arguments of `method`, for type checkers."""
 
 
 class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
     """A PyTorch dataset of tar shards, read from the disk cache that the node's daemon fills.
 
     Yields dicts: `__key__` and `__url__` (str), and the bytes of each member under its extension.
-    An epoch is one sequence of samples, determined by manifest, seed and epoch number. Ranks take
-    spans of it that are equal to the sample, whatever the number of shards; the workers of a rank's
-    DataLoader make its batches in turn.
+    An epoch is one sequence of samples, determined by the manifest (the list of shards with their
+    numbers of samples), the seed and the epoch's number. Ranks take spans of this sequence that are
+    equal to the sample, whatever the number of shards; the workers of a rank's DataLoader make its
+    batches in turn.
 
     Without `set_epoch`, each iteration reads the next epoch; ranks that share a key-value store
-    read the same one. The current epoch and a loaded state are shared by one trainer process and
-    the DataLoader workers that it starts.
+    read the same epoch. A trainer process and the DataLoader workers that it starts share the
+    current epoch and a loaded state.
 
     Args:
         urls: a brace pattern, glob, prefix ending in "/", index file (.json, wids format), local
             path, or a list of these. A url that exists as it is written is not a glob; braces in a
             name are written `\\{` and `\\}`.
         shuffle: True: read shards and samples in a different order each epoch, determined by `seed`
-            and the epoch alone. "global": permute all samples, for shards that are sorted; each is
-            fetched by its range, ahead of need, so this takes an index file with a table of samples
-            (`shardcache index --samples`), uncompressed shards, and 12 bytes of memory a sample in
-            each process that reads.
+            and the epoch alone. "global": permute all samples, for shards that are sorted. Each
+            sample is then fetched by its range of bytes, ahead of need. This needs an index file
+            with a table of samples (`shardcache index --samples`), uncompressed shards, and 12
+            bytes of memory per sample in each process that reads.
         shuffle_window: with `shuffle=True`, number of shards whose samples are mixed; a rank holds
             that many shards, and no shuffle buffer. 0: only the order of the shards changes;
             samples come in file order. Default: 8.
-        seed: seed of the shuffle; must be the same on all ranks. None: a random one, logged and
-            kept in states, which resume in its order. Ranks agree on it over torch.distributed's
-            store, which must be there by then.
+        seed: seed of the shuffle; must be the same on all ranks. None: a random seed, which is
+            logged, and kept in states so that a resumed run has the same order. Ranks agree on the
+            random seed over torch.distributed's store, so torch.distributed must be initialised
+            first.
         canonical_nodes: split the shards into this many fixed groups and shuffle within each group,
-            so that on this many nodes each mostly reads shards that it has already cached. 1:
+            so that on this many nodes each node mostly reads shards that it has already cached. 1:
             shuffle all shards together.
-        even: "pad": every rank gets the same number of samples, and at most world_size - 1 come
-            twice; "drop": at most world_size - 1 are left out; None: every sample once, so some
-            ranks get one more.
+        even: "pad": every rank gets the same number of samples, and at most world_size - 1 samples
+            come twice; "drop": at most world_size - 1 samples are left out; None: every sample
+            comes once, so some ranks get one sample more.
         samples_per_epoch: samples per epoch over all ranks; the next epoch continues after them.
             Default: the whole dataset.
-        epochs: number of epochs in the training run. Nothing is prefetched past the last, `epochs -
-            1`; later ones can still be read. Default: no limit.
-        batch_size: the DataLoader's batch size, in which states count, and which ranks compare.
+        epochs: number of epochs in the training run. Nothing is prefetched past the last epoch,
+            number `epochs - 1`; later epochs can still be read. Default: no limit.
+        batch_size: the DataLoader's batch size. States count in batches of this size, and ranks
+            check that theirs is the same.
         global_batch_size: number of samples in the batches of all ranks together. These global
-            batches are then the same, sample by sample, for any number of ranks that divides it and
-            any number of workers: a run may continue on other GPUs without a change to its
-            training. The last one of an epoch is filled with the samples that come next
-            (`even="pad"`) or left out (`"drop"`). Each has equal parts from `canonical_nodes` spans
-            of the epoch: set that to the number of nodes. Default: each rank has its own span.
-        tokens: make blocks of tokens the samples, in place of documents; see `TokenBlocks`. Needs
+            batches are then the same, sample by sample, for any number of ranks that divides
+            `global_batch_size`, and for any number of workers: a run may continue on other GPUs
+            without a change to its training. The last global batch of an epoch is filled with the
+            samples that come next (`even="pad"`) or left out (`"drop"`). Each global batch has
+            equal parts from `canonical_nodes` spans of the epoch: set that argument to the number
+            of nodes. Default: each rank has its own span.
+        tokens: yield blocks of tokens as samples, in place of documents; see `TokenBlocks`. Needs
             an index with the numbers of tokens, made by `shardcache index --tokens`.
         decode: the name of a decoder for images, such as "rgb8", "torch" or "pil", with other
-            members decoded by their extension as in webdataset (none is unpickled); or a table such
-            as `{"jpg": "rgb8", "cls": int}`, which leaves other members as bytes; or a function
-            that returns what to yield for a sample. An exception becomes a DecodeError.
+            members decoded by their extension as in webdataset (no member is unpickled); or a table
+            such as `{"jpg": "rgb8", "cls": int}`, which leaves other members as bytes; or a
+            function that takes a sample and returns the item to yield for it. An exception becomes
+            a DecodeError.
             `help("shardcache_client.samples.decoders")` lists the names.
         members: extensions of the members to read, such as `("jpg;png", "cls")`, where "jpg;png"
             means the first of the two that a sample has, as "jpg". A pattern such as `"*.mp3"`
-            means the one whose name ends in ".mp3", as "mp3", also where keys have dots. Default:
+            means the member whose name ends in ".mp3", as "mp3", even if keys have dots. Default:
             all.
-        missing: for a sample without a member that `members` or the table of `decode` names:
-            "error", a MissingMemberError; "skip" the sample, as `on_error` would; or a dict of
-            values, of which it gets copies.
+        missing: treatment of a sample without a member that `members` or the table of `decode`
+            names: "error" raises a MissingMemberError; "skip" skips the sample, as `on_error`
+            would; or a dict of values, of which the sample gets copies.
         key_split: the dot of a member's name at which its sample's key ends: "first-dot", as in
-            webdataset, or "last-dot", as in WeNet, whose ids have dots. Each is a shard of its own
-            in the cache. An index made with `--key-split last-dot` says so by itself.
-        on_error: called with the error of a shard or sample; returns True to skip it, False to end
-            the epoch there, or raises. One of `handlers` can be given by its name, such as
-            "warn_and_continue". Unless `even` is None, skipped samples are replaced by others of
-            the epoch: ranks with unequal numbers would wait for each other indefinitely.
-        job: name of this job in `shardcache status`. Default: Slurm's or Ray's name of it, else the
-            script's.
+            webdataset, or "last-dot", as in WeNet, whose ids have dots. A shard that is read in
+            both ways is cached twice. An index made with `--key-split last-dot` needs no argument.
+        on_error: called with the error of a shard or sample; returns True to skip the shard or
+            sample, False to end the epoch there, or raises an error. One of `handlers` can be given
+            by its name, such as "warn_and_continue". Unless `even` is None, skipped samples are
+            replaced by others of the epoch: ranks with unequal numbers would wait for each other
+            indefinitely.
+        job: name of this job in `shardcache status`. Default: the job's name in Slurm or Ray, else
+            the name of the script.
         socket: path of the node's daemon's socket. Default: the same as for `shardcache serve`.
-        rank, world_size: of this process. Default: from torch.distributed if it is initialised,
-            else from torchrun's or Slurm's variables, else a single process. Determined when
-            iteration begins.
+        rank, world_size: number of this process among the processes that share the samples, and
+            their number. Default: from torch.distributed if it is initialised, else from torchrun's
+            or Slurm's variables, else a single process. Determined when iteration begins.
         mesh: in place of rank and world_size, a DeviceMesh such as `mesh["dp"]`, or a ProcessGroup:
-            the ranks among which samples are divided, row-major. Ranks of the job outside of it,
-            which hold other parts of this model, get the same samples and states.
-        timeout_s: how long to wait for a shard of which nothing arrives, or for a lost daemon to
-            come back.
-        partial_reads: yield the samples of a shard that the reader has to wait for as they arrive
-            and are checked; for uncompressed tars, read in file order or by `indexed`. If the rest
-            of the shard then fails, the error's `yielded` is their number. False: yield nothing
-            until the whole shard has passed every check.
-        daemon: "auto": the node's daemon if one was set up, or else a private one of this user,
-            started if necessary; "node": only the former; "private": only the latter.
+            the ranks among which samples are divided, row-major. Other ranks of the job, which hold
+            other parts of the model, get the same samples and states.
+        timeout_s: time limit for a wait for a shard of which nothing arrives, and for a wait for a
+            lost daemon to come back.
+        partial_reads: if the reader has to wait for a shard, yield the shard's samples as they
+            arrive and are checked; for uncompressed tars, read in file order or by `indexed`. If
+            the rest of the shard then fails, the error's `yielded` is the number of these samples.
+            False: yield nothing until the whole shard has passed every check.
+        daemon: "auto": the node's daemon if one was set up, or else a private daemon of this user,
+            started if necessary; "node": only the node's daemon; "private": only a private daemon.
         fallback: what to do while the node's daemon does not answer or its disk fails. "error":
-            raise. "private": read through a private daemon, with this process's own credentials,
-            until the node's works again.
+            raise an error. "private": read through a private daemon, with this process's own
+            credentials, until the node's daemon works again.
         zero_copy: yield members of 4 KiB and more, or only those with these extensions, as
-            read-only arrays (`handover.Buffer`) over the mapped shard: they convert and compare
-            like bytes, and pass from a DataLoader worker to the training process without a copy.
-            Needs numpy; turns partial reads off.
+            read-only arrays (`sharing.buffer.Buffer`) over the mapped shard. The arrays convert and
+            compare like bytes, and pass from a DataLoader worker to the training process without a
+            copy. Needs numpy; turns partial reads off.
 
     Raises:
         NoDaemonError, DaemonError, VersionMismatchError: the daemon cannot be used.
@@ -153,7 +163,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         ConfigError: an argument is invalid; without `mesh` and `rank`, ranks hold parts of one
             model; or, at the first sample, a wrapper shards the samples a second time.
         ManifestMismatchError, RanksError: another rank sees different shards, has other options
-            (without `even=None`, another batch_size among them), or does not answer.
+            (including another batch_size, unless `even` is None), or does not answer.
         EpochMismatchError: this rank repeatedly ends an epoch early while other ranks continue it.
     """
 
@@ -213,7 +223,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         persistent_workers: bool | None = None,
         **options: Any,
     ) -> ShardLoader[B_co]:
-        """Return a loader of this dataset's batches, with epochs, length and state of its own::
+        """Return a loader of this dataset's batches, with separate epochs, length and state::
 
             loader = dataset.loader(batch_size=256, num_workers=8)
             for epoch in range(loader.epoch, 90):
@@ -221,26 +231,26 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
                 for batch in tqdm(loader, initial=done, total=len(loader)):
                     ...  # torch.save(loader.state_dict(), ...) at any batch
 
-        It begins where the dataset would; a `set_epoch` or `load_state_dict` of the dataset holds
-        for its loaders, too.
+        The loader begins where the dataset would; a `set_epoch` or `load_state_dict` of the dataset
+        holds for its loaders, too.
 
         Args:
-            batch_size: samples per batch; None for samples one by one. Default: the dataset's. For
-                blocks of `pack`, their number in a list; default: None.
+            batch_size: samples per batch; None for samples one by one. Default: the dataset's
+                batch_size. For blocks of `pack`, the number of blocks in a list; default: None.
             num_workers: number of workers. Default: this process's share of the CPUs, 8 at most.
             workers: "processes"; or "threads", for decoders that release Python's global lock for
-                most of their time, such as those of images: nothing is copied or pickled between
-                processes then; or "auto": processes for the first batches, and threads for the
-                others if functions and training are seen to hold that lock for little of their
-                time. The batches are the same, but for numbers that functions draw at random.
+                most of their time, such as decoders of images: nothing is then copied or pickled
+                between processes; or "auto": processes for the first batches, and threads for the
+                others if functions and training hold that lock for little of their time. The
+                batches are the same, except for numbers that functions draw at random.
             collate_fn: makes a batch of a list of samples. Default: torch's `default_collate`.
             pin_memory: default: True if there is a CUDA device.
             persistent_workers: default: True if there are workers.
             options: further arguments of `torch.utils.data.DataLoader`, such as `drop_last`,
                 `prefetch_factor` or `multiprocessing_context`; but not `in_order=False`.
 
-        Raises ConfigError if the batch_size is not that of `global_batch_size`, or for an option
-        that a dataset of its own order cannot have.
+        Raises ConfigError if the batch_size contradicts the dataset's `global_batch_size`, or for
+        an option by which a DataLoader would change the dataset's order.
         """
         if not options.get("in_order", True):
             raise ConfigError(
@@ -250,7 +260,8 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
                 "made ahead: prefetch_factor=",
             )
         if batch_size == "dataset":
-            # A dataset's batch_size counts samples, and not the groups that a stage makes of them.
+            # A dataset's batch_size counts samples. It does not count the groups that a stage makes
+            # of samples.
             batch_size = self.batch_size if self.parts.stage is None else None
         reader = self._reader_in_batches_of(batch_size)
         options |= {
@@ -263,7 +274,11 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         return ShardLoader(self, reader, collate_fn, options)
 
     def _reader_in_batches_of(self, batch_size: int | None) -> EpochReader:
-        """Return a reader for a loader's batches of this size, with a position of its own."""
+        """Return a reader for a loader's batches, with a separate position.
+
+        Args:
+            batch_size: the loader's; None stands for samples one by one, or groups of a stage.
+        """
         size = self.batch_size if batch_size is None else batch_size
         samples = self.parts.samples
         if not self.parts.fixes_batch_size:
@@ -284,53 +299,59 @@ class Mixture(MixtureReader[T_co], ShardDataset[T_co]):
         code = ShardDataset("s3://bucket/code/index.json", shuffle=True, batch_size=64)
         mixture = Mixture({"web": web, "code": code}, weights={"web": 0.8, "code": 0.2})
 
-    Use it like a `ShardDataset`: with a DataLoader of any number of workers, on any number of
-    ranks, with `set_epoch`, `len`, `state_dict` and `load_state_dict`. A sample has the name of its
-    source as `__source__`.
+    Use a mixture like a `ShardDataset`: with a DataLoader of any number of workers, on any number
+    of ranks, with `set_epoch`, `len`, `state_dict` and `load_state_dict`. A sample has the name of
+    its source as `__source__`.
 
-    Over any number of epochs each source has the number of samples that its weight demands, to
-    within half a sample with two sources, one with up to four, and one and a half if the weights
-    change; `samples_of(epoch)` returns the numbers. An epoch spreads them evenly: among any
-    consecutive samples of a reader, such as a batch, a source has its proportion, with an error of
-    at most one sample if there are two sources, and below four if there are more. Errors add up:
-    one sample more where `even="pad"` repeats a rank's last sample, and as many as were skipped and
-    replaced. A reader that resumes on another number of ranks or workers takes over what several
-    readers have left, with the error of each. With `global_batch_size`, only the samples of one
-    batch are consecutive, and `canonical_nodes` parts of it have the error of each.
+    Over any number of epochs, each source has the number of samples that its weight demands. The
+    error is at most half a sample with two sources, one sample with up to four sources, and one and
+    a half samples if the weights change; `samples_of(epoch)` returns the numbers. An epoch spreads
+    the samples of a source evenly: among any consecutive samples of a reader, such as a batch, a
+    source has its proportion, with an error of at most one sample if there are two sources, and
+    below four samples if there are more. Errors add up: one sample more if `even="pad"` repeats a
+    rank's last sample, and as many samples as were skipped and replaced. A reader that resumes on
+    another number of ranks or workers takes over the rest of several readers, with the error of
+    each. With `global_batch_size`, only the samples of one batch are consecutive, and each of its
+    `canonical_nodes` parts has its own error.
 
     Each source keeps its own order and its own `shuffle_window`, and is read one round after
-    another: if an epoch takes more than all of its samples, they come again in another order; if
-    fewer, the next epoch continues after them. The daemon gets one plan for all sources.
+    another. If an epoch takes more than all samples of a source, the samples come again in another
+    order; if it takes fewer, the next epoch continues after them. The daemon gets one plan for all
+    sources.
 
-    A state has, under "sources", for each source where in the sequence of its rounds the epoch
-    starts ("start"), and how many of its samples the epoch has ("samples").
+    A state has, under "sources", two numbers for each source: the place in the sequence of its
+    rounds at which the epoch starts ("start"), and the number of its samples in the epoch
+    ("samples").
 
     A state may be loaded into a mixture of other weights, `samples_per_epoch`, `batches` or
-    sources, also in the middle of an epoch. The new arguments hold from the next batch on: the rest
-    of the epoch has the new proportions, and each source continues exactly where it was. So does a
-    source that was left out, once it comes back; a new one begins at its beginning. A source that
-    is in the state must be the same one, with the same order, and at least one must be;
-    `global_batch_size` cannot change. If the mixture is filtered or packed, or `even=None` and a
-    rank has ended, load the states of all ranks; that of a StatefulDataLoader, into the mixture
-    itself, before the loader is made. The log says that the mixture has changed.
+    sources, even in the middle of an epoch. The new arguments hold from the next batch on: the rest
+    of the epoch has the new proportions, and each source continues exactly where it was. A source
+    that was left out for a time continues as well, once it comes back; a new source begins at its
+    beginning. A source that is in the state must be the same dataset with the same order, and the
+    mixture must have at least one such source; `global_batch_size` cannot change. If the mixture is
+    filtered or packed, or if `even=None` and a rank has ended, load the states of all ranks. Load
+    the state of a StatefulDataLoader into the mixture itself, before the loader is made. The log
+    says that the mixture has changed.
 
     Args:
-        sources: datasets by name, or a list of them, whose names are then their numbers; all of
+        sources: datasets by name, or a list of datasets, whose names are then their numbers; all of
             them counted. Each keeps its urls, `shuffle`, `shuffle_window`, `seed`,
-            `canonical_nodes`, `decode`, `members` and `missing`, and what `map` and `filter` have
-            added; all other options must be the same for all, and are the mixture's own.
-        weights: a weight for each source, by name or in their order; only their ratios count. To
-            change them between epochs, give weights by the epoch from which they hold: `{0: {"web":
-            9, "code": 1}, 5: {"web": 1, "code": 1}}`. Default: the sizes of the sources, so that an
-            epoch is each sample of each source once.
+            `canonical_nodes`, `decode`, `members` and `missing`, and the functions that `map` and
+            `filter` have added. All other options must be the same for all sources, and become the
+            mixture's own.
+        weights: a weight for each source, by name or in their order; only the ratios count. To
+            change weights between epochs, give weights by the epoch from which they hold: `{0:
+            {"web": 9, "code": 1}, 5: {"web": 1, "code": 1}}`. Default: the sizes of the sources, so
+            that an epoch has each sample of each source once.
         samples_per_epoch: samples per epoch over all ranks. Default: as many as all sources
             together have.
-        batches: "mixed": batches have samples of all sources. "source": each batch is of one
-            source, the same on all ranks at each step, chosen by weight; with `global_batch_size`,
-            each global batch is. "rank-source": each rank has turns of its own. Batches of one
-            source have the sources' `batch_size`, as has every loader, and are whole: an epoch is
-            rounded to whole steps of all ranks, up (`even="pad"`) or down ("drop"), and what a
-            source has beyond its last batch comes first in the next epoch.
+        batches: "mixed": batches have samples of all sources. "source": each batch has samples of
+            one source, the same source on all ranks at each step, chosen by weight; with
+            `global_batch_size`, each global batch has samples of one source. "rank-source": each
+            rank has its own sequence of sources. Batches of one source have the `batch_size` of the
+            sources, as has every loader, and are whole: an epoch is rounded to whole steps of all
+            ranks, up (`even="pad"`) or down ("drop"), and the samples that a source has beyond its
+            last batch come first in the next epoch.
 
     Raises ConfigError if an argument is invalid, the sources' options differ, or a source is not
     counted.
@@ -351,32 +372,33 @@ class Joined(JoinedReader[T_co], ShardDataset[T_co]):
         captions = ShardDataset("s3://bucket/cap-{000..999}.tar")
         dataset = Joined({"": images, "cap": captions}, decode="torchrgb8")  # "jpg", "cap.txt"
 
-    It has the samples of the first source, in its order, with its options and epochs, and resumes
-    from the first source's states: a run may continue with another column. Each sample gets the
-    members of the other sources' samples with the same key, as if they were in its tar; their
-    extensions get the source's prefix and a dot. Two members of one name are an error. The order
-    inside shards may differ. Samples whose keys the first source does not have are not read.
+    The dataset has the samples of the first source, in the first source's order, with its options
+    and epochs, and resumes from its states: a run may continue with other sources after the first.
+    Each sample gets the members of the other sources' samples with the same key, as if they were in
+    its tar; their extensions get the source's prefix and a dot. Two members of one name are an
+    error. The order inside shards may differ. Samples whose keys the first source does not have are
+    not read.
 
     Keys decide which samples belong together, whatever shards they are in. The tables of samples
-    next to the index files hold the keys (`shardcache index --samples`; while they are read, some
-    40 bytes of memory per key where the nth shards have the same keys, else some 200). Shards
-    without tables are paired by their place, the nth with the nth, and a sample whose key is not in
-    that shard is an error. The daemon's plan names the shards of all sources together; a reader
-    holds `shuffle_window` shards of each source.
+    next to the index files hold the keys (`shardcache index --samples`). While the tables are read,
+    they take about 40 bytes of memory per key if the nth shards have the same keys, otherwise about
+    200. Shards without tables are paired by their place, the nth with the nth, and a sample whose
+    key is not in the paired shard is an error. The daemon's plan names the shards of all sources
+    together; a reader holds `shuffle_window` shards of each source.
 
     A source after the first may also be a `Table`, whose rows give samples further members.
 
     Args:
-        sources: datasets by prefix, the first with all options, and perhaps "" for none. The others
-            are Tables, or need the same daemon and `zero_copy`; their further options have no
-            effect.
+        sources: datasets by prefix. The first has all options; its prefix may be "", so that its
+            members keep their names. The others are Tables, or datasets with the same daemon and
+            `zero_copy`; their further options have no effect.
         decode, members: as in `ShardDataset`, by joined names: `{"jpg": "rgb8", "cap.txt":
             "text"}`. If `members` names none of a later source's members, nothing of that source is
             fetched.
-        missing: as in `ShardDataset`, and for samples whose keys another source does not have, or
-            that come repeatedly, there or here; the error is an UnmatchedKeyError then. Anything
-            but "error" needs the tables, and so do keys that come again in another shard.
-            `shardcache status` counts the samples.
+        missing: as in `ShardDataset`. It also applies to a sample whose key another source does not
+            have, or whose key comes repeatedly in either source; the error is then an
+            UnmatchedKeyError. Any value but "error" needs the tables, and so do keys that come
+            again in another shard. `shardcache status` counts the samples without a partner.
 
     Raises ConfigError if an argument is invalid, sources do not fit, or the tables are needed and
     missing.

@@ -1,8 +1,11 @@
-"""Shards as a Ray Data dataset, each read on a node of the Ray cluster that has it cached.
+"""Shards as a Ray Data dataset. Each shard is read on a node of the Ray cluster that has it cached.
 
 from shardcache_client.ray import read_shards
 
 dataset = read_shards("s3://bucket/train-{000000..000999}.tar")
+
+Ray runs reading tasks on its nodes. Each task reads some shards through the daemon of its node, and
+yields blocks, which are pyarrow tables.
 """
 
 import os
@@ -44,8 +47,8 @@ from shardcache_client.ranks.environment import job_name
 from shardcache_client.reading.epochs.epoch_plans import SampleForm
 from shardcache_client.stages.pipeline import Pipeline
 
-_BLOCK_BYTES = 64 * 1024 * 1024  # of samples in one of Ray's blocks
-_STATUS_TIMEOUT_S = 60.0
+_BLOCK_BYTES = 64 * 1024 * 1024  # number of bytes of samples in one of Ray's blocks
+_STATUS_TIMEOUT_S = 60.0  # time limit for a daemon's list of its cached shards
 
 
 def read_shards(
@@ -60,18 +63,19 @@ def read_shards(
     """Return the samples of tar shards as a Ray Data dataset, read through the nodes' daemons.
 
     A row has `__key__` and `__url__` (string), and each member under its extension (binary, null if
-    missing). A shard is read on a node that has it cached; all others are dealt so that nodes read
-    equal numbers of bytes. If a node is lost, its shards are read on other nodes.
+    missing). A shard is read on a node that has it cached. Shards that no node has cached are
+    assigned so that nodes read equal numbers of bytes. If a node is lost, its shards are read on
+    other nodes.
 
     Args:
         urls: a brace pattern, glob, prefix ending in "/", index file (.json, wids format), local
             path, or a list of these.
         on_error: as for ShardDataset; called in the reading task.
         fallback: as for ShardDataset: "private" reads through a private daemon while the node's
-            cannot serve.
-        timeout_s: how long to wait for a shard, or for a lost daemon to come back.
-        override_num_blocks: number of reading tasks. Default: Ray's; at most one per shard.
-        num_cpus: of a reading task. Default: Ray's, 1.
+            daemon cannot serve.
+        timeout_s: time limit for a wait for a shard, and for a lost daemon to come back.
+        override_num_blocks: number of reading tasks, at most one per shard. Default: chosen by Ray.
+        num_cpus: number of CPUs that Ray reserves for a reading task. Default: Ray's default, 1.
 
     Raises:
         NoDaemonError: no node has a daemon.
@@ -86,9 +90,9 @@ def read_shards(
         if override_num_blocks:
             share = len(shards) / len(manifest)
             tasks = max(1, round(override_num_blocks * share))
-        # On this node; if it is lost, anywhere. Ray warns that a label with a fallback will replace
-        # this strategy in 2.64. But that also falls back while the node is merely busy: shards
-        # would then be fetched by one node after the other.
+        # Tasks run on this node; if the node is lost, they run anywhere. Ray warns that a label
+        # with a fallback will replace this strategy in 2.64. But such a label also falls back while
+        # the node is merely busy: shards would then be fetched by one node after the other.
         placement = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RayDeprecationWarning)
@@ -107,9 +111,11 @@ def read_shards(
 
 
 def assign(manifest: Manifest, cached: Mapping[str, Collection[str]]) -> dict[str, Manifest]:
-    """Return the shards that each node is to read, given the urls that it has cached.
+    """Return the shards that each node is to read, without nodes that read no shards.
 
-    Nodes that read none are left out.
+    Args:
+        manifest: all shards.
+        cached: for each node, the urls of the shards that the node has cached.
     """
     nodes = list(cached)
     cached_sets = {node: frozenset(urls) for node, urls in cached.items()}
@@ -117,22 +123,28 @@ def assign(manifest: Manifest, cached: Mapping[str, Collection[str]]) -> dict[st
     homes = [[node for node in nodes if shard.url in cached_sets[node]] for shard in manifest]
 
     def number_of_choices(shard: int) -> int:
-        if not homes[shard]:  # any node may read it: it comes last
+        if not homes[shard]:  # any node may read the shard, so it is assigned last
             return len(nodes) + 1
         return len(homes[shard])
 
-    # Shards with the least choice first: the others can make up for uneven shares.
+    # Shards with the least choice are assigned first: the other shards can then make up for uneven
+    # shares.
     load_bytes = dict.fromkeys(nodes, 0)
     shares: dict[str, list[int]] = {node: [] for node in nodes}
     for shard in sorted(range(len(manifest)), key=number_of_choices):
         node = min(homes[shard] or nodes, key=load_bytes.__getitem__)
-        load_bytes[node] += manifest[shard].size_bytes or 1  # without sizes, count shards
+        load_bytes[node] += manifest[shard].size_bytes or 1  # without sizes, this counts shards
         shares[node].append(shard)
     return {node: manifest.of_some(sorted(shards)) for node, shards in shares.items() if shards}
 
 
 class ShardDatasource(Datasource):  # type: ignore[misc]  # ray has no types where it is not installed
-    """The samples of a manifest's shards, read through the daemon of each task's node."""
+    """The samples of a manifest's shards, read through the daemon of each task's node.
+
+    Args:
+        manifest: the shards.
+        read: yields tables of the samples of some shards; it is called in Ray's tasks.
+    """
 
     def __init__(
         self, manifest: Manifest, read: Callable[[Manifest], Iterator[pyarrow.Table]]
@@ -161,6 +173,7 @@ class ShardDatasource(Datasource):  # type: ignore[misc]  # ray has no types whe
             ReadTask(
                 partial(self._read_tables, part),
                 BlockMetadata(
+                    # Numbers of rows and bytes, and None for statistics of the run.
                     part.samples,
                     _size_bytes(part),
                     None,
@@ -181,9 +194,10 @@ def _size_bytes(manifest: Manifest) -> int | None:
 def _resolve_and_locate(
     patterns: list[str], fallback: Fallback, timeout_s: float
 ) -> tuple[Manifest, dict[str, Collection[str]]]:
-    """Return the shards that the patterns name, and those cached on each node that has a daemon.
+    """Return the shards that the patterns name, and the urls that each node has cached.
 
-    With a fallback, nodes without a daemon count as nodes that have cached nothing.
+    Nodes without a daemon are left out; with a fallback, they count as nodes that have cached
+    nothing. Raises NoDaemonError if no node has a daemon.
     """
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     results = {node: _task_on(node, _cached_here).remote() for node in nodes}
@@ -195,7 +209,7 @@ def _resolve_and_locate(
             if fallback == "private":
                 cached[node] = ()
         except (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):
-            continue
+            continue  # the node was lost since `ray.nodes` listed it
     if not cached:
         remedy = "start one on each node: shardcache serve --cache-dir DIR --capacity SIZE"
         raise NoDaemonError(
@@ -208,7 +222,7 @@ def _resolve_and_locate(
 
 
 def _task_on(node: str, function: Any) -> Any:
-    """Return a function as a task of Ray's that runs on this node, or fails."""
+    """Return a function as a remote task of Ray that runs on the given node, or fails."""
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     return ray.remote(function).options(num_cpus=0, scheduling_strategy=strategy)
 
@@ -223,7 +237,7 @@ def _cached_here() -> Collection[str]:
 
 
 def _resolve_here(patterns: list[str], fallback: Fallback, timeout_s: float) -> Manifest:
-    """Return the shards that patterns name, by this node's daemon."""
+    """Return the shards that patterns name, as this node's daemon resolves them."""
     return resolve(
         DaemonChoice.of(fallback=fallback), ReaderIdentity(job_name()), patterns, timeout_s
     )
@@ -232,12 +246,12 @@ def _resolve_here(patterns: list[str], fallback: Fallback, timeout_s: float) -> 
 def _read_tables(
     manifest: Manifest, *, on_error: Handler, fallback: Fallback, timeout_s: float
 ) -> Iterator[pyarrow.Table]:
-    """Yield tables of some 64 MiB with the samples of the shards, in the order of the files."""
+    """Yield tables of about 64 MiB with the samples of the shards, in the order of the files."""
     sessions = SessionPool(
         DaemonChoice.of(fallback=fallback), Patience(timeout_s), partial_reads=True
     )
-    # Whole shards, and every sample once (even=None): no other reader has to keep in step with this
-    # one, and a skipped sample is not replaced.
+    # This reader reads whole shards, and every sample once (even=None): no other reader has to keep
+    # in step with it, and a skipped sample is not replaced.
     deal = Assignment(even=None).deal(manifest, counted=False)
     reader = ReaderSessions(sessions, ReaderIdentity(job_name()))
     reading = Reading(deal, SampleForm(manifest), Pipeline(), reader, on_error, epochs=1)
@@ -247,7 +261,7 @@ def _read_tables(
 
 
 def _batches(samples: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yield lists of samples, each of just enough bytes for one of Ray's blocks."""
+    """Yield lists of samples, each with just enough bytes for one of Ray's blocks."""
     batch: list[dict[str, Any]] = []
     size_bytes = 0
     for sample in samples:
@@ -262,6 +276,6 @@ def _batches(samples: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]
 
 
 def _table(samples: list[dict[str, Any]]) -> pyarrow.Table:
-    """Return samples as rows, with nulls for members that they lack."""
+    """Return samples as the rows of a table, with nulls for members that a sample lacks."""
     names = dict.fromkeys(name for sample in samples for name in sample)
     return pyarrow.table({name: [sample.get(name) for sample in samples] for name in names})

@@ -1,4 +1,8 @@
-"""`Table`: rows of a file that join the samples of shards by key, and the stages that add them."""
+"""`Table`: rows of a file that join the samples of shards by key, and the stages that add them.
+
+A `Joined` dataset calls `row_stages` for its tables. Each table becomes a stage of the pipeline,
+which adds to a sample the columns of the row with the sample's key.
+"""
 
 import os
 import re
@@ -24,10 +28,11 @@ from shardcache_client.tables import node_tables, row_files
 from shardcache_client.tables.node_tables import NodeTable
 
 _LAYOUT = "1"
-"""Changes when the same file gives other rows than an earlier release's."""
+"""Version of the rows' form: changes in a release that makes other rows of the same file."""
 
-# Age up to which the daemon's listing of the files is used: short, so that a run sees files that
-# were replaced before it began; and long enough for its ranks, which ask at nearly the same time.
+# Maximum age of a listing of the files that the daemon may answer with. It is short, so that a run
+# sees files that were replaced before the run began. It is long enough for one listing to serve all
+# ranks, which ask at nearly the same time.
 _MAX_AGE_S = 2.0
 
 Decoding = Callable[[Sample], Any] | Mapping[str, Spec] | str | None
@@ -35,7 +40,13 @@ Decoding = Callable[[Sample], Any] | Mapping[str, Spec] | str | None
 
 @dataclass(frozen=True, slots=True)
 class TableAccess:
-    """Access to a table's files: the daemon that has them, the job, and the patience."""
+    """Access to a table's files.
+
+    Attributes:
+        choice: the daemon that reads the files.
+        job: name of the job, under which the daemon lists the reader.
+        timeout_s: time limit for a wait for a file, and for a lost daemon to come back.
+    """
 
     choice: DaemonChoice
     job: str
@@ -51,23 +62,24 @@ class Table:
         manifest = Table("s3://bucket/manifest.jsonl", key="audio_filepath", pattern=r"(.*)\\.wav")
         dataset = Joined({"": audio, "row": manifest})  # "wav", "row.text", "row.duration"
 
-    A sample gets a member for each column of its row, named by prefix, dot and column. Its value is
-    as in the file: text, number, list, or dict; from CSV, text. Values may differ in the next run:
-    samples and states stay valid.
+    A sample gets a member for each column of its row, named by prefix, dot and column. The member's
+    value is as in the file: text, number, list, or dict; from CSV, text. Values may change from one
+    run to the next: samples and states stay valid.
 
-    The files are read through the cache when the first `Joined` is made with them, and kept as a
-    table of rows by key for all of this user's processes on the node, in a folder below `TMPDIR`:
-    16 bytes a row and the rows themselves, mapped into memory.
+    The files are read through the cache when the first `Joined` is made with them. Their rows are
+    kept as a table, by key, for all of this user's processes on the node, in a folder below
+    `TMPDIR`. The table takes 16 bytes per row and the rows themselves, and is mapped into memory.
 
     Args:
-        urls: of the files, as for `ShardDataset`: JSON lines (`.jsonl`, `.ndjson`, `.json`), CSV
-            and TSV with a header, parquet (needs pyarrow); compressed or not (`.gz`, `.bz2`, `.xz`,
-            `.zst`).
-        key: column with the key of the sample that a row belongs to, its `__key__`.
-        columns: those that samples get; None for all but the key's.
-        pattern: regular expression, if the column holds more than the key: its first group is the
-            sample's key. It must match the whole value.
-        key_of: function from a sample's `__key__` to the key of its row; None if they are equal.
+        urls: urls of the files, as for `ShardDataset`: JSON lines (`.jsonl`, `.ndjson`, `.json`),
+            CSV and TSV with a header, parquet (needs pyarrow); compressed or not (`.gz`, `.bz2`,
+            `.xz`, `.zst`).
+        key: name of the column with the key (`__key__`) of the sample that a row belongs to.
+        columns: names of the columns that samples get; None for all except the column of keys.
+        pattern: regular expression, if that column holds more than the key. It must match the whole
+            value, and its first group is the sample's key.
+        key_of: returns the key of a sample's row, given the sample's `__key__`; None if both are
+            equal.
 
     Raises ConfigError if an argument is invalid.
     """
@@ -98,9 +110,9 @@ class Table:
         return f"Table({self.urls!r}, key={self.key!r})"
 
     def open(self, access: TableAccess) -> NodeTable:
-        """Return the rows, which are read unless a process of this user on this node has done so.
+        """Return the rows, reading them unless a process of this user on this node has done so.
 
-        Raises what resolving and reading the files raises, and what `row_files.rows_of` does.
+        Raises any error of resolving and reading the files, and of `row_files.rows_of`.
         """
         reader = ReaderIdentity(access.job)
         manifest = resolve(
@@ -112,7 +124,7 @@ class Table:
             max_age_s=_MAX_AGE_S,
         )
         pattern = "" if self.pattern is None else self.pattern.pattern
-        # All that the rows depend on.
+        # Everything that the rows depend on; a table with the same identity is shared.
         identity = (_LAYOUT, manifest.fingerprint, self.key, repr(self.columns), pattern)
 
         def rows() -> Iterator[tuple[str, str]]:
@@ -121,7 +133,7 @@ class Table:
         return node_tables.shared(identity, rows, self.urls[0])
 
     def _all_rows(self, manifest: Manifest, access: TableAccess) -> Iterator[tuple[str, str]]:
-        """Yield the rows of all files, each by its key and as JSON."""
+        """Yield the rows of all files, each as its key and its JSON text."""
         reader = ReaderIdentity(access.job)
         patience = Patience(access.timeout_s)
         wanted = None if self.columns is None else (self.key, *self.columns)
@@ -156,14 +168,17 @@ class Table:
         return str(match[1])
 
     def _columns_for_samples(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return those columns of a row that samples get."""
+        """Return the columns of a row that samples get."""
         if self.columns is None:
             return {name: value for name, value in row.items() if name != self.key}
         return {name: row[name] for name in self.columns if name in row}
 
 
 def _compiled(pattern: str | re.Pattern[str]) -> re.Pattern[str]:
-    """Return a regular expression. Raises ConfigError unless it is for text, and has a group."""
+    """Return a compiled regular expression.
+
+    Raises ConfigError unless the expression is valid, is for text, and has a group.
+    """
     try:
         compiled = re.compile(pattern)
     except re.error as exn:
@@ -186,13 +201,14 @@ def row_stages(
     """Return a stage for each table, and `members` and `missing` without columns of tables.
 
     Args:
-        tables: by prefix, with the dot.
-        decode: of the `Joined`.
-        members: of the `Joined`; a table is not read if they name none of its columns.
-        missing: of the `Joined`.
-        access: to the tables' files.
+        tables: the tables by the prefix of their members, with the dot.
+        decode: the argument of the `Joined`.
+        members: the argument of the `Joined`; a table is not read if it names none of the table's
+            columns.
+        missing: the argument of the `Joined`.
+        access: access to the tables' files.
 
-    Raises ConfigError if an argument does not fit, and what reading the tables raises.
+    Raises ConfigError if an argument does not fit, and any error of reading the tables.
     """
     if not tables:
         return (), members, missing
@@ -215,7 +231,7 @@ def row_stages(
                 "members names only columns of tables", remedy="name a member of the shards, too"
             )
     if isinstance(missing, Mapping):
-        # If no value is left, samples that lack a member of the shards are errors.
+        # If no default value is left, a sample that lacks a member of the shards is an error.
         missing = {name: value for name, value in missing.items() if not name.startswith(prefixes)}
     return tuple(stages), names, missing or "error"
 

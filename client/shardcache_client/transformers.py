@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer over ShardDatasets, resumed exactly, also by another number of processes.
+"""Hugging Face's Trainer over ShardDatasets, resumed exactly, even by another number of processes.
 
     from shardcache_client.transformers import ShardTrainer
 
@@ -34,13 +34,13 @@ except ImportError as exn:
 class ShardTrainer(Trainer):  # type: ignore[misc]
     """`transformers.Trainer` with the loaders of its ShardDatasets and Mixtures.
 
-    Other datasets are left to Trainer.
+    For other datasets, ShardTrainer does the same as Trainer.
 
-    Trainer would shard the samples of its own loaders a second time. To resume, it drops as many
-    batches as it has trained on, which are other samples if the number of processes has changed.
-    ShardTrainer saves the loader's position in each checkpoint, as part of `trainer_state.json`,
-    and `train(resume_from_checkpoint=…)` continues from there: the rest of the epoch comes exactly
-    once, on any number of processes.
+    Trainer would shard the samples of its own loaders a second time. To resume, Trainer drops as
+    many batches as it has trained on; if the number of processes has changed, these are other
+    samples. ShardTrainer saves the loader's position in each checkpoint, as part of
+    `trainer_state.json`, and `train(resume_from_checkpoint=…)` continues from there: the rest of
+    the epoch comes exactly once, on any number of processes.
 
     Trainer computes epoch and learning rate from the number of steps, so the steps of a resumed run
     must have as many samples as before: with half the processes, set twice the
@@ -51,10 +51,11 @@ class ShardTrainer(Trainer):  # type: ignore[misc]
     `dataloader_prefetch_factor` and `dataloader_drop_last` apply, and `auto_find_batch_size`.
     Training workers persist.
 
-    Another subclass of Trainer comes second: `class MyTrainer(ShardTrainer, Seq2SeqTrainer)`.
+    To combine it with another subclass of Trainer, name that class second: `class
+    MyTrainer(ShardTrainer, Seq2SeqTrainer)`.
 
-    Raises ConfigError: `train` resumes from a checkpoint without a loader's position, or of steps
-    of another size.
+    `train` raises ConfigError if it resumes from a checkpoint without a loader's position, or from
+    a run with steps of another size.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -63,12 +64,13 @@ class ShardTrainer(Trainer):  # type: ignore[misc]
 
     def get_train_dataloader(self) -> Any:
         """Return the loader for `train`."""
-        # Trainer calls this again to try smaller batches: the workers of the last attempt end with
-        # its batches.
+        # Trainer calls this again to try smaller batches. Dropping the last attempt's batches ends
+        # their workers.
         self._batches: Iterator[Any] = iter(())
         self._loader = self._loader_of(self.train_dataset, self._train_batch_size)
-        self._epoch: int | None = None
-        self._epoch_iterator: Iterator[Any] | None = None  # Trainer's own, of that epoch
+        self._epoch: int | None = None  # the epoch that is being read
+        # Trainer's own iterator of that epoch, by which the next epoch is recognised.
+        self._epoch_iterator: Iterator[Any] | None = None
         if self._loader is None:
             return super().get_train_dataloader()
         return self._loader
@@ -103,7 +105,7 @@ class ShardTrainer(Trainer):  # type: ignore[misc]
             batch_size=batch_size,
             collate_fn=self.data_collator,
             num_workers=self.args.dataloader_num_workers,
-            # None: if there is a CUDA device.
+            # None means that memory is pinned if there is a CUDA device.
             pin_memory=None if self.args.dataloader_pin_memory else False,
             prefetch_factor=self.args.dataloader_prefetch_factor,
             drop_last=self.args.dataloader_drop_last,
@@ -114,15 +116,16 @@ class ShardTrainer(Trainer):  # type: ignore[misc]
         """Return the loader's next batches, for one step.
 
         Args:
-            epoch_iterator: Trainer's own, which is not read: in a resumed epoch, it would drop the
-                first batches of the rest.
+            epoch_iterator: Trainer's own iterator of the epoch. It is not read: in a resumed epoch,
+                it would drop the first batches of the rest.
         """
         if self._loader is None:
             return super().get_batch_samples(epoch_iterator, *args)
-        if epoch_iterator is not self._epoch_iterator:  # the next epoch
+        if epoch_iterator is not self._epoch_iterator:  # Trainer has begun the next epoch
             self._epoch_iterator = epoch_iterator
             self._epoch = self._loader.epoch if self._epoch is None else self._epoch + 1
-            # Trainer counts from 0 again if the loader's length is unknown.
+            # If the loader's length is unknown, a resumed Trainer counts epochs from 0 again. So
+            # epochs are counted here.
             if self._loader.epoch != self._epoch:
                 self._loader.set_epoch(self._epoch)
             self._batches = iter(self._loader)
@@ -130,9 +133,9 @@ class ShardTrainer(Trainer):  # type: ignore[misc]
 
 
 class LoaderPosition(TrainerCallback, ExportableState):  # type: ignore[misc]
-    """The position of the training loader, which Trainer saves in each checkpoint.
+    """Saves the position of the training loader in each of Trainer's checkpoints, and loads it.
 
-    ShardTrainer adds it.
+    ShardTrainer adds this callback.
     """
 
     def __init__(self) -> None:
@@ -148,7 +151,10 @@ class LoaderPosition(TrainerCallback, ExportableState):  # type: ignore[misc]
         train_dataloader: Any,
         **_: Any,
     ) -> None:
-        """Load the position from the checkpoint that the run resumes from, if any."""
+        """Load the position from the checkpoint, if the run resumes from one.
+
+        Raises ConfigError if the checkpoint does not fit.
+        """
         self._loader = train_dataloader if isinstance(train_dataloader, ShardLoader) else None
         if self._loader is None:
             return
@@ -158,7 +164,8 @@ class LoaderPosition(TrainerCallback, ExportableState):  # type: ignore[misc]
         saved = entry.get("attributes", {})
         if not state.global_step:
             return
-        # From now on, Trainer's number of steps does not say where an epoch ends.
+        # The epoch begins again. From now on, Trainer's number of steps does not tell where an
+        # epoch ends, so no position is saved any more.
         if args.ignore_data_skip:
             self._loader = None
             return
@@ -182,9 +189,10 @@ class LoaderPosition(TrainerCallback, ExportableState):  # type: ignore[misc]
 def _step_counts(loader: Any, accumulated: int) -> dict[str, int]:
     """Return the number of samples in a step of all processes, and of steps in an epoch.
 
-    The latter is left out if it is not known.
+    The number of steps is left out if it is unknown.
 
     Args:
+        loader: the loader of the training dataset.
         accumulated: number of batches whose gradients are accumulated in a step.
     """
     processes = loader.dataset.topology().world_size
@@ -195,7 +203,12 @@ def _step_counts(loader: Any, accumulated: int) -> dict[str, int]:
 
 
 def _check_same_steps(saved: dict[str, int], now: dict[str, int]) -> None:
-    """Raise ConfigError if Trainer would count steps otherwise than in the checkpoint's run."""
+    """Raise ConfigError if steps are of another size or number than in the checkpoint's run.
+
+    Args:
+        saved: `_step_counts` of the run that saved the checkpoint.
+        now: `_step_counts` of this run.
+    """
     for name in sorted(saved.keys() & now.keys()):
         if saved[name] != now[name]:
             raise ConfigError(

@@ -6,7 +6,9 @@ in place of
 
     from webdataset import WebDataset
 
-Needs the package webdataset, which shardcache itself does not depend on.
+Needs the package webdataset, which shardcache itself does not depend on. A webdataset pipeline is a
+list of stages, each a function from an iterator over samples to another. Here the first stage, the
+source, is a ShardDataset; all later stages are webdataset's own.
 """
 
 import functools
@@ -37,7 +39,8 @@ from shardcache_client.samples.slicing import Sample
 try:
     import webdataset as wds
 
-    # Still the original if the drop-in is patched over it.
+    # The name is bound to the original class here. It stays so if a program later patches the
+    # drop-in over `webdataset.WebDataset`.
     from webdataset import WebDataset as OriginalWebDataset
     from webdataset.shardlists import envsubst
 except ImportError as exn:
@@ -67,7 +70,7 @@ _ITEM_BY_ITEM = (
     "to_tuple",
     "xdecode",
 )
-"""webdataset's stages that yield at most one item per item taken, before they take the next."""
+"""webdataset's stages that yield at most one item for each item, before they take the next item."""
 
 # Splitters that divide shards evenly among ranks, as ShardDataset divides samples.
 _NODE_SPLITTERS = (wds.single_node_only, wds.split_by_node)
@@ -79,7 +82,7 @@ _REMEDIES = {
     "transform": "write .map(function) after it",
 }
 
-# ShardDataset's further arguments, passed on to it as `options`: by name, the rule for each value.
+# Rules for ShardDataset's further arguments, by name. These arguments are passed on as `options`.
 _OPTIONS = {
     name: rule for name, rule in ARGUMENTS.items() if name not in ("urls", "shuffle", "on_error")
 }
@@ -88,7 +91,7 @@ _OPTIONS = {
 def _parts_or_urls(value: Any) -> Any:
     """Return `urls` in the form in which they are kept. Raises TypeError or ValueError."""
     if isinstance(value, Mapping):
-        return value  # the parts of a mixture: `_patterns` refuses them, with a better remedy
+        return value  # the parts of a mixture, which `_patterns` refuses with a better remedy
     return URLS.converted(value)
 
 
@@ -104,26 +107,26 @@ class WebDataset(OriginalWebDataset):  # type: ignore[misc]
             lists) or for ShardDataset. `pipe:` is refused. Samples of local shards have
             `__local_path__`.
         handler: called for shards and samples that cannot be read. Stages have their own handlers.
-        mode, resampled: "resampled" yields samples endlessly, for `.with_epoch()`: in rounds of the
-            whole dataset, each in a different order, whereas webdataset draws shards with
-            replacement.
-        shardshuffle: false keeps the shards in order; any other value permutes all of them,
-            differently in each epoch, by `seed` alone: the same on all ranks and in every run, like
-            `detshuffle`.
+        mode, resampled: mode="resampled" or resampled=True yields samples endlessly, for
+            `.with_epoch()`: in rounds of the whole dataset, each in a different order, whereas
+            webdataset draws shards with replacement.
+        shardshuffle: a false value keeps the shards in order; any other value permutes all of them,
+            differently in each epoch. The order depends on `seed` and epoch alone: it is the same
+            on all ranks and in every run, as with `detshuffle`.
         nodesplitter: `split_by_node` and the default divide samples, not shards, evenly among all
             ranks. With None, every rank reads everything, in the same order.
-        workersplitter: only the default; samples are also divided among workers.
+        workersplitter: only the default is accepted; samples are also divided among workers.
         select_files: called for each member of a sample with "key.extension", the extension in
             lower case.
         seed: default: $WDS_SEED, else 0.
         cache_dir, cache_size, url_to_name: no effect; the daemon does the caching.
-        empty_check: no effect; a dataset without samples is refused, a worker without samples is
-            not.
+        empty_check: no effect; a dataset without samples is refused, while a worker without samples
+            is accepted.
         repeat, verbose: no effect, as in webdataset.
         options: further arguments of ShardDataset, such as `batch_size`, `even` or `socket`.
             `shuffle_window` is 0 by default, so that `.shuffle()` mixes as in webdataset. For exact
-            resuming, set it and drop that stage, and let the DataLoader batch: `.batched()` takes
-            one sample more than it yields.
+            resuming, set `shuffle_window` in place of `.shuffle()`, and let the DataLoader batch in
+            place of `.batched()`, which takes one sample more than it yields.
 
     Raises:
         ConfigError: an argument is not supported over shardcache, such as `rename_files` or a yaml
@@ -188,7 +191,8 @@ class WebDataset(OriginalWebDataset):  # type: ignore[misc]
             stages.append(_add_local_paths)
         if select_files is not None:
             stages.append(functools.partial(_keep_members, keep=select_files))
-        # Skips webdataset's own __init__, which builds the stages that the source replaces.
+        # This skips the constructor of webdataset's class, which builds the stages that the source
+        # replaces, and calls the constructor of its base class.
         super(OriginalWebDataset, self).__init__(*stages)
         if is_endless:
             self.repeat()
@@ -206,7 +210,8 @@ class WebDataset(OriginalWebDataset):  # type: ignore[misc]
 
         Samples that `.shuffle()` or `.batched()` holds back count as read.
 
-        Raises ConfigError for a pipeline with a stage that may yield several items per sample.
+        Raises ConfigError for a pipeline with a stage that may yield several items per sample: the
+        position of the source does not tell how many of these items were taken.
         """
         self._check_stages()
         return self.source.state_dict()
@@ -240,7 +245,10 @@ class WebDataset(OriginalWebDataset):  # type: ignore[misc]
 
 
 class _EndlessRuntime(TorchRuntime):
-    """A torch program whose ranks count their rounds apart: an endless stream has no epochs."""
+    """A torch program whose ranks count their rounds separately.
+
+    An endless stream has no epochs on which ranks would have to agree.
+    """
 
     def epochs(self, group: RankGroup, dealing: Assignment) -> Epochs:
         """Return the count of rounds of this rank alone."""
@@ -248,21 +256,22 @@ class _EndlessRuntime(TorchRuntime):
 
 
 class _Endless(ShardDataset[Any]):
-    """The rounds of an endless stream."""
+    """The dataset of an endless stream: each of its epochs is one round of the stream."""
 
     _runtime = _EndlessRuntime()
 
 
 class _SourceStage:
-    """The first stage: a pass over the source, shared by all pipelines derived from one.
+    """The first stage: yields the samples of the source. All derived pipelines share this object.
 
-    webdataset would begin the pass at the first sample, but the source's state may be requested
-    before that.
+    webdataset calls the first stage when the first sample is taken. The source's state may be
+    requested before that, so the pass over the source is begun by `begin` at the start of an
+    iteration.
     """
 
     def __init__(self, source: ShardDataset) -> None:
         self._source = source
-        self._begun: Iterator[Sample] | None = None  # a pass that is not read yet
+        self._begun: Iterator[Sample] | None = None  # a pass that has begun and is not read yet
 
     def begin(self) -> None:
         """Begin the next pass, to be read later."""
@@ -295,7 +304,7 @@ def _check_unsupported(mode: str | None, rename_files: object) -> None:
 
 
 def _patterns(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Convert urls as webdataset takes them to those of ShardDataset."""
+    """Convert urls as webdataset takes them to urls as ShardDataset takes them."""
     is_yaml = isinstance(urls, str) and urls.endswith((".yaml", ".yml"))
     if is_yaml or isinstance(urls, dict):
         raise _unsupported(
@@ -325,7 +334,8 @@ def _division(
             "nodesplitter=None",
         )
     is_default = workersplitter is wds.split_by_worker
-    # In an endless stream, it makes no difference to the job if workers share the shards.
+    # A workersplitter of None means that each worker reads all shards. In an endless stream, it
+    # makes no difference to the job if workers share the shards instead.
     is_harmless = is_endless and not workersplitter
     if not (is_default or is_harmless):
         raise _unsupported(
@@ -338,7 +348,7 @@ def _division(
 
 
 def _add_local_paths(samples: Iterable[Any]) -> Iterator[Any]:
-    """Add the paths of local shards, as webdataset does, to samples that are still dicts."""
+    """Add `__local_path__` to the samples of local shards, as webdataset does."""
     for sample in samples:
         path = local_path(sample.get("__url__", "")) if isinstance(sample, dict) else None
         if path:
@@ -360,7 +370,10 @@ def _keep_members(samples: Iterable[Sample], *, keep: Callable[[str], bool]) -> 
 
 
 def _is_item_by_item(stage: Any) -> bool:
-    """Return whether a stage is one of this module, or of `_ITEM_BY_ITEM`."""
+    """Return whether a stage yields at most one item for each item that it takes.
+
+    True for the stages of this module, and for the stages of webdataset in `_ITEM_BY_ITEM`.
+    """
     if isinstance(stage, functools.partial):  # `_keep_members` with its argument
         function = stage.func
     else:
@@ -379,7 +392,7 @@ def _name_of(stage: Any) -> str:
 
 
 def _holds_samples(stage: Any) -> bool:
-    """Return whether a stage takes samples that it yields later: it shuffles, or makes batches."""
+    """Return whether a stage holds samples back: it shuffles, or makes batches."""
     if isinstance(stage, wds.detshuffle):
         return True
     return getattr(stage, "f", None) in (wds.shuffle.f, wds.batched.f)
