@@ -76,7 +76,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
 
     Args:
         urls: a brace pattern, glob, prefix ending in "/", index file (.json, wids format), local
-            path, or a list of these. A url that exists as it is written is not a glob; braces in a
+            path, or a list of urls. A url that exists as it is written is not a glob; braces in a
             name are written `\\{` and `\\}`.
         shuffle: True: read shards and samples in a different order each epoch, determined by `seed`
             and the epoch alone. "global": permute all samples, for shards that are sorted. Each

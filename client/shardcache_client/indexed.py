@@ -217,6 +217,7 @@ class IndexedShards(Divisible, Generic[T_co]):
             self._places.close()
 
     def _selected(self, choices: Choices) -> Self:
+        """Return a dataset of some of the samples; `Divisible` calls this."""
         chosen = self._manifest.select(choices)
         return type(self)(
             chosen, self._pipeline, self._sessions, self._window, self._mesh, self._tables
@@ -233,6 +234,7 @@ class IndexedShards(Divisible, Generic[T_co]):
         samples = self._ends[-1]
         if not -samples <= index < samples:
             raise IndexError(f"sample {shown(index)} of a dataset with {samples} samples")
+        # No key is asked for. A negative number counts from the end.
         return _SampleQuery("", [index % samples])
 
     def _place_of(self, number: int) -> tuple[int, int]:

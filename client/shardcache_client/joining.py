@@ -138,6 +138,7 @@ class JoinedReader(ShardReader[T_co]):
         own_prefix = self.parts.pipeline.decode.prefix
 
         def chosen(entry: IndexEntry) -> object:
+            """Return the predicate's answer for an entry with all sources' sizes and rows."""
             sizes = _prefixed(own_prefix, entry.sizes)
             for prefix, sizes_of in partners.items():
                 sizes |= _prefixed(prefix, sizes_of(entry))

@@ -134,11 +134,11 @@ class LengthBatches(IterableDataset[B_co], Generic[B_co]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that this process is reading, or else the next one that it would read."""
+        """The epoch that this process is reading, or else the next epoch that it would read."""
         return self._batches_at_position().epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that the next iteration reads, also in running DataLoader workers."""
+        """Set the epoch that the next iteration reads, even in running DataLoader workers."""
         self._batches_at_position().set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:

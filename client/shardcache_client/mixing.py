@@ -130,11 +130,13 @@ class MixtureReader(ShardReader[T_co]):
         )
 
     def _selected(self, choices: Choices) -> NoReturn:
+        """Raise ConfigError; `Selecting` calls this for a selection of samples."""
         raise ConfigError(
             "samples of a mixture cannot be chosen", remedy="choose among those of its sources"
         )
 
     def _rows_of_tables(self) -> NoReturn:
+        """Raise ConfigError; `Selecting` calls this for the rows of the tables of samples."""
         self._selected(())  # a selection by tables of samples is refused with the same error
 
 

@@ -69,7 +69,7 @@ def read_shards(
 
     Args:
         urls: a brace pattern, glob, prefix ending in "/", index file (.json, wids format), local
-            path, or a list of these.
+            path, or a list of urls.
         on_error: as for ShardDataset; called in the reading task.
         fallback: as for ShardDataset: "private" reads through a private daemon while the node's
             daemon cannot serve.
@@ -123,6 +123,7 @@ def assign(manifest: Manifest, cached: Mapping[str, Collection[str]]) -> dict[st
     homes = [[node for node in nodes if shard.url in cached_sets[node]] for shard in manifest]
 
     def number_of_choices(shard: int) -> int:
+        """Return the number of nodes that a shard may be assigned to, as a key for sorting."""
         if not homes[shard]:  # any node may read the shard, so it is assigned last
             return len(nodes) + 1
         return len(homes[shard])

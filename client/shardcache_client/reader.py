@@ -414,9 +414,11 @@ class ShardReader(Selecting, Generic[T_co]):
     # For `Selecting`
 
     def _rows_of_tables(self) -> Iterator[tuple[str, Row]]:
+        """Return the rows of the dataset's tables of samples, with the url of each row's table."""
         return table_rows(self.parts)
 
     def _selected(self, choices: Choices) -> Self:
+        """Return a dataset of the chosen samples."""
         self._check_yields_samples("choosing some of them")
         derived = self._derived(samples=self.parts.samples.selected(choices))
         # States that were loaded belong to the dataset from which this selection is made.

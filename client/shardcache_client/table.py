@@ -128,6 +128,7 @@ class Table:
         identity = (_LAYOUT, manifest.fingerprint, self.key, repr(self.columns), pattern)
 
         def rows() -> Iterator[tuple[str, str]]:
+            """Read the rows; called only if the table does not exist on this node yet."""
             return self._all_rows(manifest, access)
 
         return node_tables.shared(identity, rows, self.urls[0])

@@ -133,6 +133,7 @@ def instance(what: str, *kinds: Any) -> Accepts:
 
 
 def _flag(value: Any) -> bool:
+    # True and False are integers, equal to 1 and 0.
     if not isinstance(value, int) or value not in (0, 1):
         raise TypeError
     return bool(value)
@@ -160,6 +161,7 @@ def _seconds(value: Any) -> float:
 
 
 def _seconds_or_zero(value: Any) -> float:
+    # False is equal to 0, but is no number of seconds.
     if isinstance(value, int | float) and not isinstance(value, bool) and value == 0:
         return 0.0
     return _seconds(value)
@@ -168,6 +170,7 @@ def _seconds_or_zero(value: Any) -> float:
 def _urls(value: Any) -> Any:
     if isinstance(value, str | os.PathLike):
         return value
+    # These types can be iterated, but their items are no urls, or have no order.
     if isinstance(value, Mapping | set | frozenset | bytes):
         raise TypeError
     urls = list(value)
@@ -178,7 +181,7 @@ def _urls(value: Any) -> Any:
 
 def _url(value: Any) -> Any:
     PATH.converted(value)
-    os.fspath(value).encode()
+    os.fspath(value).encode()  # raises UnicodeEncodeError, a ValueError, unless it is UTF-8
     return value
 
 
@@ -200,7 +203,7 @@ def _positive_numbers(value: Any) -> list[float]:
 
 def _job(value: Any) -> str:
     name: str = TEXT.converted(value)
-    name.encode()
+    name.encode()  # raises UnicodeEncodeError, a ValueError, unless the name is UTF-8
     if not 0 < len(name) <= MAX_JOB_CHARS:
         raise ValueError
     return name

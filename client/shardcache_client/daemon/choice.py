@@ -65,7 +65,7 @@ class DaemonChoice:
         if is_private or may_fall_back:
             _check_installed()
         if is_private:
-            return cls(None)
+            return cls(None)  # no node's daemon: a private daemon serves
         return cls(socket_path(socket), may_fall_back)
 
     def node_status(self) -> str | None:

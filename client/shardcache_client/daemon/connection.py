@@ -69,7 +69,7 @@ class DaemonConnection:
     it; VersionMismatchError if daemon and client have no protocol version in common; ProtocolError
     if a message is invalid.
 
-    Deadlines are those of `time.monotonic`.
+    Deadlines are times of `time.monotonic`.
 
     Attributes:
         socket: path of the daemon's socket.
@@ -93,10 +93,10 @@ class DaemonConnection:
                 user, and is then sent this process's credentials of object stores.
         """
         self.socket = socket
-        self._last_id = 0  # of the requests
+        self._last_id = 0  # id of the last request
         self._takes_bundles = False  # True if several messages may be sent as one
-        self._kinds: dict[int, str] = {}  # by id, for requests that are not answered yet
-        self._answers: dict[int, Json] = {}
+        self._kinds: dict[int, str] = {}  # kinds of the open requests, by id
+        self._answers: dict[int, Json] = {}  # answers that nobody has taken yet, by id
         with self._translated():
             self._websocket = WebSocket(socket, protocol.SESSION_PATH, deadline_s)
         try:

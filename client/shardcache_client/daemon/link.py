@@ -150,7 +150,8 @@ class DaemonLink(ABC):
         """Close a broken connection; return the outage, which an earlier error may have begun.
 
         Args:
-            begun_s: when the daemon was last seen alive; None for now.
+            begun_s: time at which the daemon was last seen alive, of `time.monotonic`; None for
+                the present time.
         """
         self._disconnect()
         if self._outage is None:

@@ -36,7 +36,7 @@ class HandshakeError(Exception):
     """The server answered the handshake with an HTTP error instead of opening a WebSocket.
 
     Attributes:
-        body: of the server's answer.
+        body: body of the server's answer.
     """
 
     def __init__(self, status: int, body: bytes) -> None:
@@ -59,7 +59,7 @@ class WebSocket:
         """Connect and shake hands by the deadline.
 
         Args:
-            path: of the Unix socket.
+            path: path of the Unix socket.
             resource: path in the handshake's HTTP request.
 
         Raises OSError (TimeoutError included) and HandshakeError.

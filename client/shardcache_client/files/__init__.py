@@ -1,1 +1,1 @@
-"""Whole files and ranges of them through the node's daemon, without samples."""
+"""Whole files and ranges of files through the node's daemon, without samples."""

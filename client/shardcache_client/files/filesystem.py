@@ -1,6 +1,6 @@
 """The cache as a read-only filesystem of fsspec, for any object that the daemon may fetch.
 
-A file's url is that of the object, with `shardcache::` before it.
+A file's url is the object's url with `shardcache::` before it.
 
     with fsspec.open("shardcache::s3://bucket/table.parquet") as file: ...
     pandas.read_parquet("shardcache::s3://bucket/table.parquet")
@@ -66,7 +66,7 @@ _OF_VERSIONS = {"version_aware": True}
 class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
     """Files of one object store, through the cache.
 
-    Paths are those of the store's own filesystem, or urls.
+    Paths are paths of the store's own filesystem, or urls.
 
     Args:
         target_protocol: protocol of the url that follows `shardcache::`.
@@ -337,6 +337,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return f"shardcache://{url}"
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> "BufferedFile":
+        """Open a file for reading; fsspec's `open` calls this, and adds text modes."""
         if mode != "rb":
             self._refuse(path)
         details = self._file_details(path)

@@ -130,5 +130,6 @@ class _OpenCachedFile(io.FileIO):
         self._resources = resources.pop_all()
 
     def close(self) -> None:
+        """Close the file, and release it in the cache."""
         super().close()
         self._resources.close()

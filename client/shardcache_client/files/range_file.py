@@ -1,8 +1,8 @@
 """An object of a session's plan, of which ranges are fetched as they are read.
 
-A plan of ranges lists objects; the reader leases byte ranges of them in any order. The daemon
-fetches the ranges into a file. It may decide to fetch the whole object instead. `BufferedFile`, the
-file of the fsspec filesystem, reads through this class.
+A plan of ranges lists objects; the reader leases byte ranges of these objects, in any order. The
+daemon fetches the ranges into a file, or decides to fetch the whole object instead. `BufferedFile`,
+the file of the fsspec filesystem, reads through this class.
 """
 
 import os
@@ -59,6 +59,7 @@ class RangeFile:
         wanted = (start, max(start + 1, stop))  # a leased range has at least one byte
 
         def request_range() -> LeaseRequest:
+            """Request the range, for which the reader is now waiting."""
             ranges = [(self._position, wanted)]
             (lease,) = self._session.lease_ranges(ranges, needed=True, ahead_to=ahead_to)
             return lease

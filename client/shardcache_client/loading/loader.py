@@ -56,7 +56,7 @@ Source: TypeAlias = NumberedBatches | StagedBatches
 class ShardLoader(Generic[B_co]):
     """The batches of a ShardDataset. Made by `ShardDataset.loader`, which describes the arguments.
 
-    Each iteration reads one epoch: the one set by `set_epoch`, or else the next. An epoch counts as
+    Each iteration reads one epoch: the epoch set by `set_epoch`, or the next. An epoch counts as
     begun from the iterator's second batch on, or from its last batch if it has only one. Until
     then, the iterator is only a look at the data (`next(iter(loader))`), and changes nothing. If
     you read on from an older iterator, the iterators begun since were nested in it, and no longer
@@ -431,9 +431,9 @@ class ShardLoader(Generic[B_co]):
     def load_state_dict(self, state: object) -> None:
         """Resume from a state at the next iteration, with exactly the next batch.
 
-        The numbers of ranks and workers may differ from those of the run that took the state.
+        The numbers of ranks and workers may differ from the numbers in the run that took the state.
 
-        Raises what `ShardDataset.load_state_dict` raises.
+        Raises any error of `ShardDataset.load_state_dict`.
         """
         self._follow_dataset().load_state_dict(state)
 

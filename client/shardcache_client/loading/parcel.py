@@ -25,9 +25,13 @@ class _Pickler(ForkingPickler):
     def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
         # The base class takes no keywords. The arguments are file, protocol, fix_imports and
         # buffer_callback.
-        super().__init__(file, _PICKLE_PROTOCOL, True, buffers.append)
+        super().__init__(file, _PICKLE_PROTOCOL, True, buffers.append)  # True is pickle's default
 
     def reducer_override(self, value: Any) -> Any:
+        """Return how to pickle a value, where it differs from the default; pickle calls this.
+
+        A tensor is pickled as the numpy array of its memory, which pickle puts into `buffers`.
+        """
         if type(value) is torch.Tensor and _is_plain(value):
             # A tensor may be a lazy negation or conjugate of its memory. numpy has no such arrays,
             # so it is computed here.

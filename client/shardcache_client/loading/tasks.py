@@ -1,6 +1,7 @@
 """Tasks of a loader's workers in one iteration: a rank's batches, or chunks for a stage.
 
-A task is small and can be pickled: it is sent to worker processes, which make the work of it.
+A task is small and can be pickled. It is sent to worker processes, each of which turns it into the
+work that it describes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class BatchTask:
     """The batches of a rank.
 
     Attributes:
-        progress: the epoch, and the samples of it that have been read already.
+        progress: the epoch, and the epoch's samples that have been read already.
         rank: the rank.
     """
 

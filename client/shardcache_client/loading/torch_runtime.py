@@ -42,7 +42,7 @@ class TorchRuntime(Runtime):
 
     def counter(self) -> EpochCounter:
         """Return a count of epochs that this process shares with its workers."""
-        return EpochCounter(None, in_worker)
+        return EpochCounter(None, in_worker)  # None: a new count
 
     def iteration(self) -> Iteration:
         """Return a new iteration of this process, which may be a DataLoader's worker."""

@@ -127,7 +127,7 @@ class WorkerChoice:
             return cls(kind, workers)
         if not workers:
             return cls("processes", workers)
-        choice = cls(None, workers)
+        choice = cls(None, workers)  # None: the kind is decided below, or after the first batches
         option = process_option_in(options)
         if option:
             choice._decide("processes", f"{option} is given")

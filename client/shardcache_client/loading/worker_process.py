@@ -118,7 +118,7 @@ def keep_freed_memory() -> None:
     if library != "glibc" or not may_tune_malloc(os.environ):
         return
 
-    mallopt = ctypes.CDLL(None).mallopt
+    mallopt = ctypes.CDLL(None).mallopt  # None: the libraries that this process has loaded
     mallopt(_M_MMAP_THRESHOLD, _MIN_MAPPED_BYTES)
     mallopt(_M_TRIM_THRESHOLD, _MAX_KEPT_BYTES)
     mallopt(_M_TOP_PAD, _KEPT_BY_TRIM_BYTES)

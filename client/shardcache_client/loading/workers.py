@@ -146,7 +146,7 @@ class Workers:
         Must be called by the training thread, whose accelerator the other threads will use.
         """
         if not self._pins:
-            return partial(_prepare_thread, None)
+            return partial(_prepare_thread, None)  # None: no device, as no memory is pinned
         return partial(_prepare_thread, torch.accelerator.current_device_index())
 
     def pinned(self, batch: Any) -> Any:

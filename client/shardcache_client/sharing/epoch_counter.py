@@ -301,7 +301,7 @@ def _write(fd: int, count: Count) -> None:
     """Write a count into the slot that is not in use, then change to that slot."""
     slot = 1 - _current_slot(fd)
     os.pwrite(fd, count.pack(), _SLOTS_AT[slot])
-    os.pwrite(fd, bytes([slot]), 0)
+    os.pwrite(fd, bytes([slot]), 0)  # the first byte of the file
 
 
 def _read(fd: int) -> Count:

@@ -72,4 +72,5 @@ def locked(fd: int, byte: int) -> Iterator[None]:
 
 def _flock_of(kind: int, byte: int) -> bytes:
     """Return the argument of fcntl that locks or unlocks one byte."""
+    # The length is 1 byte. The pid must be 0 for locks of open file descriptions.
     return _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)

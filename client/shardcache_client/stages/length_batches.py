@@ -34,6 +34,7 @@ def batches(lengths: Sequence[int], max_tokens: int, count: int) -> list[list[in
     longest_first = [lengths[number] for number in numbers]
 
     def is_enough(bound: int) -> bool:
+        """Return True if `count` batches of a padded size of at most `bound` hold all samples."""
         return len(_runs(longest_first, bound)) <= count
 
     # The smallest padded size with which `count` batches are enough. A binary search finds it, as
@@ -43,6 +44,7 @@ def batches(lengths: Sequence[int], max_tokens: int, count: int) -> list[list[in
 
     # Halve the largest batch, again and again, until there are enough batches.
     def priority(at: int) -> tuple[bool, int]:
+        """Return a key by which runs are halved: the greatest first, and single samples never."""
         run = runs[at]
         can_be_halved = len(run) > 1
         padded_size = len(run) * longest_first[run.start]

@@ -45,6 +45,7 @@ class Pipeline:
         """Return the pipeline that a dataset's arguments describe. Raises ConfigError."""
         if decode is None or isinstance(decode, str | Mapping):
             return cls(Decode.of(decode, members, missing, blocks))
+        # A function is no table of decoders: it becomes a stage after the choice of members.
         return cls(Decode.of(None, members, missing, blocks), (Map(decode),))
 
     def __bool__(self) -> bool:
@@ -137,7 +138,7 @@ class PipelineBySource(Pipeline):
     firsts: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
-        """Return True if any of these pipelines does anything with samples."""
+        """Return True if the mixture's stages or any source's pipeline does anything."""
         return bool(self.stages) or any(self.sources.values())
 
     @property

@@ -58,7 +58,7 @@ def write(file: IO[bytes], rows: Iterable[tuple[str, str]], folder: Path) -> Row
     Args:
         file: the file to write to, at its beginning.
         rows: each row as its key and its JSON text.
-        folder: for temporary files, which take as much space as hashes and offsets together.
+        folder: folder for temporary files, which take as much space as hashes and offsets together.
     """
     with ExitStack() as opened:
         buckets = [
@@ -105,7 +105,7 @@ class RowIndex:
     def __init__(self, path: Path) -> None:
         """Map the file. Raises CacheDirError for another kind of file, OSError if unreadable."""
         with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)  # 0: the whole file
         self._map.madvise(mmap.MADV_RANDOM)
         magic, count, hashes_at = _FOOTER.unpack(self._map[-_FOOTER.size :])
         end = hashes_at + count * _PAIR.size

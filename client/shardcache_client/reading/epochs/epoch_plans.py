@@ -43,7 +43,11 @@ MAX_VISITS = 4_000
 MAX_AT_ONCE = 8
 
 ReadResult: TypeAlias = "Sample | Exception"
-"""A sample, or the error of reading the sample or its shard."""
+"""A sample, or the error of reading the sample or its shard.
+
+Errors are stripped of their traceback by `with_traceback(None)`: the frames of the traceback would
+keep the session of a reader that is gone alive.
+"""
 
 
 class PlacesReader(Protocol):
@@ -160,7 +164,8 @@ class EpochPlans:
         """
         self.close()
         plan = Plan.of(self.form.manifest, self._number, shards, later or self._following)
-        # The samples of an arriving shard come in file order; any other order needs all of it.
+        # The samples of an arriving shard come in file order. Any other order needs the whole
+        # shard, so nothing less may be granted; None leaves the choice to the session's default.
         partial = None if in_file_order else False
         self._window = self.form.declare(self._session, plan, partial=partial)
         self._session.on_wait = self._on_wait

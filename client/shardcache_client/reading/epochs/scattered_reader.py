@@ -273,6 +273,7 @@ class ScatteredReader:
         """Return the reader of ranges. The first call declares its plan to the daemon."""
         if self._ranges is None:
             form = self._form
+            # None in `view_of`: the view of the shard itself, not of a joined source.
             self._ranges = SampleRanges(
                 self._session, form.manifest, lambda shard: form.view_of(shard, None)
             )

@@ -235,6 +235,7 @@ def _open(leased: LeasedShard, piece: Piece) -> _HeldPiece:
         # a step mixes many shards.
         return _HeldPiece(leased, array("I", numbers), leased.cutter())
     except SHARD_ERRORS as exn:
+        # No numbers: the piece has no samples for the steps to use.
         return _HeldPiece(leased, (), _unreadable, exn.with_traceback(None))
 
 

@@ -37,7 +37,7 @@ def read_granted(
     Returns:
         The lease whose file was read, and the result of `read`.
 
-    Raises what `Session.wait` raises; CacheDirError or CorruptShardError if the files of several
+    Raises any error of `Session.wait`; CacheDirError or CorruptShardError if the files of several
     grants in a row cannot be read. The leases have then ended.
     """
     tries_left = _MAX_TRIES

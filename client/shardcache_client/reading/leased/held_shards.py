@@ -31,13 +31,20 @@ _RANGES_IN_ORDER = 16
 
 @dataclass(frozen=True, slots=True)
 class _HeldShard:
-    """A mapped shard, and the session that holds it in the cache."""
+    """A mapped shard, and the session that holds it in the cache.
+
+    Attributes:
+        session: the session with the lease on the shard.
+        window: the window that requested the shard and releases it.
+        leased_shard: the shard.
+    """
 
     session: Session
     window: ShardWindow
     leased_shard: LeasedShard
 
     def close(self) -> None:
+        """Release the shard, and close its session."""
         self.window.empty()
         self.session.close()
 
@@ -77,7 +84,7 @@ class HeldShards:
     def sample(self, shard: int, number: int) -> Sample:
         """Return a sample by its number in the tar, once its shard has arrived up to there.
 
-        Raises what opening and reading the shard raises.
+        Raises any error of opening and reading the shard.
         """
         self.hold(shard)
         leased_shard = self._held[shard].leased_shard
@@ -98,7 +105,10 @@ class HeldShards:
             held_shard.close()
 
     def hold(self, shard: int) -> None:
-        """Hold a shard, and count it as the last one asked for. Raises what opening it raises."""
+        """Hold a shard, and count it as the shard that was asked for last.
+
+        Raises any error of opening the shard.
+        """
         if shard not in self._held:
             while len(self._held) >= self._window:
                 self._release_oldest()
@@ -116,6 +126,7 @@ class HeldShards:
         manifest = self._manifest
         session = self._sessions.open()
         try:
+            # The daemon shows epochs by number; 0 stands for reading outside of an epoch.
             plan = Plan.of(manifest, 0, [shard])
             session.declare(plan)
             window = ShardWindow(session, plan, partial=None, view_of=self._pipeline.view)

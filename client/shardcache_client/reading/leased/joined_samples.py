@@ -1,8 +1,9 @@
 """Samples of a shard joined with their partners, the samples with the same keys in other shards.
 
 `Joined` datasets read several sources side by side. A joined sample has the members of its own
-shard and those of its partner in each other source. A column stands for one other source; its
-prefix begins the names of the members that come from that source. `LeasedShard` calls this module.
+shard, and the members of its partner in each other source. A column stands for one other source;
+its prefix begins the names of the members that come from that source. `LeasedShard` calls this
+module.
 """
 
 from __future__ import annotations
@@ -231,6 +232,7 @@ def _adder(
         cuts.extend([(cut_sample, number) for number in range(len(shard))])
 
     def add(number: int, sample: Sample) -> None:
+        """Add the members of the partner of a sample, which is given with its number."""
         place = places[number]
         if place is None:
             unmatched.accept(sample)

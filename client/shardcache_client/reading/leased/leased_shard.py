@@ -64,7 +64,7 @@ class LeasedShard:
         handover: passes the samples' values to other processes without a copy; None for values that
             stay in this process.
         view: the form in which samples are read.
-        beside: shards of other sources, whose members the samples with the same keys get as well.
+        beside: shards of other sources: samples get the members of their partners in these shards.
         partners: facts about the samples' partners in the shards of `beside`.
         replaceable: True if another version of the shard may be read, because none of its samples
             was handed out in this epoch.
@@ -108,7 +108,7 @@ class LeasedShard:
     def open(self) -> None:
         """Wait for the shard, or its beginning, and map it.
 
-        Raises what `Session.wait` and `MappedShard` raise; ShardChangedError if the origin has
+        Raises any error of `Session.wait` and `MappedShard`; ShardChangedError if the origin has
         replaced the shard after some of its samples were yielded.
         """
         with self._counting_yielded():

@@ -62,7 +62,7 @@ class ShardWindow:
         return f"ShardWindow(taken={taken}, given_back={given_back}, asked={asked})"
 
     def ask(self, ahead: int) -> None:
-        """Request shards ahead until there are `ahead` of them, earlier requests included."""
+        """Request shards until `ahead` of them are requested and not taken yet."""
         manifest = self._plan.manifest
         # Joining matches samples by the keys of whole shards, so no beginning of a shard will do.
         partial = False if manifest.columns else self.partial
@@ -104,7 +104,7 @@ class ShardWindow:
             count=count,
             span=span,
             handover=self.handover,
-            view=self.view_of(number, None),
+            view=self.view_of(number, None),  # None: the view of the shard, not of a column
             beside=self._beside(number, iter(others)),
             partners=partners,
             replaceable=is_fresh and manifest.is_replaceable,
@@ -164,7 +164,7 @@ class ShardWindow:
     def release_settled(self) -> None:
         """Release the shards that were given back and whose samples have all arrived."""
         if self.handover is not None:
-            self.handover.settle()  # also files that were lent in earlier epochs
+            self.handover.settle()  # releases files that were lent in earlier epochs
         settled = [leased_shard for leased_shard in self._given_back if leased_shard.settled]
         for leased_shard in settled:
             self._given_back.remove(leased_shard)

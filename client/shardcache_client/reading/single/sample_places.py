@@ -34,7 +34,7 @@ _NO_TABLE = (NotFoundError, AccessDeniedError, NotAllowedError)
 
 @dataclass(frozen=True, slots=True)
 class SamplePlace:
-    """The range of bytes that holds a sample, or the members of it that are read.
+    """The range of bytes that holds a sample, or the sample's members that are read.
 
     Attributes:
         shard: number of the shard in the manifest.

@@ -117,6 +117,7 @@ class SampleRanges:
         place = request.place
 
         def request_again() -> LeaseRequest:
+            """Request the bytes by a new lease, for which the reader is now waiting."""
             (request.lease,) = self._leases([place], needed=True)
             return request.lease
 
@@ -158,7 +159,7 @@ def _cut_sample(data: bytes, place: SamplePlace, url: str, view: View) -> Sample
         view.reads,
         view.prefix,
     )
-    (sample,) = slicing.cut(tables, columns, url, 0, 1)
+    (sample,) = slicing.cut(tables, columns, url, 0, 1)  # from sample 0 up to sample 1
     if check_of(sample["__key__"]) != place.check:
         raise _misplaced(place, url)
     return sample

@@ -46,13 +46,14 @@ class TableRows:
 
     @classmethod
     def open(cls, urls: Sequence[str], sessions: ReaderSessions) -> Self:
-        """Wait for tables, and list their rows.
+        """Wait for tables, map them, and list their rows.
 
         Raises NotFoundError if a table is missing, ConfigError for a file of another kind, and
         other errors of reading the tables.
         """
         with ExitStack() as opened:
             session = opened.enter_context(closing(sessions.open()))
+            # The daemon shows epochs by number; 0 stands for reading outside of an epoch.
             plan = Plan.of(Manifest.of(map(ShardRef, urls)), 0, range(len(urls)))
             session.declare(plan)
             window = ShardWindow(session, plan, partial=False)
