@@ -27,6 +27,7 @@ def reraise(exn: Exception) -> bool:
 
     A sample's error also gets the advice how to skip such samples.
     """
+    # An error that passes through two handlers gets the advice only once.
     if isinstance(exn, SampleError) and _ADVICE not in exn.remedy:
         exn.remedy = f"{exn.remedy}; {_ADVICE}" if exn.remedy else _ADVICE
     raise exn

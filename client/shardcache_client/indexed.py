@@ -355,6 +355,7 @@ class IndexedShards(Divisible, Generic[T_co]):
 
         Returns None if the sample is to be read from its shard, which is or will be held.
         """
+        # Samples of a join are made of whole shards.
         if shard in self._held or self._manifest.columns:
             return None
         place = self._places.place(shard, number)

@@ -221,6 +221,8 @@ def _check_prefixes(sources: Mapping[str, Source]) -> None:
             remedy="list the shards first, whose samples get the table's rows",
         )
     for name in names:
+        # Names of members are in lower case, ";" separates alternatives, and names with two
+        # underscores are not members.
         if name != name.lower() or ";" in name or name.startswith((".", "__")):
             raise ConfigError(
                 f"{name!r} cannot be a prefix of members",
@@ -314,6 +316,7 @@ def _by_tables(prefix: str, first: DatasetParts, other: DatasetParts) -> JoinedM
 
     Raises one of _NO_TABLE if a table is missing or does not fit.
     """
+    # The usual case, without a table of all keys: the nth shards belong together.
     if len(first.manifest) == len(other.manifest) and _are_paired(first, other):
         return JoinedManifest(prefix, other.manifest)
 

@@ -59,9 +59,11 @@ class DaemonChoice:
                 remedy='omit socket, or daemon="private"',
             )
         is_private = daemon == "private"
+        # With a socket given, "auto" means the daemon at that socket.
         if daemon == "auto" and socket is None:
             is_private = not node_has_daemon()
         may_fall_back = fallback == "private"
+        # If this process may have to start a daemon, it finds out now whether it can.
         if is_private or may_fall_back:
             _check_installed()
         if is_private:

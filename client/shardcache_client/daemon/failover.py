@@ -138,6 +138,7 @@ class Failover:
 
         Returns True if the node's daemon serves again.
         """
+        # Without a fallback, a private daemon is the user's choice and stays.
         may_return = self._choice.fallback and self.is_private
         if not may_return or time.monotonic() < self._retry_at_s:
             return False

@@ -401,7 +401,7 @@ class ShardLoader(Generic[B_co]):
         position: Position
         current = bookmark.current
         is_in_loop = False
-        if current is not None and current.live:
+        if current is not None and current.live:  # a loop holds the iterator
             is_in_loop = True
             position = current.position
         else:
@@ -415,6 +415,7 @@ class ShardLoader(Generic[B_co]):
                 remedy="count them with `shardcache index`; filter when shards are written",
             )
         position.skip(batches)
+        # In a loop, the iterator itself has the position. Otherwise the next iteration needs it.
         if batches and not is_in_loop:
             self._resume_from(position.to_json())
 

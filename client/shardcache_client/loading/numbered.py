@@ -84,6 +84,7 @@ class BatchPosition:
         progress = self.batches.after(self.next)
         left = max(0, self.batches.samples - self.next * self.size)
         state = self.form.state(progress, self.rank, ended=ended, over=over, left=left)
+        # A rank that left out batches may be ahead of others, so its state must not stand for all.
         if self.has_gaps and not over and state.rank is not None:
             state = replace(state, in_step=False)
         return state.to_json()
@@ -130,5 +131,6 @@ class NumberedBatches:
                     else:
                         yield made.batch, number + 1, made.times
                     is_over = made.is_last
+                    # The position has moved on if the user has skipped batches.
                     if is_over or position.next != number + 1:
                         break

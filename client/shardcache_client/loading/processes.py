@@ -122,6 +122,7 @@ class PartsByTask(Dataset[MadePart]):
     def __getitem__(self, issued_part: tuple[IssuedTask, int]) -> MadePart:
         issued, number = issued_part
         open_task = self._open_task
+        # Begin the task unless it is open, and its reader has not passed the part.
         if open_task is None or open_task.issued != issued or number < open_task.next:
             self.close()
             open_task = self._begin(issued)
@@ -272,6 +273,8 @@ class ProcessPool:
             are_intact = True
             raise
         finally:
+            # After an error, or when no parts are wanted any more, the workers end. Otherwise they
+            # stay for the next task, if they persist.
             if not are_intact or self._part_numbers.are_over:
                 end_workers(self.loader, parts)
 

@@ -86,6 +86,7 @@ class TorchRuntime(Runtime):
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and _is_ours(frame):
             frame = frame.f_back
+        # Only torch's fetcher of iterable datasets asks for the samples of a batch.
         if frame is None or frame.f_code.co_qualname != "_IterableDatasetFetcher.fetch":
             return batch_size
         if not frame.f_locals["self"].auto_collation:  # the DataLoader has batch_size=None

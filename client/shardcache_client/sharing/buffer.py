@@ -125,6 +125,7 @@ class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
         return np.asarray(self).copy(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        # An array of another dtype or shape, derived from a Buffer, is pickled as a plain array.
         if self.dtype is not _BYTE or self.ndim != 1:
             return np.asarray(self).__reduce_ex__(protocol)
         if int(protocol) >= _OUT_OF_BAND_PROTOCOL and self.flags.c_contiguous:

@@ -356,6 +356,8 @@ class _Groups:
         if self._waiting:
             return Mark(self._waiting[0].place, number)
         is_alone = self._facts.reader.world_size == 1
+        # The next sample to be read begins the group, unless there is none and another rank may
+        # need more blocks.
         if is_alone or not self._is_over or self._last_given is None:
             return Mark(self._read_until, number)
         # Other ranks may need more blocks: this rank then repeats its last sample. So the mark is

@@ -175,6 +175,7 @@ class PipelineBySource(Pipeline):
 
 def _members_hint(item: object, exn: BaseException) -> str:
     """Return a clause with the names of a sample's members, after a KeyError of a function."""
+    # Only a sample that is still a dict has members to name.
     if not isinstance(exn, KeyError) or not isinstance(item, dict) or "__key__" not in item:
         return ""
     members = [name for name in item if not name.startswith("__")]

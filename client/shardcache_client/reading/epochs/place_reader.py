@@ -101,6 +101,7 @@ class PlaceReader:
                 number += 1
                 continue
             try:
+                # A shard that is arriving, or joined with others, is read by number instead.
                 if held.leased_shard.is_whole and not held.leased_shard.beside:
                     for sample in held.leased_shard.whole.samples(number, run.end):
                         number += 1

@@ -115,6 +115,7 @@ class SampleJoin:
         names = {view.prefix + name for shard in shards for name in shard.index.extensions}
         runs = None
         has_new_names = self._names.isdisjoint(names)
+        # Spans refer to one file, and cannot check for names that a sample has already.
         if len(shards) == 1 and has_new_names:
             runs = shards[0].runs(places)  # None unless all samples get the same members
         if runs is not None:

@@ -138,6 +138,7 @@ class LeasedShard:
                         raise
                     self._ask_again()
                 else:
+                    # A whole shard has no further samples. An arriving shard may end earlier.
                     if isinstance(self._shard, MappedShard) or self.number == self._stop:
                         return
                 # The rest of the samples is in another file: a new grant names it.
@@ -188,7 +189,7 @@ class LeasedShard:
 
     @property
     def settled(self) -> bool:
-        """True if no process has yet to map a file for the samples sent to it."""
+        """True if every other process has mapped the files of all samples that were sent to it."""
         if isinstance(self._shard, MappedShard) and not self._shard.settled:
             return False
         return all(shard.settled for shard in self._shards_beside())
@@ -263,7 +264,7 @@ class LeasedShard:
             raise
 
     def _joined_samples(self) -> Iterator[Sample]:
-        """Return the joined samples from the next one on, up to the end of the span."""
+        """Return the joined samples from the next sample on, up to the end of the span."""
         if self._cut is None:
             self._cut = self.cutter()
         numbers = range(len(self.whole))[self.number : self._stop]
@@ -295,7 +296,11 @@ class LeasedShard:
                 was_checked = bool(damage)  # the daemon checks a shard that is reported damaged
 
     def _wait_for_grant(self) -> Grant:
-        """Wait for the grant; if only a later version exists now and will do, for that one's."""
+        """Wait for the grant. If only a later version exists by now, wait for its grant instead.
+
+        Raises OutdatedError if a later version will not do: other samples of this version were
+        handed out, or the lease is on the latest version already.
+        """
         try:
             return self._session.wait(self._lease)
         except errors.OutdatedError:
@@ -393,6 +398,7 @@ class LeasedShard:
     def _more(self, beyond: int) -> Arriving | None:
         """Wait until more than `beyond` bytes have arrived; see `More`."""
         grant = self._session.more(self._lease, beyond)
+        # None: the connection broke. Another type: the whole shard has its own file now.
         if grant is None or grant["type"] != "arriving":
             return None
         return cast(Arriving, grant)

@@ -169,7 +169,7 @@ class SamplePlaces:
         Raises ConfigError if the tables describe another number of shards than the manifest has.
         """
         if self._rows is not None or not self._has_tables:
-            return self._rows
+            return self._rows  # None if there are no tables
         try:
             rows = TableRows.open(self._tables, self._sessions)
         except _NO_TABLE:

@@ -66,8 +66,11 @@ class ScatteredPlaces:
         self._forget_if_forked()
         with self._lock:
             place = places.place(shard - first, number)
+            # A single sample without a place is read with its shard. But if no sample in its row of
+            # the table has a place, all of them would be read in this way, which is an error.
             if place is None and not places.are_listed(shard - first, number):
                 raise _unlisted(places, shard - first)
+        # The place has the shard's number in the source: change it to the number in the manifest.
         if place is None or first == 0:
             return place
         return replace(place, shard=shard)

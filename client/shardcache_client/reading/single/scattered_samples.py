@@ -70,6 +70,7 @@ class ScatteredSamples:
                 while requests:
                     request = requests.popleft()
                     sample = ranges.take(request)
+                    # More samples are requested once one message can ask for many.
                     if len(requests) <= MAX_ASKED - ASKED_TOGETHER and next_place < len(places):
                         more = places[next_place : next_place + ASKED_TOGETHER]
                         requests += ranges.ask(more, needed=False)
