@@ -97,6 +97,14 @@ class IndexedShards(Divisible, Generic[T_co]):
     Raises, for a sample: any error of reading the sample (`on_error` is not called); IndexError for
     a number out of range; SampleKeyError, which is a KeyError, for a key that no sample has, or
     several samples have; ConfigError for a key without a table, and for a table of other shards.
+
+    Args:
+        manifest: the shards, with their numbers of samples.
+        pipeline: makes items of samples.
+        sessions: opens sessions with the daemon.
+        window: maximum number of shards that are held at a time.
+        mesh: the ranks that a sampler has to divide the samples among; None for any ranks.
+        tables: urls of the tables of samples; empty without index files.
     """
 
     def __init__(

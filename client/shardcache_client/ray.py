@@ -165,7 +165,13 @@ class ShardDatasource(Datasource):  # type: ignore[misc]  # ray has no types whe
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: object = None
     ) -> list[ReadTask]:
-        """Return tasks that read consecutive shards each, in the order of the manifest."""
+        """Return tasks that read consecutive shards each, in the order of the manifest.
+
+        Args:
+            parallelism: number of tasks that Ray wants; there is at most one per shard.
+            per_task_row_limit: maximum number of rows that Ray takes of a task; None for no limit.
+            data_context: unused.
+        """
         count = len(self._manifest)
         tasks = max(1, min(parallelism, count))
         cuts = [count * number // tasks for number in range(tasks + 1)]

@@ -76,7 +76,12 @@ class ShardTrainer(Trainer):  # type: ignore[misc]
         return self._loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the loader for `evaluate`."""
+        """Return the loader for `evaluate`.
+
+        Args:
+            eval_dataset: the dataset, or its name among the trainer's; None for the trainer's only
+                dataset.
+        """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]

@@ -326,7 +326,13 @@ def _patterns(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -
 def _division(
     nodesplitter: Splitter, workersplitter: Splitter, *, is_endless: bool
 ) -> dict[str, Any]:
-    """Return the arguments of ShardDataset that divide samples as the splitters divide shards."""
+    """Return the arguments of ShardDataset that divide samples as the splitters divide shards.
+
+    Args:
+        is_endless: True for a stream without epochs.
+
+    Raises ConfigError for splitters that are not supported.
+    """
     if nodesplitter is not None and nodesplitter not in _NODE_SPLITTERS:
         raise _unsupported(
             "a nodesplitter of your own",

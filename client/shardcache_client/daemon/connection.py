@@ -178,7 +178,12 @@ class DaemonConnection:
         return self._last_id
 
     def lease_message(self, *, needed: bool, **fields: Any) -> Json:
-        """Return a request for a lease, with a new id, for `send_all`."""
+        """Return a request for a lease, with a new id, for `send_all`.
+
+        Args:
+            needed: True if the reader waits for the lease now.
+            fields: the message's other fields.
+        """
         message: Json = {"type": "lease", "id": self._new_id("lease"), **fields}
         if needed:
             message["needed"] = True

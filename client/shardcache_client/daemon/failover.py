@@ -32,6 +32,10 @@ class Failover:
     The node's daemon is tried again after a pause. The pause doubles with each replacement, until
     the node's daemon has granted a shard.
 
+    Args:
+        choice: the daemon, and whether a private daemon may replace it.
+        patience: limits of the waits for a daemon.
+
     Attributes:
         is_private: True while a private daemon serves.
         alive_s: time of the last sign of life from the daemon during a wait, of `time.monotonic`.

@@ -41,6 +41,11 @@ class DaemonLink(ABC):
     giving the link a callback: the two objects would refer to each other, and stay alive until the
     garbage collector runs.
 
+    Args:
+        choice: the daemon, and whether a private daemon may replace it.
+        reader: identity under which the daemon lists the session.
+        patience: limits of the waits for the daemon.
+
     Attributes:
         reader: identity under which the daemon lists the session.
     """

@@ -22,12 +22,16 @@ class SessionPool:
     The plan of the kept session still names the next epoch's shards, so the daemon prefetches them
     between epochs.
 
+    Args:
+        choice: the daemon, and whether a private daemon may replace it.
+        patience: limits of the waits for the daemon and its shards.
+        partial_reads: True if a shard may be granted before it has arrived whole.
+
     Attributes:
-        settings: the constructor's arguments; pools with equal settings are interchangeable.
+        settings: these arguments; pools with equal settings are interchangeable.
     """
 
     def __init__(self, choice: DaemonChoice, patience: Patience, partial_reads: bool) -> None:
-        # See `Session` for the arguments: every session of the pool gets them.
         self.settings = (choice, patience, partial_reads)
         self._kept: list[Session] = []  # at most one
 

@@ -112,7 +112,11 @@ class WebSocket:
             raise ConnectionResetError(f"WebSocket handshake failed: {exn}") from exn
 
     def send(self, message: bytes, deadline_s: float, *, binary: bool = False) -> None:
-        """Send one message. A send that misses the deadline raises, and breaks the connection."""
+        """Send one message. A send that misses the deadline raises, and breaks the connection.
+
+        Args:
+            binary: True to send the message as a binary frame; False for text in UTF-8.
+        """
         self._check_open()
         if binary:
             self._protocol.send_binary(message)

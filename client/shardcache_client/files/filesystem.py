@@ -148,7 +148,11 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return f"shardcache://{self.url(name)}"
 
     def invalidate_cache(self, path: str | None = None) -> None:
-        """Ignore from now on everything that the daemon knew until now, about all paths."""
+        """Ignore from now on everything that the daemon knew until now, about all paths.
+
+        Args:
+            path: has no effect on this, but on fsspec's own caches.
+        """
         self._invalidated_s = time.monotonic()
         super().invalidate_cache(path)
 
@@ -360,7 +364,15 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
 
 
 class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
-    """A file that is open for reading. Only the parts that are read are fetched."""
+    """A file that is open for reading. Only the parts that are read are fetched.
+
+    Args:
+        fs: the filesystem.
+        path: path of the file.
+        mode: "rb".
+        cache_type: name of the cache for read bytes: `ReadAhead`, or one of fsspec's caches.
+        options: other options of fsspec for a file.
+    """
 
     # Closes the session and the open file; None until the first read.
     _resources: ExitStack | None = None
@@ -383,7 +395,12 @@ class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
             self.cache = ReadAhead(self.blocksize, self._fetch_range, self.size)
 
     def _fetch_range(self, start: int, end: int, ahead_to: int = 0) -> bytes:
-        """Return bytes of the file, as `RangeFile.read` does; fsspec's caches call this."""
+        """Return bytes of the file; `ReadAhead` and fsspec's caches call this.
+
+        Args:
+            ahead_to: offset up to which cached bytes after `end` are returned as well; 0 for none,
+                as for fsspec's caches.
+        """
         if self._resources is None:
             fs = self.fs
             details = self.details

@@ -68,6 +68,10 @@ class ShardLoader(Generic[B_co]):
     The loader is not a torch DataLoader, but uses DataLoaders inside. So frameworks that would
     shard a DataLoader's samples a second time take the loader as it is.
 
+    Args:
+        reader: reads epochs in batches of this loader's size.
+        options: arguments of a DataLoader, and `workers`.
+
     Attributes:
         dataset: the dataset, wrapped so that it is not an IterableDataset.
         batch_size: number of samples in a batch; None if samples come one by one.

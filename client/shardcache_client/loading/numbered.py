@@ -91,7 +91,11 @@ class BatchPosition:
 
 
 class NumberedBatches:
-    """The batches of one iteration after another, as `Workers` make them."""
+    """The batches of one iteration after another.
+
+    Args:
+        workers: makes the batches; its workers may persist between iterations.
+    """
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers

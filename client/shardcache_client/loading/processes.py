@@ -93,7 +93,12 @@ class _OpenTask:
 
 
 class MadePart(NamedTuple):
-    """A part, and the use of Python's global lock while it was made."""
+    """A part as a worker process sends it.
+
+    Attributes:
+        made: the part, with a batch or a chunk; a chunk comes in a `Parcel`.
+        lock_use: samples of Python's global lock while the part was made; none if not watched.
+    """
 
     made: MadeBatch
     lock_use: LockUse

@@ -248,7 +248,13 @@ class _ChunkTimes(NamedTuple):
 
 
 class _UncollatedBatch(NamedTuple):
-    """The items of a batch, its end, and the times of making the chunks of its samples."""
+    """A batch before collating.
+
+    Attributes:
+        items: the items of the batch, in their order.
+        end: the position at the end of the batch.
+        times: the times of making the chunks of the batch's samples.
+    """
 
     items: list[Any]
     end: BatchEnd
@@ -257,6 +263,9 @@ class _UncollatedBatch(NamedTuple):
 
 class _ChunkSamples:
     """The samples of chunks, one after another, and the times of making the chunks.
+
+    Args:
+        work: the epoch that the chunks belong to.
 
     Attributes:
         skipped: number of bad samples that were skipped.

@@ -37,7 +37,13 @@ class TorchRuntime(Runtime):
     def rank_group(
         self, given: Topology | MeshRanks | None, urls: Sequence[str], timeout_s: float
     ) -> RankGroup:
-        """Return the ranks that read a dataset, which communicate over torch's key-value store."""
+        """Return the ranks that read a dataset, which communicate over torch's key-value store.
+
+        Args:
+            given: the ranks that the user gave; None to find them in the environment.
+            urls: urls of the dataset, which tell it from other datasets of the job.
+            timeout_s: time limit for a wait for other ranks.
+        """
         return TorchRankGroup(given, urls, timeout_s)
 
     def counter(self) -> EpochCounter:

@@ -99,7 +99,10 @@ class Handover:
 
 
 class Loan:
-    """One mapped shard, and the acknowledgements expected for Buffers that were sent."""
+    """One mapped shard, and the acknowledgements expected for Buffers that were sent.
+
+    `Handover.lend` makes this object, and describes the arguments.
+    """
 
     def __init__(
         self,

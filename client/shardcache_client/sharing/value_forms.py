@@ -58,6 +58,10 @@ class ValuesBySize:
     """Slices a mapped shard: small runs become `bytes`, larger runs become Buffers.
 
     This is slower than the other forms, which slice without a call of Python code for each run.
+
+    Args:
+        mapped: the map of the shard, which is sliced to `bytes`.
+        whole: a Buffer of the same bytes, which is sliced to Buffers.
     """
 
     def __init__(self, mapped: mmap.mmap, whole: Buffer) -> None:

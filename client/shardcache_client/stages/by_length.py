@@ -40,9 +40,14 @@ _END = Placed(-1, None)  # stands for the end of the samples
 
 @dataclass(frozen=True, slots=True)
 class ByLength:
-    """The stage of `batch_by_length`, which describes the attributes.
+    """The stage of `batch_by_length`, which describes the attributes in full.
 
     Attributes:
+        max_tokens: maximum padded size of a batch.
+        length: returns the length of a sample.
+        sort_buffer: number of samples that are sorted together.
+        collate: makes a batch of a list of samples.
+        on_error: called with the error of a sample that is too long for any batch.
         agreement: returns the function by which a reader agrees with the same worker of all other
             ranks, for one iteration.
     """

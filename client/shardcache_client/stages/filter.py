@@ -9,7 +9,11 @@ from shardcache_client.stages.item_stage import Dropped
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Leaves out the items for which the user's function returns a false value; see `ItemStage`."""
+    """Leaves out the items for which the user's function returns a false value; see `ItemStage`.
+
+    Attributes:
+        function: the user's function.
+    """
 
     function: Callable[[Any], object]
 

@@ -110,11 +110,14 @@ def numpy_block(samples: Sequence[Fitted]) -> Block[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """The stage of `ShardReader.pack`, which describes the attributes.
-
-    Either `length` or `tokens` is None.
+    """The stage of `ShardReader.pack`, which describes the attributes in full.
 
     Attributes:
+        max_tokens: maximum number of tokens in a block.
+        window: number of samples among which those that fit best are put together.
+        length: returns the number of tokens of a sample; None if `tokens` is given.
+        tokens: returns the tokens of a sample; None if `length` is given.
+        on_error: called with the error of a sample that fits into no block.
         block_of: makes a block of samples: of torch's tensors, or of numpy's arrays.
         agreement: returns the function by which a reader agrees with the same worker of all other
             ranks, for one iteration.

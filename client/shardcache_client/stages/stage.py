@@ -18,7 +18,12 @@ Agree = Callable[[str, int], int]
 
 
 class Placed(NamedTuple):
-    """An item, and its place in its reader's epoch."""
+    """An item with its place.
+
+    Attributes:
+        place: the item's place in its reader's epoch, from 0; -1 for no item.
+        item: the item.
+    """
 
     place: int
     item: Any

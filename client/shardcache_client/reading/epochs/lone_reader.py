@@ -93,7 +93,13 @@ class LoneReader:
 
 
 class LoneSamples:
-    """Reads single samples: by their ranges, or from their shards if the ranges are unknown."""
+    """Reads single samples: by their ranges, or from their shards if the ranges are unknown.
+
+    Args:
+        form: the form in which samples are read, with the places of scattered samples.
+        pipeline: has the members that are read of samples.
+        sessions: opens the sessions.
+    """
 
     def __init__(self, form: SampleForm, pipeline: Pipeline, sessions: ReaderSessions) -> None:
         self._form = form

@@ -150,7 +150,10 @@ class SampleJoin:
         shards: Sequence[MappedShard],
         places: Sequence[int | None],
     ) -> _Unmatched:
-        """Return the treatment of the samples whose place is None, with the reason for errors."""
+        """Return the treatment of the samples that have None in `places`.
+
+        The treatment has the reason for errors, which names some of these samples' keys.
+        """
         keys = self._keys
         unmatched_keys = [
             key.decode(errors="replace")

@@ -78,7 +78,7 @@ class SampleRanges:
         return [RangeRequest(place, lease) for place, lease in zip(places, leases, strict=True)]
 
     def _leases(self, places: Sequence[SamplePlace], *, needed: bool) -> list[LeaseRequest]:
-        """Request a lease for each place."""
+        """Request a lease for each place; `needed` as in `ask`."""
         ranges = [(place.shard, (place.start, place.stop)) for place in places]
         return self._session.lease_ranges(ranges, needed=needed)
 
