@@ -1,4 +1,8 @@
-"""The arguments of datasets: what each accepts, and which exclude each other."""
+"""The arguments of datasets: the values that each accepts, and combinations that are errors.
+
+`ARGUMENTS` has a rule for each argument, by which `ShardReader` and `ShardDataset` check and
+convert the values that the user gives.
+"""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -10,7 +14,8 @@ from shardcache_client.ranks.mesh import MeshRanks
 from shardcache_client.samples.token_blocks import TokenBlocks
 from shardcache_client.stages.pipeline import Pipeline
 
-# Conversions of arguments; for `arguments.Accepts`.
+# Conversions of arguments for `arguments.Accepts`. Each returns the value to use, and raises
+# TypeError or ValueError for a value that the argument does not accept.
 
 
 def _zero_copy(value: Any) -> Any:
@@ -31,7 +36,8 @@ def _shuffle(value: Any) -> Any:
 def _decode(value: Any) -> Any:
     if isinstance(value, str):
         return value
-    if isinstance(value, Mapping) and arguments.NAMES.converted(value):  # of extensions
+    # The keys of a table of decoders must be names of members.
+    if isinstance(value, Mapping) and arguments.NAMES.converted(value):
         return value
     return arguments.FUNCTION.converted(value)
 

@@ -1,4 +1,12 @@
-"""The epochs of a dataset, as this process reads them: made of its parts and of saved states."""
+"""The epochs of a dataset as this process reads them, made of the dataset's parts and of states.
+
+A run is one process's reading of one epoch. There are two kinds. Where every sample of an epoch has
+a number, a rank's batches are found by their numbers (`SampleRun`). Where samples have no numbers,
+as they are filtered, uncounted or regrouped by a stage, a reader goes through its share one sample
+after another (`StageRun`).
+
+A deal divides the samples or the shards of an epoch among the readers. A state is a saved position.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +48,8 @@ class DatasetEpochs:
     """The epochs of one dataset.
 
     Args:
-        parts: of the dataset.
-        runtime: the program that reads it.
+        parts: parts of the dataset.
+        runtime: the program that reads the dataset.
     """
 
     def __init__(self, parts: DatasetParts, runtime: Runtime) -> None:
@@ -57,17 +65,18 @@ class DatasetEpochs:
         samples = self._parts.samples
         group = self._parts.group
 
-        # 1. Other ranks' counts are not used, all ranks must have them, or there is no other rank.
+        # 1. Samples are not dealt, so counts are not used; or all ranks must have the counts, or
+        # there is no other rank.
         is_selection = samples.manifest.choices is not None
         needs_counts = samples.dealing.needs_counts or is_selection
         if not samples.deal.counted or needs_counts or group.alone:
             return samples.deal.for_ranks(group.ranks.world_size)
 
-        # 2. All have rank 0's counts, or those of an index file.
+        # 2. All ranks have rank 0's counts, or the counts of an index file.
         if group.settled or samples.manifest.counts_listed:
             return samples.deal
 
-        # 3. Another rank's node may have counted fewer shards.
+        # 3. Another rank's node may have counted fewer shards, so whole shards are dealt.
         return samples.deal_of(counted=False)
 
     def uncounted_reason(self) -> str:
@@ -140,9 +149,10 @@ class DatasetEpochs:
             )
 
     def states_to_read(self, states: Sequence[Saved]) -> Sequence[Saved]:
-        """Return the states from which to read on: the loaded ones, unless a mixture has changed.
+        """Return the states from which to read on, given the states that were loaded.
 
-        Raises ConfigError if they are not of this dataset.
+        They are the loaded states themselves, unless a mixture has changed since. Raises
+        ConfigError if the loaded states are not of this dataset.
         """
         samples = self._parts.samples
         saved = states[0]
@@ -160,7 +170,7 @@ class DatasetEpochs:
     def _states_of_mixture(
         self, states: Sequence[Saved], dealing: MixtureAssignment
     ) -> Sequence[Saved]:
-        """Return states of a mixture to read on from; see `states_to_read`."""
+        """Return the states from which a mixture reads on; see `states_to_read`."""
         ranks = self._parts.group.ranks
         load = MixtureLoad(states, dealing, self._parts.manifest, ranks.world_size)
         if load.is_same:
@@ -181,10 +191,15 @@ class DatasetEpochs:
             )
         return changed
 
-    # One process's run of an epoch
+    # One process's run of an epoch.
 
     def run(self, epoch: int, states: Sequence[Saved]) -> EpochRun:
-        """Return this process's share of an epoch, from states if there are any of it."""
+        """Return this process's run of an epoch.
+
+        Args:
+            epoch: number of the epoch.
+            states: states from which the run resumes; ignored if they are of another epoch.
+        """
         topology = self._parts.group.topology()
         if states and states[0].epoch != epoch:
             states = ()
@@ -214,17 +229,21 @@ class DatasetEpochs:
         sessions = ReaderSessions(parts.sessions, identity)
         return Reading(deal, form, pipeline, sessions, parts.on_error, parts.epochs)
 
-    # Samples that have numbers: counted ones that no filter leaves out
+    # Samples that have numbers: they are counted, and no filter leaves some out.
 
     def is_numbered(self, states: Sequence[Saved] = ()) -> bool:
-        """Return True if a batch can be found by its number; `states` are those to resume from."""
+        """Return True if a batch can be found by its number.
+
+        Args:
+            states: states from which the epoch is resumed.
+        """
         parts = self._parts
         if parts.stage is not None or parts.pipeline.filters or not self.deal.counted:
             return False
         return not states or states[0].counted
 
     def _sample_run(self, epoch: int, topology: Topology, states: Sequence[Saved]) -> SampleRun:
-        # Not known: a plain DataLoader may leave out the last batch, but does not say so.
+        # It is unknown whether a plain DataLoader leaves out the last batch.
         drop_last = None
         return SampleRun(
             self.reading(topology, self.deal),
@@ -237,7 +256,7 @@ class DatasetEpochs:
     def _run_start(self, epoch: int, topology: Topology, states: Sequence[Saved]) -> RunStart:
         """Return the place from which a reader resumes an epoch whose samples have numbers."""
         is_read = are_over(states)
-        # A loader that restores its workers gives each its own state.
+        # A loader that restores its workers gives each worker the worker's own state.
         only = states[0] if len(states) == 1 else None
         if isinstance(only, RankState) and self._is_of_worker(only, topology):
             return RunStart(only.progress, only.part, is_read)
@@ -245,9 +264,9 @@ class DatasetEpochs:
         return RunStart(_progress(epoch, rank, states), is_read=is_read)
 
     def _is_of_worker(self, state: RankState, topology: Topology) -> bool:
-        """Return True if a state is of the same worker, by its number and that of all workers.
+        """Return True if a state is of the same worker: equal number, equal number of workers.
 
-        It may be of another rank's if ranks are in step.
+        If ranks are in step, the state may be of the same worker of another rank.
         """
         if topology.workers == 1 or state.part is None or state.rank is None:
             return False
@@ -268,22 +287,32 @@ class DatasetEpochs:
         return StateForm(identifier, deal, batch_size, drop_last, samples.drawn_seeds)
 
     def rank_batches(self, epoch: int, states: Sequence[Saved], form: BatchForm) -> RankBatches:
-        """Return the batches of this rank in an epoch, from states of it if there are any."""
+        """Return the batches of this rank in an epoch.
+
+        Args:
+            epoch: number of the epoch.
+            states: states from which the epoch is resumed; empty to read it from its beginning.
+            form: form of the batches.
+        """
         rank = self._parts.group.ranks
         progress = _progress(epoch, rank, states)
         reading = self.reading(rank, self.deal)
         return RankBatches(reading, progress, rank, form, is_read=are_over(states))
 
     # Samples without numbers: a filter leaves some out, they are not counted, or a stage regroups
-    # them
+    # them.
 
     def staged_form(self, states: Sequence[Saved] = ()) -> StagedForm:
-        """Return the facts of epochs without numbers; `states` are those to resume from."""
+        """Return the facts that epochs of samples without numbers share.
+
+        Args:
+            states: states from which the epoch is resumed.
+        """
         parts = self._parts
         samples = parts.samples
         deal = samples.deal_of(counted=states[0].counted) if states else self.deal
-        # Each sample comes once, without padding: filter, stage and quota decide how many items a
-        # rank gets.
+        # The deal gives each sample once, without padding, since the filter, the stage or the quota
+        # decides how many items a rank gets.
         uneven_deal = samples.uneven_deal(deal)
         return StagedForm(
             samples.identifiers[deal.counted],
@@ -303,7 +332,7 @@ class DatasetEpochs:
         return staged_state.resume(states, reader, counted=deal.counted, stage=stage_name)
 
     def quota(self, reader: Topology, deal: Deal) -> int | None:
-        """Return the number of samples that a reader is to be given; None for all that come."""
+        """Return the number of samples that a reader gets; None for all samples of its share."""
         dealing = self._parts.samples.dealing
         if deal.counted or dealing.samples_per_epoch is None:
             return None
@@ -326,12 +355,12 @@ class DatasetEpochs:
 
 
 def are_over(states: Sequence[Saved]) -> bool:
-    """Return True if there are states, all of them taken at the end of their epoch."""
+    """Return True if there are states, and all were taken at the end of their epoch."""
     return bool(states) and all(state.over for state in states)
 
 
 def _progress(epoch: int, rank: Topology, states: Sequence[Saved]) -> Progress:
-    """Return the progress from which a rank resumes an epoch."""
+    """Return the progress from which a rank resumes an epoch, given any states of the epoch."""
     if not states:
         return Progress(epoch)
     staged = [each for each in states if isinstance(each, StagedState)]

@@ -1,6 +1,7 @@
 """The parts of a dataset: its samples in their order, how they are read, and by which ranks.
 
-A reader, a loader and a mixture are made of these values, which are passed in the open.
+A reader, a loader and a mixture are made of these values. They are passed as public attributes, so
+that none of these classes needs another's private ones.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ class DealtSamples:
     """A dataset's samples, and how each of its epochs is divided among readers.
 
     Attributes:
-        manifest: the shards that have them.
+        manifest: the shards that have the samples.
         dealing: the options of the order.
-        deal: of the samples, or of the shards if these are not counted.
-        identifiers: those that states have: of counted samples (True), of uncounted shards (False).
-        seed: as given, or as drawn.
-        drawn_seeds: those drawn, as in a state.
+        deal: division of the samples, or of the shards if these are not counted.
+        identifiers: identifiers of the dataset in states: under True in states of counted samples,
+            under False in states of uncounted shards.
+        seed: the seed that the user gave, or that was drawn at random.
+        drawn_seeds: seeds that were drawn at random, by source; see `RankState`.
     """
 
     manifest: Manifest
@@ -60,7 +62,7 @@ class DealtSamples:
         return cls(manifest, dealing, deal, dealing.identities(manifest), seed, drawn_seeds or {})
 
     def selected(self, choices: Choices) -> Self:
-        """Return some of the samples. Raises ConfigError if there are none."""
+        """Return only the chosen samples. Raises ConfigError if there are none."""
         manifest = self.manifest.select(choices)
         if not manifest.samples:
             raise ConfigError("no sample is selected", remedy="select at least one")
@@ -73,7 +75,7 @@ class DealtSamples:
 
     @property
     def terms(self) -> Terms:
-        """The terms on which this run reads."""
+        """The terms of this run; see `Terms`."""
         return Terms(self.drawn_seeds, self.dealing.change)
 
     def on_terms(self, terms: Terms) -> Self:
@@ -89,25 +91,28 @@ class DealtSamples:
         return self.of(self.manifest, dealing, seeds.get("", self.seed), seeds)
 
     def _seeds(self, drawn: Mapping[str, int]) -> Mapping[str, int]:
-        """Return the drawn seeds by source, another run's in place of this one's.
+        """Return the drawn seeds by source, with another run's seeds in place of this run's.
 
-        The other run's seeds of sources that this mixture lacks are kept.
+        Seeds of sources that this mixture lacks are kept.
+
+        Args:
+            drawn: seeds that the other run has drawn, by source.
         """
         own = {name: drawn.get(name, seed) for name, seed in self.drawn_seeds.items()}
         names = self.dealing.source_names
         return own | {name: seed for name, seed in drawn.items() if name not in names}
 
     def deal_of(self, *, counted: bool) -> Deal:
-        """Return the deal of samples, or of whole shards.
+        """Return the deal of samples (`counted`), or of whole shards.
 
-        Raises ConfigError if the samples are not counted.
+        Raises ConfigError if samples are to be dealt that are not counted.
         """
         if counted == self.deal.counted:
             return self.deal
         return self.dealing.deal(self.manifest, counted=counted)
 
     def uneven_deal(self, deal: Deal) -> Deal:
-        """Return a deal by which each sample or shard comes once: ranks may get unequal numbers."""
+        """Return a deal that gives each sample or shard once, so ranks may get unequal numbers."""
         if deal.counted == self.deal.counted:
             return self._uneven
         return self._uneven_dealing.deal(self.manifest, counted=deal.counted)
@@ -125,20 +130,20 @@ class DealtSamples:
 class DatasetParts:
     """The parts of a dataset.
 
-    Another dataset is a copy with other parts, and a position of its own.
+    A derived dataset, such as a filtered one, is a copy with other parts and a position of its own.
 
     Attributes:
-        urls: as the user gave them.
-        samples: in their order.
-        group: the ranks that read them.
-        sessions: with the daemon.
-        job: its name there.
+        urls: urls as the user gave them.
+        samples: the samples, in their order.
+        group: the ranks that read the samples.
+        sessions: connections to the daemon.
+        job: name of the job in `shardcache status`.
         pipeline: makes items of samples that have been read.
-        places: places in the shards of samples that are read one by one; None if whole shards are
-            read.
+        places: places of the samples in their shards, for samples that are read one by one; None if
+            whole shards are read.
         stage: regroups the samples; None if they come one by one.
         handover: passes samples to other processes without a copy; None if they are copied.
-        on_error: what to do with samples and shards that cannot be read.
+        on_error: handler that decides about samples and shards that cannot be read.
         epochs: number of epochs in the training run; None for no limit.
     """
 
@@ -161,24 +166,24 @@ class DatasetParts:
 
     @property
     def fixes_batch_size(self) -> bool:
-        """True if batches of another size than this dataset's would be of other samples."""
+        """True if the batch size determines which samples come together; see `Assignment`."""
         return self.samples.dealing.fixes_batch_size
 
     @property
     def has_global_batches(self) -> bool:
-        """True if global batches do not depend on the number of ranks and workers."""
+        """True if the dataset has global batches: see `ElasticDeal`."""
         return self.samples.dealing.global_batch_size is not None
 
     @property
     def batch_size(self) -> int:
         """Number of samples in a batch of this rank.
 
-        Raises ConfigError if ranks cannot have equal parts of one.
+        Raises ConfigError if ranks cannot have equal parts of a global batch.
         """
         return self.samples.dealing.batch_size_of(self.group.ranks.world_size)
 
     def shared_options(self) -> dict[str, object]:
-        """Return the options that the sources of a mixture share, by the names of the arguments."""
+        """Return the options that must be equal for all sources of a mixture, by argument."""
         dealing = self.samples.dealing
         zero_copy: object = None
         if self.handover is not None:

@@ -1,4 +1,12 @@
-"""A dataset's iterations over its epochs, and the states from which they resume."""
+"""A dataset's iterations over its epochs, and the states from which they resume.
+
+A reader, a dataset or a loader has one `EpochReader`, which has the dataset's position: a bookmark.
+The bookmark says which epoch the next iteration reads, and from which states it resumes. Then
+`DatasetEpochs` makes the run that yields the iteration's samples.
+
+The terms are what determines a run's order in addition to its arguments: seeds that were drawn at
+random, and the latest change of a mixture.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +32,11 @@ class EpochReader:
     """Reads a dataset, one epoch after another; its position can be saved and loaded.
 
     Args:
-        parts: of the dataset.
-        runtime: the program that reads it.
+        parts: parts of the dataset.
+        runtime: the program that reads the dataset.
 
     Attributes:
-        parts: of the dataset, in the order of the state that was loaded last.
+        parts: parts of the dataset, whose order is that of the state that was loaded last.
         bookmark: the position.
     """
 
@@ -42,7 +50,8 @@ class EpochReader:
         return f"EpochReader({self.parts.manifest!r}, epoch={self.epoch})"
 
     def __getstate__(self) -> dict[str, Any]:
-        # A spawned worker cannot see wrappers around its parent's loader.
+        # The check is made here, in the parent process, since a spawned worker cannot see wrappers
+        # around its parent's loader.
         self.parts.group.refuse_resharding()
         return dict(self.__dict__)
 
@@ -52,13 +61,14 @@ class EpochReader:
         return DatasetEpochs(self.parts, self._runtime)
 
     def derived(self, name: str = "", **changes: Any) -> EpochReader:
-        """Return a reader of a dataset with some other parts, with a position of its own.
+        """Return a reader of a dataset with some other parts and a position of its own.
 
-        It begins where this one is.
+        The new reader begins at this reader's position.
 
         Args:
-            name: of the copy, the same on all ranks; "" to know it by the order of copies.
-            changes: the other parts.
+            name: name of the new dataset, the same on all ranks; "" for ranks to match it by the
+                order in which such datasets are made.
+            changes: the parts that are different, by their names in `DatasetParts`.
         """
         group = self.parts.group.of_copy(name)
         derived = EpochReader(replace(self.parts, group=group, **changes), self._runtime)
@@ -68,7 +78,7 @@ class EpochReader:
     def follow(self, other: EpochReader) -> None:
         """Continue where another reader of the same samples does.
 
-        Does nothing unless its epoch or state was set since the last call.
+        Does nothing unless the other reader's epoch or state was set since the last call.
         """
         if self.bookmark.follow(other.bookmark):
             self._take_terms(other.parts.samples.terms)
@@ -84,7 +94,7 @@ class EpochReader:
         return samples
 
     def _start(self, iteration: Iteration) -> None:
-        """Set the iteration to the epoch, or the state, with which the bookmark goes on."""
+        """Set an iteration to the epoch or the states with which the bookmark goes on."""
         self.bookmark.begin(iteration)
         self._take_terms(self.bookmark.terms)
         self.epochs.check()
@@ -93,16 +103,19 @@ class EpochReader:
         iteration.position = run
         may_be_at_end = not run.counted or not run.samples_left
         if iteration.states and may_be_at_end:
-            # StatefulDataLoader asks for no sample if it resumes at the end.
+            # The iteration counts as read from now on, as StatefulDataLoader asks for no sample if
+            # it resumes at the end.
             self.bookmark.make_main(iteration)
 
     def _samples(self, iteration: Iteration) -> Iterator[Any]:
         """Yield the samples of an iteration, which starts again if a state was loaded since."""
-        # A wrapper around the iterator is on the stack only from the first sample on.
+        # The check is made here, since a wrapper around the iterator is on the call stack only from
+        # the first sample on.
         self.parts.group.refuse_resharding()
         in_worker = iteration.loader is not None
         if not in_worker and self.bookmark.is_outdated(iteration):
-            self._start(iteration)  # a state was loaded before the first sample is read
+            # A state was loaded between the call of `iter` and the first sample.
+            self._start(iteration)
 
         run: EpochRun = iteration.position
         samples: Iterator[Any] = run.samples(partial(self.bookmark.finish, iteration))
@@ -116,7 +129,10 @@ class EpochReader:
         iteration.reading = "over"
 
     def _noting_takes(self, iteration: Iteration, samples: Iterator[Any]) -> Iterator[Any]:
-        """Yield samples, noting that each is taken, and when the second batch is begun."""
+        """Yield samples, and record in the bookmark that each is taken.
+
+        The iteration becomes the main one when its second batch begins; see `Bookmark`.
+        """
         # This loop runs for each sample.
         first_batch_size = 1 if self.parts.stage else self.parts.batch_size
         bookmark = self.bookmark
@@ -144,10 +160,10 @@ class EpochReader:
                 description += f" ({idle} of {topology.readers} workers get none)"
         log.warning("%s, and len() is unknown: %s", description, epochs.uncounted_reason())
 
-    # Epochs and resuming
+    # Epochs and resuming.
 
     def _take_terms(self, terms: Terms) -> None:
-        """Read in the order of another run, which this one continues."""
+        """Read from now on in the order of another run, which this run continues."""
         samples = self.parts.samples.on_terms(terms)
         if samples is not self.parts.samples:
             self.parts = replace(self.parts, samples=samples)
@@ -165,13 +181,14 @@ class EpochReader:
 
     @property
     def position(self) -> int:
-        """Number of samples of its share that this reader has passed, bad ones included."""
+        """Number of samples of its share that this reader has passed, including bad ones."""
         current = self.bookmark.current
         return 0 if current is None else current.position.taken
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that every iteration begun from now on reads, in running workers, too."""
-        # A wrapper that sends one process's batches to all never reads on the others.
+        """Set the epoch that every iteration begun from now on reads, also in running workers."""
+        # The check is made here, since a wrapper that sends one process's batches to all processes
+        # never reads in the others.
         self.parts.group.refuse_resharding()
         self.bookmark.set_epoch(epoch)
 
@@ -193,7 +210,7 @@ class EpochReader:
         return run.state(over=run.is_over).to_json()
 
     def _current_run(self) -> EpochRun:
-        """Return the run at whose position this process is, or else the one that it would read."""
+        """Return the run that this process is reading, or else the one that it would read next."""
         current = self.bookmark.current
         if current is not None:
             run: EpochRun = current.position
@@ -203,11 +220,12 @@ class EpochReader:
     def load_state_dict(self, state: object) -> None:
         """Resume from a state, or any structure that contains states, at the next iteration.
 
-        Raises ConfigError if it contains no state, or one of another dataset.
+        Raises ConfigError if it contains no state, or a state of another dataset.
         """
         states: Sequence[Saved] = find_states(state)
         before = self.parts
-        # Twice: if the mixture has changed, the states to read from are others than those loaded.
+        # The terms are taken twice. If the mixture has changed, the states from which to read have
+        # other terms than the loaded states, which are needed to find the former.
         self._take_terms(states[0].terms)
         try:
             states = self.epochs.states_to_read(states)

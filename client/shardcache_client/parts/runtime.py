@@ -1,6 +1,6 @@
 """Facts that a dataset needs about the program that reads it: here a program without torch.
 
-`torch_runtime` has those of a program with torch, whose DataLoader workers may be the readers.
+`torch_runtime` has the facts about a program with torch, whose DataLoader workers may be readers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Runtime:
     """A program without torch, which has no DataLoader workers.
 
-    It has no state, and can be pickled.
+    An object of this class has no state and can be pickled.
     """
 
     def rank_group(
@@ -33,16 +33,16 @@ class Runtime:
         """Return the ranks that read a dataset.
 
         Args:
-            given: the ranks that the user named; None for the launcher's.
-            urls: of the dataset.
-            timeout_s: how long a rank waits for the others.
+            given: the ranks that the user named; None for the ranks of the launcher.
+            urls: urls of the dataset.
+            timeout_s: maximum time for which a rank waits for the others.
         """
         return RankGroup(given)
 
     def epochs(self, group: RankGroup, dealing: Assignment) -> Epochs:
-        """Return the count of epochs that a dataset's ranks agree on, or else this rank's own."""
+        """Return the count of epochs on which a dataset's ranks agree, or this rank's own count."""
         if dealing.even is None:
-            # Ranks have different numbers of samples, so that they may read different epochs.
+            # Ranks may have different numbers of samples, and so may read different epochs.
             return Epochs()
         return group.epochs(dealing.batches())
 
@@ -63,25 +63,32 @@ class Runtime:
     def is_asked_by_loader(self) -> bool:
         """True if a loader, not the user, takes and loads the states of this process.
 
-        Such a loader itself notes whether an epoch is over.
+        Such a loader itself records whether an epoch is over.
         """
         return self.in_worker
 
     def loader_name(self) -> str:
-        """Return a name for the loader of this worker, unique on this node; "" in no worker."""
+        """Return a name for this worker's loader, unique on this node; "" outside of a worker."""
         return ""
 
     def prepare(self, handover: Handover | None) -> None:
         """Prepare this process for reading samples that a handover passes on."""
 
     def asked_size(self, batch_size: int) -> int:
-        """Return the size of the batches that a loader asks for, or else the dataset's own."""
+        """Return the size of the batches that a loader asks for; without one, the dataset's own.
+
+        Args:
+            batch_size: the dataset's batch size.
+        """
         return batch_size
 
     def block_of(self, samples: Sequence[Fitted]) -> Block[Any]:
-        """Return a block of samples, whose arrays are of numpy."""
+        """Return a block of samples, whose arrays are numpy arrays."""
         return numpy_block(samples)
 
     def counting_remedy(self, manifest: Manifest) -> str:
-        """Return another way than an index for ranks to be sure of the counts; "" for none."""
+        """Return advice that ends the message about uncounted samples; "" for none.
+
+        It names another way, besides an index, by which all ranks get the same counts.
+        """
         return ""

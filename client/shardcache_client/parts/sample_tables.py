@@ -1,4 +1,9 @@
-"""The tables of a dataset's samples, which `shardcache index --samples` writes."""
+"""The tables of a dataset's samples, which `shardcache index --samples` writes.
+
+A table is a file next to an index file. Each of its rows has the keys and members of consecutive
+samples of one shard; a shard may have several rows. Tables are read like a dataset, through the
+daemon, to select samples or join datasets without reading the samples themselves.
+"""
 
 import json
 from collections import defaultdict
@@ -22,7 +27,7 @@ from shardcache_client.stages.pipeline import Pipeline
 
 _REMEDY = "write both files again: shardcache index URL... -o index.json --samples"
 
-# Errors of a row that has other fields than it should, or values of other types.
+# Errors that reading a row raises if it lacks fields or has values of other types.
 _INVALID = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 
 
@@ -48,7 +53,7 @@ def table_rows(parts: DatasetParts) -> Iterator[tuple[str, Row]]:
 
 
 def _reader_of_tables(parts: DatasetParts) -> EpochReader:
-    """Return a reader of the tables' rows, all of them by this process."""
+    """Return a reader of the tables' rows, by which this process reads all of them."""
     daemon, patience, partial_reads = parts.sessions.settings
     source = ShardSource(tables_of(parts.urls), daemon, parts.job, patience.limit_s, partial_reads)
     group = RankGroup(Topology())
@@ -59,7 +64,8 @@ def _reader_of_tables(parts: DatasetParts) -> EpochReader:
         Runtime(),
     )
     with reader.bookmark.counter.change() as count:
-        count.is_explained = True  # do not log that the rows are not counted
+        # This avoids a warning that the samples, which are rows here, are not counted.
+        count.is_explained = True
     return reader
 
 
@@ -82,7 +88,7 @@ def tables_of(urls: Sequence[str]) -> list[str]:
 def tables_beside(parts: DatasetParts) -> list[str]:
     """Return the urls of the tables of a dataset's samples, if there may be any.
 
-    There are none if its urls are not index files, or its samples are blocks of tokens.
+    There are none if the dataset's urls are not index files, or its samples are blocks of tokens.
     """
     if parts.pipeline.decode.blocks is not None or not all(map(is_index, parts.urls)):
         return []
@@ -90,9 +96,9 @@ def tables_beside(parts: DatasetParts) -> list[str]:
 
 
 def row_of(sample: Sample) -> tuple[str, Row]:
-    """Return the row that a sample of a table holds, with the table's url.
+    """Return the row that a sample of a table contains, with the table's url.
 
-    Raises ValueError, KeyError.
+    Raises ValueError or KeyError if the sample is no row.
     """
     return sample["__url__"], json.loads(sample["json"])
 
@@ -100,11 +106,16 @@ def row_of(sample: Sample) -> tuple[str, Row]:
 def select(
     manifest: Manifest, rows: Iterable[tuple[str, Row]], predicate: Callable[[IndexEntry], object]
 ) -> Choices:
-    """Return the choice of those samples of a manifest for which the predicate is true.
+    """Return the choice of the samples of a manifest for which the predicate is true.
 
-    Rows come with their tables' urls. Raises ConfigError if the tables belong to other shards.
+    Raises ConfigError if the tables belong to other shards.
+
+    Args:
+        manifest: the shards.
+        rows: rows of the tables, each with its table's url.
+        predicate: called with the entry of each sample.
     """
-    # By shard: a byte for each sample, 1 if the predicate is true.
+    # For each shard, a byte for each sample: 1 if the predicate is true.
     marks: defaultdict[int, bytearray] = defaultdict(bytearray)
     for shard, entries in entries_by_shard(manifest, rows):
         marks[shard] += bytes(map(bool, map(predicate, entries)))
@@ -116,7 +127,7 @@ def select(
 
 
 def _marks_of(numbers: Sequence[int] | None, marks: bytearray) -> Sequence[int]:
-    """Return the marks of the samples with these numbers; of all for None."""
+    """Return the marks of the samples with these numbers, or all marks if `numbers` is None."""
     if numbers is None:
         return marks
     return [marks[number] for number in numbers]
@@ -142,12 +153,18 @@ def rows_by_shard(
 ) -> Generator[tuple[int, Row, str]]:
     """Yield rows with the number of their shard in a manifest, and their table's url.
 
-    Raises ConfigError if the tables belong to other shards; at the end, also if they do not cover
-    all of these.
+    Raises ConfigError if the tables belong to other shards. At the end, it is also raised if the
+    rows do not cover all samples of all shards.
+
+    Args:
+        manifest: the shards.
+        rows: rows of the tables, each with its table's url.
     """
     passed = [0] * len(manifest)  # number of samples of each shard that rows have had so far
     table = ""
-    first_shard = 0  # of the table: its rows number the shards of their own index file
+    # Number in the manifest of the table's first shard: the rows of a table number the shards of
+    # their own index file.
+    first_shard = 0
     shard = -1
     for url, row in rows:
         if url != table:

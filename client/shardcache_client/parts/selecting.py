@@ -1,4 +1,8 @@
-"""Datasets of some of a dataset's samples."""
+"""Methods of datasets that return datasets of some of their samples.
+
+`Divisible` is the base of datasets whose samples can be chosen by number, and `Selecting` of those
+that have tables of their samples.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -69,7 +73,7 @@ class Divisible(ABC):
 
 
 class Selecting(Divisible):
-    """A dataset of which samples can be chosen by what the index says of them."""
+    """A dataset of which samples can be chosen by the facts that its index has about them."""
 
     @abstractmethod
     def _rows_of_tables(self) -> Iterator[tuple[str, Row]]:

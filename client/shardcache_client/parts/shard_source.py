@@ -21,11 +21,11 @@ class ShardSource:
     """The shards that urls name, read through a daemon.
 
     Attributes:
-        urls: as the user gave them.
-        daemon: reads the shards.
-        job: the reader's name in `shardcache status`.
-        timeout_s: how long to wait for the daemon, and for a shard.
-        partial_reads: True to read shards that are still arriving.
+        urls: urls as the user gave them.
+        daemon: the daemon that reads the shards.
+        job: name of the job in `shardcache status`.
+        timeout_s: maximum time to wait for the daemon, and for a shard.
+        partial_reads: True to read shards that are still being downloaded.
     """
 
     urls: Sequence[str]
@@ -38,6 +38,10 @@ class ShardSource:
         """Return the shards that all ranks of a group read.
 
         Raises the errors of resolving the urls.
+
+        Args:
+            group: the ranks.
+            tokens: the blocks of tokens that are samples; None for the samples of the tars.
         """
         group.refuse_resharding()
         manifest = group.settle(self._resolved)

@@ -1,4 +1,9 @@
-"""The order that a dataset's arguments ask for: its shuffle, its seed, and their checks."""
+"""The order that a dataset's arguments ask for: its shuffle, its seed, and their checks.
+
+With `shuffle=True`, the samples of a few shards are mixed: these are the window. With
+`shuffle="global"`, all samples are permuted, so they are read one by one: this needs the place of
+each sample in its tar, which a table next to the index file has.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +27,21 @@ from shardcache_client.samples.token_blocks import TokenBlocks
 
 log = logging.getLogger("shardcache")
 
-# Number of shards whose samples are mixed, unless another is given.
+# Number of shards whose samples are mixed, unless the user gives another number.
 _DEFAULT_WINDOW = 8
 
 
 def shuffle_of(
     shuffle: bool | Literal["global"], window: int | None, canonical_nodes: int
 ) -> Shuffle | None:
-    """Return the shuffle that arguments ask for; None for the order of files.
+    """Return the shuffle that arguments ask for; None for file order.
 
-    Its seed is set in `deal_samples`, as the ranks may have to draw one.
+    The seed is set later, by `deal_samples`, as the ranks may have to draw a common one.
 
     Args:
-        shuffle: "global" permutes all samples, True those of some shards.
-        window: number of these shards; None for the default.
-        canonical_nodes: number of groups of shards.
+        shuffle: "global" permutes all samples, and True mixes the samples of some shards.
+        window: number of shards whose samples are mixed; None for the default.
+        canonical_nodes: number of groups of shards; see `Shuffle`.
     """
     if shuffle == "global":
         return Shuffle(window=None)
@@ -104,15 +109,24 @@ def _places_of(parts: DatasetParts) -> ScatteredPlaces:
         )
     sessions = ReaderSessions(parts.sessions, ReaderIdentity(parts.job))
     places = SamplePlaces(parts.manifest, tables, sessions, parts.pipeline)
-    first_shard = 0  # there is one dataset, not a mixture
+    # The number is 0, as the manifest has the shards of a single dataset.
+    first_shard = 0
     return ScatteredPlaces([(first_shard, places)])
 
 
 def deal_samples(
     manifest: Manifest, dealing: Assignment, seed: int | None, group: RankGroup
 ) -> DealtSamples:
-    """Deal the samples in the order of a seed; None to draw one, the same on all ranks."""
-    # Seeds go by the names of a mixture's sources: a dataset alone has the name "".
+    """Deal the samples in the order of a seed.
+
+    Args:
+        manifest: the shards.
+        dealing: the options of the order.
+        seed: the seed; None to draw a random one, which is the same on all ranks.
+        group: the ranks.
+    """
+    # Seeds are given by name of a mixture's source. A dataset that is not a mixture has the
+    # name "".
     if seed is not None:
         return DealtSamples.of(manifest, dealing.reseeded({"": seed}), seed)
 

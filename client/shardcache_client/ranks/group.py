@@ -77,7 +77,8 @@ class RankGroup:
     def alone(self) -> bool:
         """True if no other process has to agree with this one.
 
-        With a mesh, all ranks of the job have to agree, including those outside the mesh.
+        All ranks of the job have to agree, even those outside a mesh, unless the user has named
+        the ranks by their numbers.
         """
         if isinstance(self.given, Topology):
             return self.given.world_size == 1

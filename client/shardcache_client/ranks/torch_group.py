@@ -1,7 +1,7 @@
 """The ranks of a torch job, which agree on manifest and options over its key-value store.
 
-A ShardDataset has one such group. A copy is the dataset with other settings, as `with_epoch_size`
-or `split` return it: it has a group of its own, under another name in the store.
+A ShardDataset has one such group. A copy is a dataset made from another one, such as the result of
+its `filter` or `select`: it has a group of its own, under another name in the store.
 """
 
 import json

@@ -1,1 +1,1 @@
-"""Samples: sliced from mapped shards, viewed in part, decoded."""
+"""Samples: sliced from mapped shards, reduced to the wanted members, and decoded."""

@@ -1,4 +1,10 @@
-"""Samples of a shard whose columns lie one after another, decoded column by column."""
+"""Samples of a shard whose columns lie one after another, decoded column by column.
+
+A cached Parquet file, for example, is a stream of Arrow's record batches, which have the values of
+one column for many rows together. A run is consecutive samples whose values lie like this, without
+gaps. All values of a column in a run are decoded by one call, which costs far less than a call for
+each value.
+"""
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -9,25 +15,28 @@ from shardcache.formats.format import RunDecoder
 from shardcache.tarindex.tables import NumberTable, TarIndex
 from shardcache_client.samples.slicing import FAILURES, Sample, SlicedColumn, cut, keys_between
 
-# Limits of the samples that are decoded together, all of whose values are in memory.
+# Maximum number and size of the samples that are decoded together, as all of their values are in
+# memory at the same time.
 _MAX_SAMPLES = 128
 _MAX_BYTES = 64 * 1024
-# Fewer samples are decoded one by one: together would be no faster.
+# Fewer samples than this are decoded one by one, since decoding them together is not faster.
 _MIN_SAMPLES = 4
 
 
 class ColumnRuns:
     """The samples of a shard in file order.
 
-    If a sample lacks a value, or one cannot be decoded, samples are cut one by one. Only then are
-    the places of all members relied on, so `tables` may be opened without checking members.
+    If a sample lacks a value, or a value cannot be decoded, samples are cut one by one. Only this
+    relies on the places of all members in the shard. So `tables` may be opened without checking the
+    members: `check_members` does so before samples are cut one by one.
 
     Args:
-        tables: of the shard.
-        columns: as for `cut`.
-        run_decoders: of the same columns; None for those decoded value by value.
-        url: of the shard.
-        check_members: called before samples are cut one by one.
+        tables: index of the shard.
+        columns: the columns; see `cut`.
+        run_decoders: for each column, a decoder of many values at once; None for a column that is
+            decoded value by value.
+        url: url of the shard.
+        check_members: raises CorruptShardError if a member lies outside of the shard.
     """
 
     def __init__(
@@ -48,7 +57,7 @@ class ColumnRuns:
     def in_order(self, start: int, stop: int) -> Iterator[Sample]:
         """Yield the samples from number `start` to `stop`, the same as `cut` does.
 
-        Raises what `cut` raises; CorruptShardError for members outside of the shard.
+        Raises the errors of `cut`, and CorruptShardError if a member lies outside of the shard.
         """
         sample_bytes = self._size_bytes // max(1, len(self._tables))
         at_once = min(_MAX_SAMPLES, _MAX_BYTES // max(1, sample_bytes))
@@ -68,15 +77,15 @@ class ColumnRuns:
                 first = end
 
     def _one_by_one(self, start: int, stop: int) -> Iterator[Sample]:
-        """Return samples, each cut by itself. Raises what `in_order` raises."""
+        """Return samples, each cut by itself. Raises the errors of `in_order`."""
         self._check_members()
         return cut(self._tables, self._columns, self._url, start, stop)
 
     def _end_of_run(self, start: int, stop: int) -> int:
         """Return the end of the run of samples that begins with `start`, at most `stop`.
 
-        Each sample of a run has a value in every column, directly behind that of the sample before.
-        Returns `start` if there is no such run, or a sample is unusable.
+        Each sample of a run has a value in every column, directly after the value of the previous
+        sample. Returns `start` if there is no such run, or if a sample is bad.
         """
         tables = self._tables
         width = len(self._columns)
@@ -91,7 +100,8 @@ class ColumnRuns:
         ends = tables.ends[first : last - width]
         if next_starts.tobytes() == ends.tobytes():
             return stop
-        # Columns end together, where the next batch of rows begins.
+        # The run ends where the format's next batch of rows begins. All columns of a batch end at
+        # the same sample, so only the first column is searched.
         of_first_column = zip(next_starts[::width], ends[::width], strict=True)
         for number, (next_start, end) in enumerate(of_first_column, start + 1):
             if next_start != end:
@@ -119,7 +129,8 @@ class ColumnRuns:
                 for sample, value in zip(samples, values, strict=True):
                     sample[name] = value
         except FAILURES:
-            return None  # cut one by one, the sample with the fault raises its own error
+            # The samples are then cut one by one, and the faulty sample raises its own error.
+            return None
         return samples
 
     def _values_of(
@@ -129,7 +140,16 @@ class ColumnRuns:
         starts: NumberTable,
         ends: NumberTable,
     ) -> Sequence[Any]:
-        """Return the values of a column in a run. Raises ValueError, and what decoders raise."""
+        """Return the values of a column in a run.
+
+        Raises ValueError for values outside of the shard, and the errors of the decoders.
+
+        Args:
+            column: the column.
+            decode_run: decoder of many values at once; None to decode value by value.
+            starts: offset in the shard at which each value begins.
+            ends: offset at which each value ends.
+        """
         _, data, decode = column
         begin = starts[0]
         end = ends[-1]

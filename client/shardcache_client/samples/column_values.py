@@ -1,4 +1,9 @@
-"""Decoders of columns whose values a shard's format stores encoded."""
+"""Decoders of columns whose values a shard's format stores encoded.
+
+In a tar, a member is a file, and its value is the file's bytes. Formats such as Parquet store
+values of several types: an encoding is the name of the form in which a column's values are stored.
+It is "" for a column of plain bytes. A sidecar is the shard's index, which lists the encodings.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,16 +25,16 @@ def decoders_of(
 ) -> list[Decoder | None]:
     """Return the decoder of each column of a whole shard.
 
-    None for columns of bytes, and for those that are not read.
+    The decoder is None for columns of bytes, and for columns that are not read.
 
     Args:
-        header: of the shard's sidecar.
+        header: header of the shard's sidecar.
         extensions: names of the columns.
-        view: chooses those that are read, and those whose bytes are wanted.
-        url: of the shard, for errors.
+        view: chooses the columns that are read, and those whose bytes are wanted.
+        url: url of the shard, for errors.
 
-    Raises CorruptShardError, UnsupportedShardError for values that cannot be decoded, ConfigError
-    for a missing library.
+    Raises CorruptShardError or UnsupportedShardError for values that cannot be decoded, and
+    ConfigError for a missing library.
     """
     encodings = header.get("encodings") or [""] * len(extensions)
     if not any(encodings):
@@ -56,8 +61,8 @@ def rows_decoder_of(
 ) -> RowsDecoder | None:
     """Return the decoder of whole samples of a whole shard; see `decoders_of`.
 
-    None if not all columns are read, if some get another name or another decoder than the format's,
-    or if the format has no such decoder.
+    None if not all columns are read, if some columns get another name or another decoder than the
+    format's, or if the format has no such decoder.
     """
     format_ = format_named(header.get("content", TAR.name))
     if format_ is None or view.prefix:
@@ -72,12 +77,12 @@ def rows_decoder_of(
 def run_decoders_of(
     header: Mapping[str, Any], decoders: Sequence[Decoder | None]
 ) -> list[RunDecoder | None]:
-    """Return the decoder of many values at once of each column of a whole shard.
+    """Return, for each column of a whole shard, the decoder of many values at once.
 
-    None for columns without one.
+    It is None for a column without such a decoder.
 
     Args:
-        header: of the shard's sidecar.
+        header: header of the shard's sidecar.
         decoders: result of `decoders_of`.
     """
     format_ = format_named(header.get("content", TAR.name))
@@ -112,7 +117,7 @@ def column_decoders(
 
 
 def _error_of_column(exn: ShardcacheError, column: str, url: str) -> ShardcacheError:
-    """Return an error of a decoder, with the name of its column."""
+    """Return the error of a decoder with the name of the column in its message."""
     message = f"the column {column!r} cannot be decoded: {exn.message}"
     remedy = exn.remedy.replace("NAME", column)
     return type(exn)(message, url=url, remedy=remedy)
@@ -123,7 +128,13 @@ def with_decoders(
     decoders: Sequence[Decoder | None],
     data: Slices,
 ) -> list[SlicedColumn]:
-    """Return the columns; those with a decoder are sliced from `data`, and decoded."""
+    """Return the columns with their decoders.
+
+    Args:
+        columns: the columns, without decoders.
+        decoders: the decoder of each column; None to leave the column as it is.
+        data: the bytes from which the values of columns with a decoder are sliced.
+    """
     decoded: list[SlicedColumn] = []
     for column, decode in zip(columns, decoders, strict=True):
         if decode is None:

@@ -58,11 +58,10 @@ Spec = str | type | Decoder
 """A decoder, its name, or one of the types int, float, str and bytes."""
 
 DecoderOf = Callable[[str, str], Decoder | None]
-"""Returns the decoder of a member, given its name in the sample and its extension in the tar.
+"""Returns the decoder of a member, given the member's name in the sample and extension in the tar.
 
-None to leave its bytes.
-
-The two differ for a member that takes the name of the first of its alternatives, or of a pattern.
+Returns None for a member whose value is its bytes. The name and the extension differ for a member
+that gets the name of the first of its alternatives, or of a pattern: see `members`.
 """
 
 _EXTENSIONS_OF_IMAGES = (
@@ -127,13 +126,13 @@ _BY_EXTENSION: dict[str, Decoder] = {
 
 
 def decoder(spec: Spec) -> Decoder:
-    """Return a decoder.
+    """Return the decoder that a user has asked for.
 
-    Raises ConfigError if its name is unknown, or a library that it needs is not installed.
+    Raises ConfigError if its name is unknown, or if a library that it needs is not installed.
     """
     if not isinstance(spec, str):
         if callable(spec):
-            return _TYPES.get(spec, spec)  # any other function is a decoder itself
+            return _TYPES.get(spec, spec)  # Any other function is a decoder itself.
         raise ConfigError(
             f"{shown(spec)} is not a decoder",
             remedy="give a name, a function of the member's bytes, or a type",
@@ -167,7 +166,8 @@ def _check_torchcodec() -> None:
     try:
         import torchcodec.decoders  # noqa: F401
     except (ImportError, RuntimeError, OSError) as exn:
-        # Without FFmpeg's libraries it is a RuntimeError, with a report of many lines.
+        # If FFmpeg's libraries are missing, the error is a RuntimeError with a report of many
+        # lines, of which the first is enough.
         reason = repr(exn)
         if str(exn):
             reason = str(exn).splitlines()[0]
@@ -175,13 +175,17 @@ def _check_torchcodec() -> None:
             f"decoding video and audio needs torchcodec: {reason}",
             remedy="install FFmpeg, 4 to 8, and torchcodec of a release that fits your torch; "
             "without a GPU, pip install 'torchcodec<0.14', or a later one from PyTorch's "
-            "index of CPU wheels",  # PyPI's needs CUDA
+            "index of CPU wheels",  # The later releases on PyPI need CUDA.
         ) from exn
 
 
 @dataclass(frozen=True, slots=True)
 class _GzipDecoder:
-    """Decompresses a member with gzip, and decodes its content."""
+    """Decompresses a member with gzip, and decodes its content.
+
+    Attributes:
+        content: decoder of the decompressed bytes.
+    """
 
     content: Decoder
 
@@ -191,7 +195,7 @@ class _GzipDecoder:
 
 
 def by_extension(name: str) -> DecoderOf:
-    """Return the choice of decoders by extension: images by `name`, others as in webdataset.
+    """Return the choice of decoders by extension: as webdataset's, with `name` for images.
 
     Raises ConfigError if `name` is not an image decoder, or needs a missing library.
     """
@@ -205,8 +209,14 @@ def by_extension(name: str) -> DecoderOf:
 
 
 def _by_extension(image: Decoder, _name: str, extension: str) -> Decoder | None:
-    """Return the decoder of a member; `image` is that of images."""
-    # As for webdataset, only what follows the last dot counts: "seg.png" is a PNG.
+    """Return the decoder of a member.
+
+    Args:
+        image: decoder of images.
+        _name: unused.
+        extension: extension of the member.
+    """
+    # As in webdataset, only the part after the last dot counts: "seg.png" is a PNG.
     _, _, last = _uncompressed(extension).rpartition(".")
     content = image if last in _IMAGES else _BY_EXTENSION.get(last)
     if _is_compressed(extension):
@@ -217,9 +227,11 @@ def _by_extension(image: Decoder, _name: str, extension: str) -> Decoder | None:
 def by_table(decode: Mapping[str, Spec]) -> DecoderOf:
     """Return the choice of decoders by a table.
 
-    Its keys are names of members, alternatives, "jpg;png", or patterns, "*.jpg".
-
     Raises ConfigError for a decoder that is unknown, or needs a library that is not installed.
+
+    Args:
+        decode: the decoders by name of a member, by alternatives such as "jpg;png", or by a pattern
+            such as "*.jpg".
     """
     decoders = {name_of(names): _decoder_of(names, spec) for names, spec in decode.items()}
     named = frozenset(name_of(names) for names, spec in decode.items() if isinstance(spec, str))
@@ -232,10 +244,10 @@ def _by_table(
     """Return the decoder of a member.
 
     Args:
-        decoders: by name in lower case.
-        named: the members whose decoder was given by its name: only these are decompressed.
-        name: of the member.
-        extension: of the member.
+        decoders: decoders by name of the member, in lower case.
+        named: members whose decoder was given by its name. Only these are decompressed.
+        name: name of the member in the sample.
+        extension: extension of the member in the tar.
     """
     name = name.lower()
     decode = decoders.get(name)
@@ -245,7 +257,7 @@ def _by_table(
 
 
 def _decoder_of(names: str, spec: Spec) -> Decoder:
-    """Return the decoder in a table under some names, which its errors mention."""
+    """Return the decoder for an entry of a table. Errors name the entry, `names`."""
     try:
         return decoder(spec)
     except ConfigError as exn:

@@ -34,7 +34,7 @@ class ImageDecoder:
         if self.color == "rgb" and bytes(data[:3]) == _JPEG:
             pixels = _fast_rgb(data)
         if pixels is None:
-            pixels = np.array(_pillow(data, MODES[self.color]))  # a writable copy
+            pixels = np.array(_pillow(data, MODES[self.color]))  # This makes a writable copy.
         if not self.is_uint8:
             pixels = pixels.astype("float32") / 255
         if self.container == "numpy":
@@ -42,7 +42,7 @@ class ImageDecoder:
         import torch
 
         tensor = torch.from_numpy(pixels)
-        if tensor.ndim == 2:  # grey: without a dimension of colors
+        if tensor.ndim == 2:  # A grey image has no dimension of colors.
             return tensor
         return tensor.permute(2, 0, 1).contiguous()
 
@@ -52,19 +52,20 @@ def _pillow(data: Any, mode: str) -> Any:
     from PIL import Image
 
     with Image.open(io.BytesIO(data)) as image:
-        return image.convert(mode)  # reads the whole file, which `open` alone does not
+        return image.convert(mode)  # This reads the whole file, which `open` alone does not.
 
 
 def _fast_rgb(data: Any) -> Any:
     """Return the pixels of a JPEG, decoded by simplejpeg.
 
-    None if it is not installed, or would return other pixels than pillow.
+    None if simplejpeg is not installed, fails, or would return other pixels than pillow.
     """
-    # A ValueError if the file is damaged, which pillow describes or tolerates.
+    # simplejpeg raises ValueError for a damaged file, which pillow then describes or tolerates.
     with suppress(ImportError, ValueError):
         import simplejpeg
 
         _height, _width, colors, _subsampling = simplejpeg.decode_jpeg_header(data)
-        if colors == "YCbCr":  # of CMYK it makes slightly different RGB
+        # For CMYK, simplejpeg returns slightly different RGB values than pillow.
+        if colors == "YCbCr":
             return simplejpeg.decode_jpeg(data)
     return None

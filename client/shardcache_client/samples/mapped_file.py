@@ -1,4 +1,9 @@
-"""Files of cached shards, opened and mapped."""
+"""Files of cached shards, opened and mapped.
+
+The daemon leases a shard to a reader and names the shard's file in the cache folder. The reader
+opens this file itself and maps it into memory. It checks the size and the inode, as the file may
+have been replaced or damaged.
+"""
 
 import errno
 import mmap
@@ -8,7 +13,7 @@ from pathlib import Path
 from shardcache.errors import CacheDirError, CorruptShardError, TokensError
 
 _OWN_FILES = Path("/proc/self/fd")
-# Errors of a damaged file or disk, whichever process reads it.
+# Errors of a damaged file or disk, which every process gets that reads the file.
 _DAMAGE = (
     errno.EIO,
     errno.EISDIR,
@@ -27,7 +32,8 @@ class ShardGoneError(CacheDirError, code="shard_gone"):
 def open_file(path: Path, size_bytes: int, inode: int | None = None) -> int:
     """Open a file for reading; return its descriptor. Arguments and errors as for `map_file`."""
     flags = os.O_RDONLY | os.O_CLOEXEC
-    # No file in the cache folder is a link. The /proc/self/fd path of a nameless file is one.
+    # The cache folder has no links, so one is not followed. The path of a nameless file is a link
+    # in /proc/self/fd, which must be followed.
     if not is_nameless(path):
         flags |= os.O_NOFOLLOW
     fd = os.open(path, flags)
@@ -52,11 +58,13 @@ def map_file(
     """Map a file for reading.
 
     Args:
-        size_bytes: that the file must have.
-        inode: that the file must have; None for any.
-        in_order: True if it is read from its beginning to its end.
+        path: path of the file.
+        size_bytes: size that the file must have.
+        inode: inode that the file must have; None for any.
+        in_order: True if the file is read from its beginning to its end.
 
-    Raises CorruptShardError for another size, OSError if unreadable or of another inode.
+    Raises CorruptShardError if the size is another one, and OSError if the file cannot be read or
+    has another inode.
     """
     fd = open_file(path, size_bytes, inode)
     try:
@@ -66,19 +74,20 @@ def map_file(
     finally:
         os.close(fd)
     if in_order:
-        mapped.madvise(mmap.MADV_SEQUENTIAL)  # the file may not be in the page cache
+        # The kernel then reads further ahead, which matters if the file is not in the page cache.
+        mapped.madvise(mmap.MADV_SEQUENTIAL)
     return mapped
 
 
 def damage_of(exn: Exception) -> str:
-    """Return the damage that an error reports of a published file; "" for any other error."""
+    """Return the message of an error that reports a damaged file; "" for any other error."""
     if isinstance(exn, CorruptShardError | TokensError):
         return exn.message
     return ""
 
 
 def is_nameless(path: Path) -> bool:
-    """Return True for an open file of this process that no other process can find."""
+    """Return True for a file that this process has open, and that has no name in any folder."""
     return path.parent == _OWN_FILES
 
 

@@ -15,9 +15,9 @@ def _movable_decoder() -> Callable[[bytes], Any]:
     from torchcodec.decoders import VideoDecoder
 
     class MovableVideoDecoder(VideoDecoder):  # type: ignore[misc]
-        """A VideoDecoder that passes to other processes as the encoded video.
+        """A VideoDecoder that is passed to other processes as the encoded video.
 
-        torchcodec's own would crash them.
+        torchcodec's own class would crash these processes.
         """
 
         def __init__(self, encoded: bytes) -> None:
@@ -38,7 +38,7 @@ def audio(data: Any) -> Any:
 
 
 def torch_audio(data: Any) -> tuple[Any, int]:
-    """Return a sound, and its rate."""
+    """Return the samples of a sound, channels first, and the number of samples per second."""
     samples = audio(data)
     return samples.data, samples.sample_rate
 
@@ -54,7 +54,7 @@ def torch_video(data: Any) -> tuple[Any, Any, dict[str, float]]:
     rates = {"video_fps": decoder.metadata.average_fps}
     try:
         sound = AudioDecoder(encoded)
-    except ValueError:  # no sound, as the video could be opened
+    except ValueError:  # The video could be opened, so the file merely has no sound.
         return frames, torch.empty(1, 0), rates
     samples = sound.get_all_samples()
     return frames, samples.data, rates | {"audio_fps": samples.sample_rate}

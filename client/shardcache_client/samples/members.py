@@ -1,4 +1,9 @@
-"""The choice of a sample's members, by extension."""
+"""The choice of a sample's members, by extension.
+
+It is given by the argument `members` and by the keys of `decode`. An entry such as "jpg;png" has
+alternatives, of which a sample gets the first that it has. An entry such as "*.jpg" is a pattern.
+In samples, a member has the name of the first alternative.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -7,7 +12,9 @@ from shardcache.errors import ConfigError, SampleError
 from shardcache_client.samples.slicing import Sample
 
 _ANY = "*."
-_MAX_UNREAD = 1000  # where keys have dots, each sample may have extensions of its own
+# Maximum number of extensions in `Members.unread`. Where keys have dots, each sample may have
+# extensions of its own.
+_MAX_UNREAD = 1000
 
 
 def name_of(alternatives: str) -> str:
@@ -20,8 +27,9 @@ class _Choice(NamedTuple):
     """One of the alternatives for a member.
 
     Attributes:
-        name: of the member in samples.
-        rank: among the alternatives of the name; of those that a sample has, the lowest is taken.
+        name: name that the member has in samples.
+        rank: number of the alternative among those of the name, from 0. Of the alternatives that a
+            sample has, the one with the lowest rank is taken.
     """
 
     name: str
@@ -31,26 +39,27 @@ class _Choice(NamedTuple):
 class Members:
     """A choice of members by extension.
 
-    "jpg;png" chooses the first of these that a sample has, and names it "jpg". "*.jpg" chooses the
-    member with the extension "jpg", or an extension that ends in ".jpg", and names it "jpg".
+    "jpg;png" chooses the first of these members that a sample has, and names it "jpg". "*.jpg"
+    chooses the member with the extension "jpg", or an extension that ends in ".jpg", and names it
+    "jpg".
 
     Attributes:
-        names: of the members in samples.
-        unread: some extensions seen in shards, whose members are not read.
+        names: names that the members have in samples.
+        unread: extensions seen in shards whose members are not read, up to a limit.
     """
 
     def __init__(self, names: Iterable[str], *, others: bool = False) -> None:
         """Choose members.
 
         Args:
-            names: of the members: extensions or patterns, with alternatives after a ";".
-            others: True to read other members, too.
+            names: extensions or patterns of the members, with alternatives after a ";".
+            others: True to read all other members as well.
         """
         self.unread: set[str] = set()
         self.names: tuple[str, ...] = ()
         self._others = others
         self._exact: dict[str, _Choice] = {}
-        self._endings: dict[str, _Choice] = {}  # by what follows "*."
+        self._endings: dict[str, _Choice] = {}  # by the part of the pattern after "*."
         for alternatives in names:
             self._add(alternatives)
         if not self.names:
@@ -73,9 +82,9 @@ class Members:
         self.names = (*self.names, name)
 
     def reads(self, extension: str) -> bool:
-        """Return True if members with this extension are read, in whatever case it is spelt.
+        """Return True if members with this extension are read. Upper and lower case are the same.
 
-        Others are noted in `unread`.
+        An extension that is not read is added to `unread`.
         """
         reads = self._others or self._choice(extension) is not None
         if not reads and len(self.unread) < _MAX_UNREAD:
@@ -91,7 +100,7 @@ class Members:
 
     def _choice(self, extension: str) -> _Choice | None:
         """Return the choice that an extension fits; None if it fits none."""
-        lowered = extension.lower()  # columns of some formats have capital letters
+        lowered = extension.lower()  # Columns of some formats have capital letters.
         return self._exact.get(lowered) or self._by_ending(lowered)
 
     def _by_ending(self, extension: str) -> _Choice | None:
@@ -106,9 +115,9 @@ class Members:
     def choose(self, sample: Sample) -> tuple[Sample, Mapping[str, str]]:
         """Return a sample with only the first of its alternatives, under their common name.
 
-        Members keep the tar's order. Returns also the extensions in the tar of members that have
-        another name in the sample, by that name. Raises SampleError if one pattern fits two
-        members.
+        Members keep the tar's order. A second mapping is returned for members that were renamed:
+        the extension in the tar, by the name in the sample. Raises SampleError if one pattern fits
+        two members.
         """
         if self._are_plain:
             return sample, {}
@@ -137,14 +146,22 @@ class Members:
 
 
 class _Candidate(NamedTuple):
-    """A member of a sample that may get a name; see `_Choice`."""
+    """A member of a sample that is one of the alternatives for a name.
+
+    Attributes:
+        rank: rank of the alternative; see `_Choice`.
+        extension: extension of the member in the tar.
+    """
 
     rank: int
     extension: str
 
 
 def _first(candidates: Sequence[_Candidate], sample: Sample) -> str:
-    """Return the extension of the candidate that gets a name. Raises SampleError if two may."""
+    """Return the extension of the candidate that gets the name.
+
+    Raises SampleError if two candidates have the lowest rank.
+    """
     if len(candidates) == 1:
         return candidates[0].extension
     lowest = min(each.rank for each in candidates)

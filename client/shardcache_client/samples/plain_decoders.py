@@ -1,4 +1,4 @@
-"""Decoders of text, numbers, arrays and objects."""
+"""Decoders of text, numbers, arrays and objects. Each gets a member's bytes."""
 
 import io
 import json
@@ -40,11 +40,11 @@ def msgpack_value(data: Any) -> Any:
 
 
 def tensor(data: Any) -> Any:
-    """Return what `torch.save` has written, in the CPU's memory."""
+    """Return the object that `torch.save` has written, in the CPU's memory."""
     import torch
 
-    # A tensor saved on a GPU is loaded where there may be none, and in workers, which must not
-    # touch it.
+    # A tensor that was saved on a GPU would otherwise be loaded onto a GPU. There may be none, and
+    # DataLoader workers must not use one.
     return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
 
 
@@ -96,4 +96,4 @@ def _array_of(header: bytes, values: bytes) -> Any:
     dimensions = int(numbers[2])
     shape = tuple(map(int, numbers[3 : 3 + dimensions]))
     array = np.frombuffer(values, dtype=f"<{kind}").reshape(shape)
-    return array.copy()  # which owns its memory, and is writable
+    return array.copy()  # The copy owns its memory and is writable.

@@ -1,4 +1,8 @@
-"""Samples of small values, decoded by one call for all values, and for several samples in order."""
+"""Samples of small values, decoded by one call for all values of a sample or of several samples.
+
+A row is a sample of a format that stores whole samples together, such as a line of JSON Lines. One
+call of the format's decoder for many rows costs far less than a call for each value.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -15,12 +19,12 @@ from shardcache_client.samples.slicing import (
     keys_in_order,
 )
 
-# Samples whose members are larger on average are decoded member by member: there, what parses a
-# whole sample takes longer for its bytes than it saves in calls.
+# Samples whose members are larger than this on average are decoded member by member. Parsing such a
+# sample as a whole takes longer for its bytes than it saves in calls.
 _SMALL_BYTES = 512
 
-# Samples in order that are decoded at once: their values are made, and most are dropped again, in
-# the processor's nearest cache.
+# Size and number of consecutive samples that are decoded by one call. They are so few that their
+# values stay in the processor's nearest cache until most of them are dropped again.
 _ROWS_BYTES = 8 * 1024
 _MAX_ROWS = 64
 
@@ -28,17 +32,17 @@ _MAX_ROWS = 64
 class Rows:
     """The samples of a shard whose values can be decoded all at once.
 
-    If values are large, or a sample cannot be decoded at once, each value is decoded by itself.
-    Only then are the places of all members relied on, so `tables` may be opened without checking
-    members.
+    If values are large, or a sample cannot be decoded by one call, each value is decoded by itself.
+    Only this relies on the places of all members in the shard. So `tables` may be opened without
+    checking the members: `check_members` does so before any value is decoded by itself.
 
     Args:
-        tables: of the shard, whose samples have their members in the order of its bytes.
+        tables: index of the shard, whose samples have their members in the order of its bytes.
         decode_rows: decodes whole samples.
         data: the shard's bytes.
-        url: of the shard.
-        columns: returns the columns as for `cut`.
-        check_members: called before any value is decoded by itself.
+        url: url of the shard.
+        columns: returns the columns; see `cut`.
+        check_members: raises CorruptShardError if a member lies outside of the shard.
     """
 
     def __init__(
@@ -59,7 +63,7 @@ class Rows:
 
     @cached_property
     def _columns(self) -> Sequence[SlicedColumn | None]:
-        """The columns as for `cut`. Raises CorruptShardError for members outside of the shard."""
+        """The columns; see `cut`. Raises CorruptShardError for members outside of the shard."""
         self._check_members()
         return self._make_columns()
 
@@ -71,11 +75,11 @@ class Rows:
     def cutter(self) -> Callable[..., Sample]:
         """Return a function that returns any sample by its number, or adds its members to another.
 
-        See `cut` for errors; besides, the function raises CorruptShardError for members outside of
+        The function raises the errors of `cut`, and CorruptShardError if a member lies outside of
         the shard.
         """
         # Variables of a closure cost less than attributes and further calls, and a shuffled reader
-        # comes through here for each sample.
+        # calls the function for each sample.
         starts = self._tables.starts
         ends = self._tables.ends
         extension_ids = self._tables.extension_ids
@@ -90,7 +94,8 @@ class Rows:
         def cut_row(number: int, sample: Sample | None = None) -> Sample:
             first = member_ends[number - 1] if number else 0
             last = member_ends[number]
-            is_bare = first == last  # without members, or unusable
+            # A sample without members may also be a bad sample, for which `_cut_one` raises.
+            is_bare = first == last
             if is_bare or sample is not None:
                 return self._cut_one(number, sample)
             begin = starts[first]
@@ -101,7 +106,8 @@ class Rows:
             try:
                 (row,) = decode_rows(extension_ids[first], data[begin:end])
             except FAILURES:
-                return self._cut_one(number)  # whose error names the column
+                # Decoding value by value raises an error that names the column.
+                return self._cut_one(number)
             key_start = key_ends[number - 1] if number else 0
             row["__key__"] = str(keys[key_start : key_ends[number]], "utf-8", "surrogateescape")
             row["__url__"] = url
@@ -122,16 +128,17 @@ class Rows:
                 yield from cut(tables, self._columns, url, first, last)
                 keys = keys_in_order(tables, last, stop)
                 continue
-            # Without `strict`, no key is taken once all rows of the block have one.
+            # `strict` would take one key more than there are rows, which is the next block's.
             for row, key in zip(rows, keys):  # noqa: B905
                 row["__key__"] = key
                 row["__url__"] = url
                 yield row
 
     def _rows_at_once(self, start: int, stop: int) -> int:
-        """Return the number of samples of average size that are decoded at once.
+        """Return the number of samples of average size to decode by one call.
 
-        It is that of all samples if these are large, and values are decoded one by one.
+        If the samples are large, it is the number of all samples, as their values are decoded one
+        by one.
         """
         tables = self._tables
         first = tables.member_ends[start - 1] if start else 0
@@ -150,14 +157,16 @@ class Rows:
         tables = self._tables
         first = tables.member_ends[start - 1] if start else 0
         last = tables.member_ends[stop - 1]
-        if first == last:  # without members, or unusable
+        # A run without members may be of a bad sample.
+        if first == last:
             return None
         begin = tables.starts[first]
         end = tables.ends[last - 1]
         are_small = end - begin <= (last - first) * _SMALL_BYTES
         if not are_small or not begin <= end <= tables.header["size_bytes"]:
             return None
-        # A single sample that is unusable has no members.
+        # Bad samples are cut one by one, which raises their error. A single sample is good if it
+        # has members, as bad samples have none.
         may_be_unusable = tables.faults and stop - start > 1
         if may_be_unusable and not tables.faults.keys().isdisjoint(range(start, stop)):
             return None

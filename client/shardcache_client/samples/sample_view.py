@@ -1,4 +1,4 @@
-"""The form in which samples are read: which of their members, or blocks of their tokens."""
+"""The form in which samples are read: some of their members, or blocks of their tokens."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,12 +12,13 @@ class View:
     """The form in which samples are read.
 
     Attributes:
-        reads: chooses the members that samples have; None for all.
-        blocks: the blocks of tokens that are samples; None for the samples of the tars.
-        prefix: of the extensions of members.
-        decodes: returns True for members that the user's own decoder decodes: it gets their bytes,
-            also if the format stores values; None if there is no such decoder.
-        unmatched: treatment of samples without a partner among the joined ones of this view.
+        reads: returns True for the members that samples get; None if they get all members.
+        blocks: the blocks of tokens that are the samples; None for the samples of the tars.
+        prefix: prefix of the members' names, for samples that are joined to others; "" otherwise.
+        decodes: returns True for members that the user's own decoder decodes. This decoder gets the
+            bytes, even if the format stores values. None if there is no such decoder.
+        unmatched: treatment of samples that have no partner among the joined samples: an error, to
+            skip the sample, or to fill its members in.
     """
 
     reads: Reads | None = None
@@ -27,7 +28,7 @@ class View:
     unmatched: Literal["error", "skip", "fill"] = "error"
 
     def takes_bytes(self, name: str) -> bool:
-        """Return True if the bytes of a member are wanted, not the value that they store."""
+        """Return True if the bytes of a member are wanted instead of the value that they store."""
         return self.blocks is not None or (self.decodes is not None and self.decodes(name))
 
 

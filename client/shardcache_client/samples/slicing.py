@@ -1,4 +1,12 @@
-"""Samples sliced from a mapped tar by its index, not by walking over the tar."""
+"""Samples sliced from a mapped tar by its index, not by walking over the tar.
+
+The index, `Tables`, has the key of each sample and the begin and end of each member in the tar. The
+reader maps the cached tar into memory, and these functions slice the members' bytes out of the map.
+
+A column is the members with one extension in all samples of a shard. A value is what a column has
+for one sample: the member's bytes, or the decoded object if the shard's format stores values
+encoded. "Reads" means that samples get the members of a column; other columns are left out.
+"""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,7 +20,7 @@ from shardcache.tarindex.tables import Tables, fault_of, fault_remedy, key_of
 Sample = dict[str, Any]
 
 FAILURES: tuple[type[BaseException], ...] = (Exception,)
-"""Errors of decoding: libraries that decode damaged data may raise anything."""
+"""Errors that decoding may raise: libraries may raise any exception for damaged data."""
 
 # Number of keys that are decoded together.
 _KEYS_AT_ONCE = 256
@@ -21,20 +29,20 @@ _KEYS_AT_ONCE = 256
 class Slices(Protocol):
     """The bytes of a tar, sliced into values of samples.
 
-    Slices of a map are `bytes`, those of a `Buffer` are views.
+    Slices of a map are `bytes`. Slices of a `Buffer` are views of it.
     """
 
     def __getitem__(self, run: slice, /) -> Any: ...
 
 
 SlicedColumn = tuple[str, Slices, Decoder | None]
-"""An extension, the tar's bytes from which its values are sliced, and their decoder.
+"""The name of a column, the bytes from which its values are sliced, and the decoder of the values.
 
-Without a decoder, the values are the slices themselves.
+If the decoder is None, the values are the slices themselves.
 """
 
 ColumnSpans = tuple[str, Slices, Decoder | None, Sequence[int], Sequence[int]]
-"""A column, and the offsets at which its value begins and ends in each sample, by number."""
+"""A `SlicedColumn`, and for each sample the offsets at which its value begins and ends."""
 
 Adder = Callable[[int, Sample], object]
 """Adds members to a sample, given its number and the sample itself."""
@@ -46,7 +54,13 @@ Reads = Callable[[str], bool]
 def chosen(
     columns: Iterable[SlicedColumn], reads: Reads | None, prefix: str = ""
 ) -> list[SlicedColumn | None]:
-    """Return the columns, with a prefix to their extensions, and None for those left out."""
+    """Return the columns with a prefix to their names, and None for columns that are left out.
+
+    Args:
+        columns: the columns.
+        reads: chooses the columns by their name with the prefix; None for all.
+        prefix: prefix of the names in samples; not empty for joined shards.
+    """
     read: list[SlicedColumn | None] = []
     for extension, tar, decode in columns:
         name = prefix + extension
@@ -56,7 +70,7 @@ def chosen(
 
 
 def as_bytes(extensions: Iterable[str], tar: Slices) -> list[SlicedColumn]:
-    """Return columns that all slice `tar`, and are not decoded."""
+    """Return columns whose values are slices of `tar` and are not decoded."""
     return [(extension, tar, None) for extension in extensions]
 
 
@@ -73,14 +87,15 @@ def cut(
     where columns are decoded.
 
     Args:
-        tables: of the shard.
-        columns: in the order of the tables' extensions; None for members to leave out.
-        url: of the shard.
+        tables: index of the shard.
+        columns: the columns, in the order of the tables' extensions; None for a column to leave
+            out.
+        url: url of the shard.
         start: number of the first sample.
-        stop: number after the last.
+        stop: number after the last sample.
 
-    Raises SampleError in place of a bad sample, which ends the iterator; DecodeError, likewise, for
-    a value that cannot be decoded.
+    Raises SampleError in place of a bad sample, and DecodeError in place of a sample with a value
+    that cannot be decoded. Either ends the iterator.
     """
     faults = tables.faults
     member_end = tables.member_ends[start - 1] if start else 0
@@ -96,7 +111,7 @@ def cut(
         if number in faults:
             raise _sample_error(tables, number, url)
         sample: Sample = {"__key__": key, "__url__": url}
-        # Takes the sample's own members from those of all samples.
+        # `members` has the members of all samples: these are the next sample's.
         for column, first, end in islice(members, next_member_end - member_end):
             if column is None:
                 continue
@@ -120,12 +135,13 @@ def keys_in_order(tables: Tables, start: int, stop: int) -> Iterator[str]:
 
 
 def keys_between(tables: Tables, start: int, stop: int) -> list[str]:
-    """Return the keys of the samples from number `start` to `stop`: of one sample or more."""
+    """Return the keys of the samples from number `start` to `stop`, which must be at least one."""
     begin = tables.key_ends[start - 1] if start else 0
     ends = tables.key_ends[start:stop].tolist()
     borders = [begin, *ends]
     text = str(tables.keys[begin : ends[-1]], "utf-8", "surrogateescape")
-    if text.isascii():  # one character per byte: one call has decoded all keys
+    # ASCII text has one character per byte, so that byte offsets are also offsets in the text.
+    if text.isascii():
         return [text[first - begin : end - begin] for first, end in pairwise(borders)]
     keys = tables.keys
     return [str(keys[first:end], "utf-8", "surrogateescape") for first, end in pairwise(borders)]
@@ -136,9 +152,10 @@ def cutter(
 ) -> Callable[..., Sample]:
     """Return a function that returns any sample by its number, or adds its members to another.
 
-    See `cut` for errors.
+    The function gets the sample's number, and optionally a sample that gets the members. For the
+    arguments and the errors, see `cut`.
     """
-    # Variables of a closure cost less than attributes, and a shuffled reader comes through here for
+    # Variables of a closure cost less than attributes, and a shuffled reader calls the function for
     # each sample.
     starts = tables.starts
     ends = tables.ends
@@ -185,12 +202,16 @@ def runs_of(
     columns: Sequence[SlicedColumn | None],
     places: Sequence[int | None],
 ) -> list[ColumnSpans] | None:
-    """Return the spans of each column's values in the samples at `places`, in this order.
+    """Return the spans of each column's values in the samples with the numbers `places`.
 
-    None unless all samples have the same members.
+    None unless all samples of the shard have the same members and are good, and `places` has a
+    number for each.
 
     Args:
-        places: numbers of samples, None where there is none.
+        tables: index of the shard.
+        columns: see `cut`.
+        places: numbers of samples, in the order that the spans are to have. None stands for a
+            sample that is missing.
     """
     width = len(columns)
     count = len(tables)
@@ -224,10 +245,10 @@ def joined(
     """Return a function that returns any sample by its number.
 
     Args:
-        keys: of the samples, by number.
-        url: of their shard.
-        runs: spans of the values that the samples have.
-        adders: add further members, one after another.
+        keys: keys of the samples, by number.
+        url: url of their shard.
+        runs: spans of the values of each column of the samples.
+        adders: functions that add further members, called one after another.
     """
 
     def cut_one(number: int) -> Sample:
@@ -251,7 +272,7 @@ def joined(
 
 
 def _undecodable(column: str, key: str, url: str, exn: BaseException) -> DecodeError:
-    """Return the error of a column's value in the sample with a key."""
+    """Return the error for a value that cannot be decoded, with its column and its sample's key."""
     return DecodeError(
         f"the sample {key!r}: the column {column!r} could not be decoded "
         f"({type(exn).__name__}: {exn})",
@@ -262,7 +283,7 @@ def _undecodable(column: str, key: str, url: str, exn: BaseException) -> DecodeE
 
 
 def _sample_error(tables: Tables, number: int, url: str) -> SampleError:
-    """Return the error of an unusable sample."""
+    """Return the error for a bad sample."""
     return SampleError(
         fault_of(tables, number) or "",
         url=url,

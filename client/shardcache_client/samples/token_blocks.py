@@ -1,4 +1,8 @@
-"""Blocks of tokens, cut from the documents of a shard."""
+"""Blocks of tokens, cut from the documents of a shard.
+
+A document is a sample of the shard, of which one member has the tokens. The documents are put end
+to end and cut into blocks of equal length, which are the samples of the dataset.
+"""
 
 from array import array
 from bisect import bisect_right
@@ -83,7 +87,7 @@ class TokenBlocks:
 
 
 def fits(end: int | None, dtype: str) -> bool:
-    """Return True if a type of tokens can have the end token, or there is none."""
+    """Return True if a type of tokens can hold the end token, or if there is no end token."""
     if end is None:
         return True
     bits = 8 * DTYPES[dtype]
@@ -93,10 +97,17 @@ def fits(end: int | None, dtype: str) -> bool:
 
 
 class BlockCutter:
-    """The blocks of one shard, by number. Refers to the index and the tar, which must stay open.
+    """The blocks of one shard, by number.
 
-    Raises TokensError for a shard that has no tokens of this kind, ConfigError if its type cannot
-    have the end token.
+    Args:
+        blocks: form of the blocks.
+        index: index of the shard, which must stay open as long as this object.
+        tar: the shard's bytes, which must stay open as long as this object.
+        url: url of the shard.
+
+    Raises:
+        TokensError: the shard has no tokens of this kind.
+        ConfigError: the type of the shard's tokens cannot hold the end token.
     """
 
     def __init__(self, blocks: TokenBlocks, index: Tables, tar: TarBytes, url: str) -> None:
@@ -111,12 +122,13 @@ class BlockCutter:
         self._url = url
         self._starts = runs.starts
         self._ends = runs.ends
-        self._size_bytes = DTYPES[runs.dtype]  # of a token
+        self._size_bytes = DTYPES[runs.dtype]  # size of a token
         self._dtype = np.dtype(runs.dtype).newbyteorder("<")
         self._end_token = b""
         if blocks.end is not None:
             self._end_token = blocks.end.to_bytes(self._size_bytes, "little")
-            # The tar has no end tokens: a place is kept for one after each document.
+            # The tar has no end tokens, so each document's end is moved by one place for its own
+            # end token and for those of the documents before it.
             self._ends = array("Q", map(add, runs.ends, count(1)))
         self._count = blocks.count(runs.tokens, len(runs.ends))
 
@@ -132,7 +144,7 @@ class BlockCutter:
         size_bytes = self._size_bytes
         first = number * (length - self._blocks.overlap)
         stop = first + length
-        # Places of tokens count those of all documents before, with their end tokens.
+        # The place of a token is its number in all documents of the shard, including end tokens.
         document = bisect_right(ends, first)
         document_start = ends[document - 1] if document else 0
         sample: Sample = {
@@ -141,13 +153,14 @@ class BlockCutter:
         }
         # The bytes of the block's tokens, document by document.
         runs = []
-        borders = []  # places in the block at which a document begins, without the first
+        borders = []  # places in the block at which a document begins, except for the first
         at = first
         while True:
             document_end = ends[document]
             content_end = document_end - 1 if self._end_token else document_end
             if at < content_end:
-                # Offset in the tar of place 0, if the document's tokens went back that far.
+                # Added to a place times the size of a token, this gives the token's offset in the
+                # tar. It is the offset of place 0 if the document's tokens reached back so far.
                 offset = self._starts[document] - document_start * size_bytes
                 run_start = offset + at * size_bytes
                 run_stop = offset + min(content_end, stop) * size_bytes
