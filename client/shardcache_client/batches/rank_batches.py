@@ -72,7 +72,7 @@ class RankBatches(RankWork):
 
     @cached_property
     def count(self) -> int:
-        """Number of batches, which may be too large for `len`."""
+        """Number of batches. It may be too large for `len`."""
         size = self._form.places
         if self._form.drop_last:
             return self.samples // size
@@ -178,7 +178,14 @@ def no_shards() -> Iterator[int]:
 def first_shards(
     deal: SpanDeal, epoch: int, topology: Topology, manifest: Manifest
 ) -> Iterator[int]:
-    """Yield the first shards that a rank needs in an epoch, at most as many as a plan may have."""
+    """Yield the first shards that a rank needs in an epoch, at most as many as a plan may have.
+
+    Args:
+        deal: division of the epoch.
+        epoch: number of the epoch.
+        topology: the rank.
+        manifest: the shards of the dataset.
+    """
     share = deal.share(epoch, shift=0, topology=topology)
     visits = RankEpoch(share, manifest).visits()
     return (visit.shard for visit in islice(visits, MAX_VISITS))

@@ -179,6 +179,7 @@ class RankChunks(RankWork):
         yield ChunkMaker(self._item_maker(skips))
 
     def _item_maker(self, skips: Skips) -> ItemMaker:
+        """Return a maker of items, which leaves bad samples out."""
         # There are no substitutes (None): bad samples are left out and not replaced.
         return ItemMaker(self._reading.pipeline, skips, None, self._reader.rank, self._epoch)
 
@@ -237,6 +238,7 @@ class RankChunks(RankWork):
         last = Spot(self._start, self._resume.reached.step.share)
 
         def checked(reads: Iterator[ReadResult]) -> Iterator[ReadResult]:
+            """Yield the results of reading, and check the progress after each bad sample."""
             # This runs before the sample is decoded: `last` is the last good sample before it.
             # Only after a bad sample can every sample have been tried.
             for place, read in enumerate(reads, self._start):
@@ -263,7 +265,11 @@ class RankChunks(RankWork):
 
 
 class ChunkMaker(Maker):
-    """Makes the chunks of one epoch. Any thread."""
+    """Makes the chunks of one epoch. Any thread.
+
+    Args:
+        items: makes the items, without substitutes.
+    """
 
     def __init__(self, items: ItemMaker) -> None:
         self._items = items
@@ -284,4 +290,5 @@ def _share(steps: deque[StepPlace]) -> int:
 
 
 def _first_uncounted_shards(epoch: UncountedEpoch) -> Iterator[int]:
+    """Yield the first shards of a reader's share of an epoch, at most as many as a plan has."""
     return islice(epoch.shards(StepPlace()), MAX_VISITS)

@@ -152,6 +152,7 @@ class RankWork(ABC):
         """
 
         def read_parts(check: Callable[[], None]) -> Generator[RawBatch]:
+            """Yield the results of reading each part; for `check`, see `place_reader`."""
             if skip >= self.count:
                 return
             reading = self._reading
@@ -165,6 +166,7 @@ class RankWork(ABC):
         with self.open_maker(Skips(for_epoch(self._reading.on_error))) as maker:
 
             def make_part(raw: RawBatch) -> MadeBatch:
+                """Return the part made of the results of reading it."""
                 return finish(maker.make(raw))
 
             if threads:

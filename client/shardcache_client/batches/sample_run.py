@@ -106,6 +106,7 @@ class SampleRun:
 
     @property
     def _is_whole_rank(self) -> bool:
+        """True if the reader is a rank, or a rank's only worker."""
         return self.topology.workers == 1
 
     @property
@@ -141,7 +142,7 @@ class SampleRun:
                     self._yielded = yielded
                     if yielded + left_out.places == to_yield:
                         # The run ends before it yields the last sample, since a loop that knows the
-                        # number of samples does not ask for another one.
+                        # number of samples does not ask for a further sample.
                         self._end(when_read)
                     yield item
             if not self.read:
@@ -166,6 +167,7 @@ class SampleRun:
             )
 
     def _items(self) -> Generator[Any]:
+        """Yield the items at the places to read."""
         is_shared = not self._is_whole_rank
         return self._batches.items(self._runs(), self._bad, is_shared=is_shared)
 
@@ -186,6 +188,7 @@ class SampleRun:
             passed = 0  # only the first of these batches was begun before
 
     def _end(self, when_read: Callable[[], object]) -> None:
+        """Record that the last sample has been read, and call `when_read`."""
         self.read = True
         when_read()
 
@@ -218,6 +221,7 @@ class SampleRun:
         return self._form.ends_together(self._progress, self._rank)
 
     def _has_ended(self) -> bool:
+        """Return True if this reader has nothing left of the epoch."""
         return self.read or self.samples_left < 1
 
 

@@ -92,6 +92,7 @@ class StageRun:
             report(self._epoch.epoch, self._bad.samples, self._bad.lost, repeated=False)
 
     def _items(self, when_read: Callable[[], object]) -> Generator[Any]:
+        """Yield the items, and call `when_read` before an item that is known to be the last."""
         epoch = self._epoch
         with closing(self._chunks.placed(self._bad, epoch.begun)) as samples:
             for item in epoch.items(samples):
@@ -100,6 +101,7 @@ class StageRun:
                 yield item
 
     def _end(self, when_read: Callable[[], object]) -> None:
+        """Record that the last item has been read, and call `when_read`."""
         self.read = True
         when_read()
 

@@ -130,7 +130,7 @@ class StagedEpoch:
             self._move_to(mark)
             if self._quota == self.reached.items:
                 # This is set before the last item is yielded, since a loop that knows the number of
-                # items does not ask for another one.
+                # items does not ask for a further item.
                 self.is_read = True
             yield item
         self.is_read = True

@@ -145,4 +145,5 @@ def _read(
 
 
 def _submit(pool: ThreadPoolExecutor, make: Callable[[R], B], item: R) -> Future[B]:
+    """Make the batch of an item in a thread of the pool."""
     return pool.submit(make, item)

@@ -220,6 +220,7 @@ class MixtureDeal(SpanDeal):
 
     @property
     def _names(self) -> tuple[str, ...]:
+        """The names of the sources."""
         return tuple(source.name for source in self.sources)
 
     def mixture_of(self, epoch: int) -> MixtureState:
@@ -294,6 +295,7 @@ class MixtureDeal(SpanDeal):
             )
         parts = course.between(start, stop)
         segments = tuple(self._segment(number, part).between(part.low, part.high) for part in parts)
+        # All places of the segments are taken, from 0 on.
         return Chained(0, stop - start, segments)
 
     def _segment(self, number: int, part: MixPart) -> Lane:

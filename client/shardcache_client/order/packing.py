@@ -175,7 +175,10 @@ def positions(lengths: Sequence[int]) -> "array[int]":
 
 
 def _offer(waiting: Sequence[int], unread: int, max_tokens: int) -> int:
-    """Return the maximum number of blocks that a rank can give in a group before the last group."""
+    """Return the maximum number of blocks that a rank can give in a group before the last group.
+
+    For the arguments, see `next_group`.
+    """
     if unread:
         # The blocks are to be full, so there are as many as the waiting tokens fill. (If sources
         # do not share blocks, each source may have one block that is not full.)
@@ -223,7 +226,8 @@ def _check(lengths: Sequence[int], max_tokens: int) -> None:
 def _best_fit(lengths: Sequence[int], max_tokens: int, sources: Sequence[object]) -> Blocks:
     """Return blocks made by best fit: each sample, longest first, goes where it just fits.
 
-    The samples of a block come by descending length. Two sources do not share a block.
+    The samples of a block come by descending length. Two sources do not share a block. For the
+    arguments, see `pack`.
     """
     if not sources:
         return _best_fit_of(range(len(lengths)), lengths, max_tokens)
@@ -235,10 +239,16 @@ def _best_fit(lengths: Sequence[int], max_tokens: int, sources: Sequence[object]
 
 
 def _best_fit_of(places: Sequence[int], lengths: Sequence[int], max_tokens: int) -> Blocks:
-    """Return blocks, made by best fit, of the samples at these places."""
+    """Return blocks, made by best fit, of the samples at some places.
+
+    Args:
+        places: indices into `lengths` of the samples to pack.
+        lengths: number of tokens of each sample.
+        max_tokens: maximum number of tokens in a block.
+    """
     longest_first = sorted(places, key=lengths.__getitem__, reverse=True)
     blocks: Blocks = []
-    rooms: list[tuple[int, int]] = []  # free tokens of each block and its number, sorted
+    rooms: list[tuple[int, int]] = []  # pairs of free tokens and the block's number, sorted
     for place in longest_first:
         length = lengths[place]
         tightest = bisect_left(rooms, (length, 0))

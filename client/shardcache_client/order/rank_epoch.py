@@ -233,7 +233,12 @@ class _Step:
 
 
 class _MixedPlaces(_Places):
-    """Places of a segment: a range of a mix."""
+    """Places of a segment: a range of a mix.
+
+    Args:
+        segment: the segment.
+        counts: number of samples of each shard.
+    """
 
     def __init__(self, segment: Segment, counts: Sequence[int]) -> None:
         self.samples = segment.samples
@@ -378,7 +383,12 @@ class _ChainedPlaces(_Places):
 
 
 class _InterleavedPlaces(_Places):
-    """Places of lanes that take turns."""
+    """Places of lanes that take turns.
+
+    Args:
+        part: the places, of lanes that take turns.
+        lanes: the places of each lane's own part, by number of the lane.
+    """
 
     def __init__(self, part: Interleaved, lanes: dict[int, _Places]) -> None:
         self.samples = part.samples
@@ -400,7 +410,7 @@ class _InterleavedPlaces(_Places):
             yield next(draws[lane])
 
     def _taken(self, place: int) -> list[int]:
-        """Return the number of turns that each lane has between the first place and this one."""
+        """Return the number of turns that each lane has from the first place to before `place`."""
         turns = self._turns.before(self._begin + place)
         return [turn - before for turn, before in zip(turns, self._before, strict=True)]
 
@@ -445,12 +455,16 @@ class _PermutedPlaces(_Places):
 
 
 class _StridedPlaces(_Places):
-    """Places of a lane at regular distances; see `Strided`."""
+    """Places of a lane at regular distances; see `Strided`.
+
+    Args:
+        part: the places.
+        passing: all places of the lane from the first of `part` to the last.
+    """
 
     def __init__(self, part: Strided, passing: _Places) -> None:
         self.samples = part.samples
         self._part = part
-        # All places of the lane from the first of these places to the last.
         self._passing = passing
 
     def between(self, start: int, stop: int) -> Iterator[SampleId]:

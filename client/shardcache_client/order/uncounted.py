@@ -32,7 +32,7 @@ class StepPlace(NamedTuple):
 class UncountedEpoch:
     """The steps of a reader's epoch.
 
-    They are the steps of the reader's share. If the dataset has `samples_per_epoch`, those of
+    They are the steps of the reader's share. If the dataset has `samples_per_epoch`, the steps of
     further shares follow endlessly.
 
     Args:
@@ -51,7 +51,7 @@ class UncountedEpoch:
 
     @property
     def is_mixed(self) -> bool:
-        """True if samples of several shards are mixed, or those of one permuted."""
+        """True if the samples of several shards are mixed, or each shard's samples are permuted."""
         return window_of(self._deal.shuffle) > 0
 
     @property

@@ -19,6 +19,7 @@ from shardcache_client.stages.pipeline import Pipeline
 
 
 def _zero_copy(value: Any) -> Any:
+    """Return a truth value, or extensions of members."""
     if isinstance(value, bool):
         return value
     names = arguments.NAMES.converted(value)
@@ -28,12 +29,14 @@ def _zero_copy(value: Any) -> Any:
 
 
 def _shuffle(value: Any) -> Any:
+    """Return a truth value or "global"."""
     if isinstance(value, str) and value == "global":
         return value
     return arguments.flag().converted(value)
 
 
 def _decode(value: Any) -> Any:
+    """Return the name of a decoder, a table of decoders or a function."""
     if isinstance(value, str):
         return value
     # The keys of a table of decoders must be names of members.
@@ -43,6 +46,7 @@ def _decode(value: Any) -> Any:
 
 
 def _missing(value: Any) -> Any:
+    """Return "error", "skip" or a mapping of default values."""
     if isinstance(value, Mapping):
         return value
     return arguments.one_of("error", "skip").converted(value)

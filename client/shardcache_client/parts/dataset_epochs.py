@@ -243,6 +243,7 @@ class DatasetEpochs:
         return not states or states[0].counted
 
     def _sample_run(self, epoch: int, topology: Topology, states: Sequence[Saved]) -> SampleRun:
+        """Return the run of a reader whose samples have numbers; see `run`."""
         # It is unknown whether a plain DataLoader leaves out the last batch.
         drop_last = None
         return SampleRun(
@@ -254,7 +255,10 @@ class DatasetEpochs:
         )
 
     def _run_start(self, epoch: int, topology: Topology, states: Sequence[Saved]) -> RunStart:
-        """Return the place from which a reader resumes an epoch whose samples have numbers."""
+        """Return the place from which a reader resumes an epoch whose samples have numbers.
+
+        For the arguments, see `resume`.
+        """
         is_read = are_over(states)
         # A loader that restores its workers gives each worker the worker's own state.
         only = states[0] if len(states) == 1 else None
@@ -324,7 +328,14 @@ class DatasetEpochs:
         )
 
     def resume(self, epoch: int, reader: Topology, states: Sequence[Saved], deal: Deal) -> Resume:
-        """Return the place from which a rank, or a plain DataLoader's worker, resumes an epoch."""
+        """Return the place from which a rank, or a plain DataLoader's worker, resumes an epoch.
+
+        Args:
+            epoch: number of the epoch.
+            reader: the rank or the worker.
+            states: states from which the epoch is resumed; empty to read it from its beginning.
+            deal: division of the epoch.
+        """
         if not states:
             return Resume(Progress(epoch))
         stage = self._parts.stage
@@ -360,7 +371,13 @@ def are_over(states: Sequence[Saved]) -> bool:
 
 
 def _progress(epoch: int, rank: Topology, states: Sequence[Saved]) -> Progress:
-    """Return the progress from which a rank resumes an epoch, given any states of the epoch."""
+    """Return the progress from which a rank resumes an epoch.
+
+    Args:
+        epoch: number of the epoch.
+        rank: the rank.
+        states: states of the epoch; empty to read it from its beginning.
+    """
     if not states:
         return Progress(epoch)
     staged = [each for each in states if isinstance(each, StagedState)]

@@ -57,7 +57,14 @@ class DealtSamples:
         seed: int = 0,
         drawn_seeds: Mapping[str, int] | None = None,
     ) -> Self:
-        """Deal the samples of a manifest. Raises ConfigError if the options do not allow it."""
+        """Deal the samples of a manifest. Raises ConfigError if the options do not allow it.
+
+        Args:
+            manifest: the shards.
+            dealing: the options of the order.
+            seed: the seed that the user gave, or that was drawn at random.
+            drawn_seeds: seeds that were drawn at random, by source; None for none.
+        """
         deal = dealing.deal(manifest)
         return cls(manifest, dealing, deal, dealing.identities(manifest), seed, drawn_seeds or {})
 
@@ -81,8 +88,8 @@ class DealtSamples:
     def on_terms(self, terms: Terms) -> Self:
         """Return the same samples in the order of another run.
 
-        The other run's seeds replace those that this run has drawn, and its change of a mixture
-        applies.
+        The seeds that the other run has drawn replace this run's drawn seeds, and the other run's
+        change of a mixture applies.
         """
         seeds = self._seeds(terms.seeds)
         if Terms(seeds, terms.change) == self.terms:
@@ -119,10 +126,12 @@ class DealtSamples:
 
     @cached_property
     def _uneven(self) -> Deal:
+        """The result of `uneven_deal` for a deal of the same kind as `deal`; it is kept."""
         return self._uneven_dealing.deal(self.manifest, counted=self.deal.counted)
 
     @property
     def _uneven_dealing(self) -> Assignment:
+        """The options without padding, dropping and global batches."""
         return replace(self.dealing, even=None, global_batch_size=None)
 
 

@@ -34,7 +34,7 @@ _INVALID = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 def table_rows(parts: DatasetParts) -> Iterator[tuple[str, Row]]:
     """Yield the rows of the tables of a dataset's samples, each with its table's url.
 
-    Raises ConfigError if one is missing, and the errors of reading it.
+    Raises ConfigError if a table is missing, and the errors of reading the tables.
     """
     if parts.pipeline.decode.blocks is not None:
         raise ConfigError(
@@ -58,6 +58,7 @@ def _reader_of_tables(parts: DatasetParts) -> EpochReader:
     source = ShardSource(tables_of(parts.urls), daemon, parts.job, patience.limit_s, partial_reads)
     group = RankGroup(Topology())
     samples = DealtSamples.of(source.manifest(group), Assignment())
+    # All members are read (None), and a row without its member is an error.
     pipeline = Pipeline.of(row_of, None, "error")
     reader = EpochReader(
         replace(source.parts(samples, group), pipeline=pipeline, epochs=1),
@@ -196,4 +197,5 @@ def rows_by_shard(
 
 
 def _invalid(exn: Exception, url: str) -> ConfigError:
+    """Return the error for a table with a row that cannot be read."""
     return ConfigError(f"the table of samples is invalid ({exn!r})", url=url, remedy=_REMEDY)

@@ -79,7 +79,7 @@ class Selecting(Divisible):
     def _rows_of_tables(self) -> Iterator[tuple[str, Row]]:
         """Yield the rows of the sample tables, each with its table's url.
 
-        Raises ConfigError if one is missing.
+        Raises ConfigError if a table is missing.
         """
 
     @checked(predicate=FUNCTION)

@@ -50,6 +50,7 @@ class ShardSource:
         return manifest
 
     def _resolved(self) -> Manifest:
+        """Return the shards to which the daemon resolves the urls."""
         return resolve(self.daemon, ReaderIdentity(self.job), list(self.urls), self.timeout_s)
 
     def parts(self, samples: DealtSamples, group: RankGroup) -> DatasetParts:

@@ -208,6 +208,7 @@ def _are_read(
         )
     # Whether the ranks are at the end depends on numbers of samples alone. So a deal of a single
     # shard with as many samples as the epoch takes the place of the mixture's.
+    # None means no shuffle.
     deal: SpanDeal = SampleDeal([sum(saved.samples)], None, even)
     if batches is not None:
         deal = ElasticDeal(deal, batches.size, batches.spans)

@@ -70,6 +70,7 @@ def mixture_to_json(mixture: MixtureState | None) -> dict[str, Any]:
 
 
 def _change_to_json(change: Change) -> dict[str, Any]:
+    """Return a change as a JSON object that `_change_from_json` reads."""
     data: dict[str, Any] = {"epoch": change.epoch, "samples": change.samples}
     data["sources"] = [list(source) for source in change.sources]
     if change.sections:
@@ -78,6 +79,7 @@ def _change_to_json(change: Change) -> dict[str, Any]:
 
 
 def _section_to_json(section: Section) -> dict[str, Any]:
+    """Return a section as a JSON object that `_section_from_json` reads."""
     data: dict[str, Any] = {"sources": [list(source) for source in section.sources]}
     data["phases"] = [_phase_to_json(phase) for phase in section.phases]
     if section.form is not None:
@@ -123,12 +125,14 @@ def mixture_from_json(data: Mapping[str, Any]) -> MixtureState | None:
 
 
 def _identity(value: object) -> str:
+    """Return the identity of a source. Raises TypeError or ValueError for anything else."""
     if not _IDENTITY.fullmatch(text(value)):
         raise ValueError("a source is not named by 8 hexadecimal digits")
     return text(value)
 
 
 def _form_from_json(fields: Sequence[Any]) -> SourceBatches:
+    """Return the form of batches that a state describes."""
     spans, size, alike = fields
     return SourceBatches(
         spans=whole_number(spans, 1, _MAX_SPANS), size=count(size, 1), alike=flag(alike)
@@ -147,6 +151,7 @@ def _check_turns(samples: Sequence[int], form: SourceBatches) -> None:
 
 
 def _change_from_json(data: Mapping[str, Any]) -> Change:
+    """Return the change that a state describes. Raises as `mixture_from_json` does."""
     samples = data["samples"]
     return Change(
         count(data["epoch"]),
@@ -160,6 +165,7 @@ def _change_from_json(data: Mapping[str, Any]) -> Change:
 
 
 def _section_from_json(data: Mapping[str, Any]) -> Section:
+    """Return the section that a state describes. Raises as `mixture_from_json` does."""
     sources = tuple(
         EpochSource(text(name), count(start), count(samples, 1))
         for name, start, samples in data["sources"]

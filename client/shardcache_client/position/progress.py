@@ -76,6 +76,11 @@ class Progress:
 
         The batches are added to the last phase if this has the same number of ranks. Otherwise they
         begin another phase.
+
+        Args:
+            ranks: number of ranks.
+            batch_size: number of samples in a batch of each rank.
+            batches: number of batches that each rank has taken.
         """
         if not batches:
             return self
@@ -92,8 +97,14 @@ class Progress:
 
         The places are counted in batches of `batch_size`, or in batches of one sample if they do
         not make whole batches.
+
+        Args:
+            ranks: number of ranks.
+            batch_size: number of samples in a batch of each rank.
+            samples: number of places that each rank has passed.
         """
         if samples % batch_size:
+            # Each sample counts as a batch of one.
             return self.after(ranks, 1, samples)
         return self.after(ranks, batch_size, samples // batch_size)
 
@@ -105,7 +116,7 @@ class Progress:
         if not self.phases:
             return self
         *phases, last = self.phases
-        # A single number is that of every rank.
+        # A single number means that all ranks have taken equally many batches.
         if isinstance(last.batches, int):
             return self
         batches = last.batches[rank]
@@ -116,6 +127,8 @@ class Progress:
     def start_of(self, deal: SpanDeal, topology: Topology) -> "Start":
         """Return the place at which a rank resumes. The number of ranks may have changed."""
         if isinstance(deal, ElasticDeal):
+            # Global batches are the same for any number of ranks, so the epoch is not divided
+            # again: all phases together are a number of batches that have passed.
             return Start((), self._passed_of_global_batches(deal, topology))
         phases = self.phases
         passed = 0

@@ -212,6 +212,7 @@ class StateForm:
 
 
 def _rank_from_json(value: Any) -> tuple[int, int] | None:
+    """Return the rank and the number of ranks that a state names; None if it names none."""
     if value is None:
         return None
     rank, ranks = value
@@ -220,6 +221,7 @@ def _rank_from_json(value: Any) -> tuple[int, int] | None:
 
 
 def _part_from_json(value: Any) -> WorkerPart | None:
+    """Return the part of a worker that a state describes; None if it describes none."""
     if value is None:
         return None
     worker, workers, batch_size, samples = value
@@ -300,6 +302,7 @@ def _progress_out_of_step(progresses: Sequence[Progress]) -> Progress:
     for rank, progress in enumerate(progresses):
         last = progress.phases[before:]
         taken.append(last[0].samples(rank) if last else 0)
+    # The last phase is counted in batches of one sample, with a number for each rank.
     return replace(progresses[0], phases=(*earlier, BatchPhase(ranks, 1, tuple(taken))))
 
 

@@ -157,6 +157,7 @@ def _workers_from_json(value: object, readers: int) -> int:
 
 
 def _mark_from_json(data: Mapping[str, Any]) -> Mark:
+    """Return the mark that a state describes."""
     group, given, beyond = data.get("group", (0, 0, ""))
     return Mark(
         count(data["place"]),
@@ -168,6 +169,7 @@ def _mark_from_json(data: Mapping[str, Any]) -> Mark:
 
 
 def _step_from_json(value: Any) -> StepPlace:
+    """Return the step that a state names; the first step if it names none."""
     if value is None:
         return StepPlace()
     share, step, before = value
@@ -350,5 +352,6 @@ def _progress_after(by_reader: Mapping[int, StagedState], first: StagedState) ->
         return first.progress
     if not any(beyond):
         beyond = ()
+    # The readers count as ranks, and their places as batches of one sample.
     phase = BatchPhase(first.readers, 1, places, beyond)
     return replace(first.progress, phases=(*first.progress.phases, phase))

@@ -43,7 +43,7 @@ def not_of_one_moment() -> ConfigError:
 
 
 def whole_number(value: object, least: int, most: int) -> int:
-    """Return an integer of a state. Raises ValueError for anything else."""
+    """Return an integer of a state, from `least` to `most`. Raises ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ValueError(f"{value!r} is not an integer from {least} to {most}")
     return value

@@ -1,4 +1,4 @@
-"""Agreement among the readers of all ranks, one number after another.
+"""Agreement among the readers of all ranks on numbers, such as the greatest value of any rank.
 
 Stages use it where the ranks' work depends on each other's data. To pack samples into blocks, for
 example, all ranks need the least number of blocks that any rank can fill.
@@ -128,7 +128,10 @@ class Agreement:
         return answer
 
     def _gather(self, store: KeyValueStore, name: str, value: int) -> int:
-        """Receive all values, and answer with the greatest or with the error. Rank 0 only."""
+        """Receive all values, and answer with the greatest or with the error. Rank 0 only.
+
+        For the arguments, see `greatest`.
+        """
         try:
             greatest = max(value, *self._values(store, name).values())
         except RanksError as exn:
@@ -168,6 +171,7 @@ class Agreement:
         store.set(f"{self._channel}/{reader}", "{}")
 
     def _answer_all(self, store: KeyValueStore, answer: dict[str, Any]) -> None:
+        """Send an answer to every reader whose greeting was answered."""
         for reader in self._greeted:
             store.set(f"{self._channel}/{reader}", json.dumps(answer))
 

@@ -68,6 +68,7 @@ def _is_ray_worker(env: Mapping[str, str], argv: Sequence[str]) -> bool:
 
 
 def _number(env: Mapping[str, str], name: str) -> int:
+    """Return the number in an environment variable. Raises ConfigError if it is none."""
     try:
         return int(env[name])
     except ValueError:
@@ -98,6 +99,7 @@ def job_name(
 
 
 def _full_name(env: Mapping[str, str], argv: Sequence[str], module: str | None) -> str:
+    """Return the name of the job before it is cut to length; see `job_name`."""
     if env.get("SHARDCACHE_JOB"):
         return env["SHARDCACHE_JOB"]
     if _is_ray_worker(env, argv):
@@ -118,6 +120,7 @@ def _full_name(env: Mapping[str, str], argv: Sequence[str], module: str | None) 
 
 
 def _slurm_name(env: Mapping[str, str]) -> str:
+    """Return Slurm's name and id of the job, with the number of the task for a job array."""
     job_id = env["SLURM_JOB_ID"]
     if "SLURM_ARRAY_JOB_ID" in env and "SLURM_ARRAY_TASK_ID" in env:
         job_id = f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
@@ -126,7 +129,13 @@ def _slurm_name(env: Mapping[str, str]) -> str:
 
 
 def _script(env: Mapping[str, str], argv: Sequence[str], module: str) -> str:
-    """Return the name of the script, notebook or module; "python" at a prompt or with `-c`."""
+    """Return the name of the script, notebook or module; "python" at a prompt or with `-c`.
+
+    Args:
+        env: the environment variables.
+        argv: the arguments of the process.
+        module: name of the module that `python -m` runs; "" for a script.
+    """
     script = module.removesuffix(".__main__")
     if not script and argv:
         script = Path(argv[0]).name

@@ -151,6 +151,7 @@ class RankGroup:
 
 
 def _agreement_of_one(reader: Topology) -> Agree:
+    """Return the agreement of a single rank. Raises ConfigError if there are several."""
     if reader.world_size > 1:
         raise ConfigError(
             f"{reader.world_size} ranks that share no key-value store cannot agree on how many "
@@ -161,4 +162,5 @@ def _agreement_of_one(reader: Topology) -> Agree:
 
 
 def _own_value(name: str, value: int) -> int:
+    """Return the greatest value of all ranks if there is only one rank: its own value."""
     return value

@@ -135,6 +135,7 @@ def _process_group_store() -> Store | None:
 
 
 def _address_of_process_group() -> StoreAddress | None:
+    """Return the address of torch.distributed's store; None if it has no address."""
     # A forked process can only use the store's address, as the connection is its parent's.
     topology = ranks()
     store = _process_group_store()
@@ -144,6 +145,7 @@ def _address_of_process_group() -> StoreAddress | None:
 
 
 def _address_of_environment() -> StoreAddress | None:
+    """Return the address that the launcher has set; None if it has set none."""
     if not torch.distributed.is_available():
         return None
     host = os.environ.get("MASTER_ADDR")

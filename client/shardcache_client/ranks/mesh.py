@@ -97,6 +97,7 @@ class MeshRanks:
         return Topology(members.index(rank), len(members))
 
     def _members(self) -> tuple[int, ...]:
+        """Return the members' ranks in the job."""
         members, _ = self._resolved()
         return members
 

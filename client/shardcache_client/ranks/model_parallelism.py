@@ -56,6 +56,7 @@ def _likelihood(mesh: Any) -> tuple[bool, int]:
 
 
 def _is_tensor_parallel(model: Any) -> bool:
+    """Return True if a model of transformers is divided among ranks."""
     ranks = getattr(model, "tp_size", None) or 1
     return ranks > 1
 
@@ -116,8 +117,8 @@ def _instances(module: str, name: str, wanted: Callable[[Any], bool]) -> list[An
         return []
     classes = list(_with_subclasses(cls))
     # The search is slow, so it is skipped if there can be no new instances. Every instance refers
-    # to its class: so if the number of references is the same and no instance has gone, there is
-    # no new one.
+    # to its class: so if the number of references is the same and no instance has gone, there are
+    # no new instances.
     references = sum(map(sys.getrefcount, classes))
     references_before, instances_before = _searched.get(cls, (0, []))
     none_has_gone = all(instance() is not None for instance in instances_before)
@@ -125,6 +126,7 @@ def _instances(module: str, name: str, wanted: Callable[[Any], bool]) -> list[An
         return []
 
     def search() -> list[Any]:
+        """Return all instances of the class and its subclasses."""
         return [each for each in gc.get_referrers(*classes) if cls in type(each).__mro__]
 
     instances = search()

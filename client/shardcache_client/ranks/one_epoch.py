@@ -1,7 +1,7 @@
 """The epoch that all ranks read if `set_epoch` is not called, even if one rank reads some alone.
 
 `position.bookmark` reports here when this rank begins and ends epochs, and asks which epoch follows
-one that was ended early. Three terms are used throughout:
+after an epoch was ended early. Three terms are used throughout:
 
 - A pass is one iteration of a rank over an epoch.
 - A look is an iteration of which only one batch was taken, for example to print a sample.
@@ -115,6 +115,7 @@ class OneEpoch(Epochs):
             return None
 
     def _prefix(self, store: KeyValueStore, topology: Topology) -> str:
+        """Return the beginning of the keys that the ranks of this replica share."""
         name = f"{self.name}/{topology.world_size}"
         replica = store.replica(name, topology.rank, topology.world_size)
         return f"epochs/{attempt()}/{name}/{replica}"
@@ -264,7 +265,7 @@ class _Passes:
         return self.decide(_NEXT)
 
     def end(self) -> None:
-        """Note that this rank has read the epoch to its end."""
+        """Record that this rank has read the epoch to its end."""
         if self.is_begun_by_all():
             self.close()
 

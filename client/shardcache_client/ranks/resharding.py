@@ -37,6 +37,7 @@ class Resharder(NamedTuple):
 
 
 def _processes(variables: Variables) -> int:
+    """Return the number of shares of a wrapper that makes one for each process."""
     return int(variables["self"].num_processes)
 
 
@@ -184,6 +185,7 @@ def _count(shares: Shares, variables: Variables) -> int:
 
 
 def _error(resharder: Resharder, shares: int, reader: str) -> ConfigError:
+    """Return the error for a wrapper that makes `shares` shares; `reader` is "rank" or "worker"."""
     return ConfigError(
         f"the samples are sharded a second time: {resharder.name} passes on one of {shares} "
         f"shares of the samples that this {reader} reads, and drops the rest",

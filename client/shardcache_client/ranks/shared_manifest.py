@@ -77,7 +77,7 @@ def _publish(
     upload(store, manifest)
     facts = {"fingerprint": manifest.fingerprint, "versions_named": manifest.versions_named}
     own = json.dumps(facts)
-    # Several processes may read for rank 0: the manifest of the first is that of all.
+    # Several processes may read for rank 0: all of them use the manifest of the first.
     published = store.first(name, own)
     if published != own:
         return _published_manifest(store, published, timeout_s)

@@ -88,13 +88,13 @@ class TorchRankGroup(RankGroup):
         # Signatures are left out, as each rank may have signed its urls by itself.
         identity = json.dumps([*map(without_signature, urls), *kind_of_ranks])
         digest = blake2b(identity.encode(), digest_size=16).hexdigest()
-        # A process may make datasets for several named ranks, so those of each rank are counted
+        # A process may make datasets for several named ranks, so each rank's datasets are counted
         # separately.
         named_ranks = None if isinstance(given, MeshRanks) else given
         nth = _datasets_made[digest, named_ranks]
         _datasets_made[digest, named_ranks] += 1
-        # Three names in the store: that of the dataset and all its copies, that of this copy, and
-        # that of the copy with which this one shares its options.
+        # There are three names in the store: one for the dataset and all its copies, one for this
+        # copy, and the name of the copy whose options this copy has.
         self._dataset = f"{digest}/{nth}"
         self._name = self._dataset
         self._options_of = self._dataset
@@ -160,7 +160,7 @@ class TorchRankGroup(RankGroup):
         return int(store.first(f"seed/{self._name}", own))
 
     def compare(self, manifest: Manifest, *, counted: bool) -> None:
-        """Raise ManifestMismatchError if shards or selection differ from those of another rank.
+        """Raise ManifestMismatchError if another rank has other shards or another selection.
 
         The other rank is the first rank that compared. Of a rank's workers, only the first worker
         compares.
@@ -185,6 +185,7 @@ class TorchRankGroup(RankGroup):
             self._compare_selection(store, manifest.selection)
 
     def _compare_selection(self, store: KeyValueStore, mine: str) -> None:
+        """Compare the identifier of the selected samples with that of the first rank."""
         rank, other = self._first_value(store, "selection", self._name, mine)
         if other != mine:
             raise errors.ManifestMismatchError(
@@ -195,6 +196,7 @@ class TorchRankGroup(RankGroup):
             )
 
     def _compare_shards(self, store: KeyValueStore, mine: Manifest) -> None:
+        """Compare a manifest with that of the first rank."""
         # The manifest is stored before its fingerprint. A rank that finds another fingerprint gets
         # the manifest by it, to name the difference.
         upload(store, mine)

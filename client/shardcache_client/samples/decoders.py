@@ -152,6 +152,7 @@ def decoder(spec: Spec) -> Decoder:
 
 
 def _check_pillow() -> None:
+    """Raise ConfigError if pillow or numpy is not installed."""
     try:
         import numpy  # noqa: F401
         import PIL.Image  # noqa: F401
@@ -163,6 +164,7 @@ def _check_pillow() -> None:
 
 
 def _check_torchcodec() -> None:
+    """Raise ConfigError if torchcodec or FFmpeg is not installed."""
     try:
         import torchcodec.decoders  # noqa: F401
     except (ImportError, RuntimeError, OSError) as exn:
@@ -265,6 +267,7 @@ def _decoder_of(names: str, spec: Spec) -> Decoder:
 
 
 def _is_compressed(extension: str) -> bool:
+    """Return True if an extension ends in "gz"."""
     _, _, last = extension.rpartition(".")
     return last == "gz"
 

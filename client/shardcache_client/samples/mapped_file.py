@@ -32,8 +32,8 @@ class ShardGoneError(CacheDirError, code="shard_gone"):
 def open_file(path: Path, size_bytes: int, inode: int | None = None) -> int:
     """Open a file for reading; return its descriptor. Arguments and errors as for `map_file`."""
     flags = os.O_RDONLY | os.O_CLOEXEC
-    # The cache folder has no links, so one is not followed. The path of a nameless file is a link
-    # in /proc/self/fd, which must be followed.
+    # The cache folder has no links of its own, so links are not followed. The path of a nameless
+    # file is a link in /proc/self/fd, which must be followed.
     if not is_nameless(path):
         flags |= os.O_NOFOLLOW
     fd = os.open(path, flags)
@@ -68,7 +68,9 @@ def map_file(
     """
     fd = open_file(path, size_bytes, inode)
     try:
-        if not size_bytes:  # empty files cannot be mapped, and no byte of this map is read
+        # An empty file cannot be mapped. One byte of anonymous memory, file -1, takes its place;
+        # nobody reads this byte.
+        if not size_bytes:
             return mmap.mmap(-1, 1, prot=mmap.PROT_READ)
         mapped = mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ)
     finally:
@@ -92,7 +94,13 @@ def is_nameless(path: Path) -> bool:
 
 
 def unreadable(exn: OSError, path: Path, url: str) -> CacheDirError | CorruptShardError:
-    """Return the error for a cached file that cannot be opened or mapped."""
+    """Return the error for a cached file that cannot be opened or mapped.
+
+    Args:
+        exn: the error of opening or mapping the file.
+        path: path of the file.
+        url: url of the shard.
+    """
     if exn.errno in _DAMAGE:
         return CorruptShardError(
             f"the cached file {exn.filename or path} cannot be read ({exn.strerror})", url=url

@@ -12,6 +12,7 @@ def video(data: Any) -> Any:
 
 @cache
 def _movable_decoder() -> Callable[[bytes], Any]:
+    """Return the class of video decoders. It is made on first use, as it needs torchcodec."""
     from torchcodec.decoders import VideoDecoder
 
     class MovableVideoDecoder(VideoDecoder):  # type: ignore[misc]

@@ -43,8 +43,8 @@ def tensor(data: Any) -> Any:
     """Return the object that `torch.save` has written, in the CPU's memory."""
     import torch
 
-    # A tensor that was saved on a GPU would otherwise be loaded onto a GPU. There may be none, and
-    # DataLoader workers must not use one.
+    # A tensor that was saved on a GPU would otherwise be loaded onto a GPU. The machine may have no
+    # GPU, and DataLoader workers must not use it.
     return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
 
 

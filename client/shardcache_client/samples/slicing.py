@@ -3,9 +3,9 @@
 The index, `Tables`, has the key of each sample and the begin and end of each member in the tar. The
 reader maps the cached tar into memory, and these functions slice the members' bytes out of the map.
 
-A column is the members with one extension in all samples of a shard. A value is what a column has
-for one sample: the member's bytes, or the decoded object if the shard's format stores values
-encoded. "Reads" means that samples get the members of a column; other columns are left out.
+A column is the members with one extension in all samples of a shard. A column's value in a sample
+is the member's bytes, or the decoded object if the shard's format stores values encoded. A column
+is read if samples get its members; other columns are left out.
 """
 
 from array import array
@@ -166,6 +166,7 @@ def cutter(
     faults = tables.faults
 
     def cut_one(number: int, sample: Sample | None = None) -> Sample:
+        """Return a sample by its number, or add its members to `sample` and return that."""
         if number in faults:
             raise _sample_error(tables, number, url)
         if number:
@@ -252,6 +253,7 @@ def joined(
     """
 
     def cut_one(number: int) -> Sample:
+        """Return a sample by its number."""
         sample: Sample = {
             "__key__": keys[number].decode("utf-8", "surrogateescape"),
             "__url__": url,

@@ -83,7 +83,7 @@ class Assignment:
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """Names of the sources; a dataset that is not a mixture has one, named ""."""
+        """Names of the sources. A dataset that is not a mixture has a single source, named ""."""
         return ("",)
 
     @property
@@ -116,7 +116,7 @@ class Assignment:
 
     @property
     def is_global(self) -> bool:
-        """True if all samples of the dataset are permuted, not only those of nearby shards."""
+        """True if all samples of the dataset are permuted, and not only samples of a window."""
         return self.shuffle is not None and self.shuffle.is_global
 
     def batch_size_of(self, world_size: int) -> int:
@@ -185,9 +185,9 @@ class Assignment:
     def identities(self, manifest: Manifest) -> dict[bool, str]:
         """Return identifiers that are equal for datasets that can read each other's states.
 
-        Each has 16 hexadecimal digits. The identifier under False is that of states of dealt
-        shards. The identifier under True is that of states of dealt samples, and is left out if
-        samples are not counted. A selection of samples has only the latter.
+        Each identifier has 16 hexadecimal digits. The identifier under False is for states of dealt
+        shards. The identifier under True is for states of dealt samples, and is left out if samples
+        are not counted. A selection of samples has only the latter.
         """
         facts: list[object] = [
             manifest.objects,
@@ -213,6 +213,11 @@ def check_even(deal: Deal, topology: Topology, even: Even) -> None:
 
     Raises ConfigError if they do not. Nothing is checked for `even=None`, with which the ranks may
     get different numbers.
+
+    Args:
+        deal: division of the epochs.
+        topology: any rank of the job.
+        even: policy for a number of samples that the ranks do not divide.
     """
     if even is None:
         return

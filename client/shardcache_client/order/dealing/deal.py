@@ -106,7 +106,7 @@ class SpanDeal(ABC):
     def share(
         self, epoch: int, shift: int, topology: Topology, phases: Sequence[Phase] = ()
     ) -> Share:
-        """Return a reader's share of the rest of an epoch, or that of a later reader.
+        """Return the share of a reader, or of a later reader, of the rest of an epoch.
 
         A reader takes further shares to make up for samples that it has skipped.
 
@@ -215,6 +215,7 @@ class SampleDeal(SpanDeal):
 
     @cached_property
     def _order(self) -> EndlessOrder:
+        """The endless sequence of the dataset."""
         return order_of(self.counts, self.shuffle)
 
     @property
@@ -296,6 +297,7 @@ class ShardDeal:
             # There are fewer shards than readers: some read the same shard.
             shards = [order[topology.reader % self.shards]]
         if not shards:
+            # The share is empty, and the number of its samples is unknown (None).
             return Share((), None)
 
         pieces = ListedPieces(Piece(shard, key) for shard in shards)
@@ -318,7 +320,10 @@ class ShardDeal:
     def ends_together(
         self, epoch: int, cut: Partition, phases: Sequence[Phase], *, drop_last: bool = False
     ) -> bool:
-        """Return False: without counts, it is unknown how many batches each rank makes."""
+        """Return False: without counts, it is unknown how many batches each rank makes.
+
+        For the arguments, see `SpanDeal`.
+        """
         return False
 
 

@@ -14,7 +14,7 @@ and 4 5. The workers of a rank take its parts in turn, as a DataLoader asks them
 single rank has two workers, worker 0 reads 0 1 6 7 and 4 5 10 11, and worker 1 reads 2 3 8 9. So a
 reader reads places at regular distances in each span that it needs.
 
-Progress is a single number: that of the global batches taken.
+Progress is a single number: the number of global batches taken.
 """
 
 from collections.abc import Sequence
@@ -97,12 +97,14 @@ class ElasticDeal(SpanDeal):
         # this worker's own.
         batches = max(0, -(-remaining // topology.workers))
         if not batches:
+            # The share has no parts and no samples.
             return Share((), 0)
 
         low = rank * size
         lanes = self._lanes(epoch, low, size, first=first, batches=batches, every=topology.workers)
         turns = BlockTurns(tuple(lane.width for lane in lanes))
         samples = batches * size
+        # The share has the places from 0 to `samples` of the lanes.
         return Share((Interleaved(0, samples, turns, lanes),), samples)
 
     def _lanes(
@@ -165,7 +167,7 @@ class ElasticDeal(SpanDeal):
     def ends_together(
         self, epoch: int, cut: Partition, phases: Sequence[Phase], *, drop_last: bool = False
     ) -> bool:
-        """Return True: all ranks have a part of every global batch."""
+        """Return True: all ranks have a part of every global batch; see `SpanDeal`."""
         return True
 
     def rank_size(self, topology: Topology) -> int:

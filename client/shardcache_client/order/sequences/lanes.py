@@ -3,7 +3,7 @@
 `dealing` and `mixture` build these sequences, and `rank_epoch` turns them into samples.
 
 - A piece is the samples of one shard that the reader reads in one round.
-- A mix is an order of the samples of several pieces, in which those of `window` shards alternate.
+- A mix is an order of the samples of several pieces, in which samples of `window` pieces alternate.
 - A place is the number of a sample in such an order, from 0.
 - A lane is any sequence that can be read from any place: a mix, or a sequence made of other lanes.
 
@@ -62,6 +62,7 @@ class Mix:
 
     @property
     def _steps_of_piece(self) -> int:
+        """Number of steps in which a piece takes part."""
         return max(1, self.window)
 
     @property
@@ -198,7 +199,7 @@ class Segment:
 
     @property
     def mixed(self) -> bool:
-        """True if the samples of several shards are mixed, or the samples of each are permuted."""
+        """True if the samples of several shards are mixed, or each shard's samples are permuted."""
         return self.mix.window > 0
 
     def between(self, start: int, stop: int) -> "Segment":
@@ -222,7 +223,12 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Slice(ABC):
-    """The places `start` to `stop` of a sequence that is made of other lanes or their parts."""
+    """The places `start` to `stop` of a sequence that is made of other lanes or their parts.
+
+    Attributes:
+        start: the first place of the sequence.
+        stop: the place after the last.
+    """
 
     start: int
     stop: int
@@ -239,7 +245,7 @@ class Slice(ABC):
     @property
     @abstractmethod
     def mixed(self) -> bool:
-        """True if the samples of several shards are mixed, or the samples of each are permuted."""
+        """True if the samples of several shards are mixed, or each shard's samples are permuted."""
 
 
 Lane: TypeAlias = Mix | Slice
@@ -270,7 +276,7 @@ class Interleaved(Slice):
 
     @property
     def mixed(self) -> bool:
-        """True if some lane mixes the samples of several shards, or permutes those of each."""
+        """True if some lane mixes the samples of several shards, or permutes each shard's."""
         return any(part.mixed for part in self.parts().values())
 
     def parts(self) -> dict[int, Part]:
@@ -303,7 +309,7 @@ class Chained(Slice):
 
     @property
     def mixed(self) -> bool:
-        """True if some part mixes the samples of several shards, or permutes those of each."""
+        """True if some part mixes the samples of several shards, or permutes each shard's."""
         return any(segment.mixed for segment in self.segments)
 
     def parts(self) -> "list[Part]":

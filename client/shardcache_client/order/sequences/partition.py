@@ -187,12 +187,17 @@ def _gaps(start: int, stop: int, passed: int) -> Iterator[tuple[int, int]]:
 
 
 def _trailing_zeros(bits: int) -> int:
+    """Return the number of zeros below the lowest bit that is 1."""
     lowest_one = bits & -bits
     return lowest_one.bit_length() - 1
 
 
 class Rest:
-    """The samples that are left of an epoch, numbered from 0: stretches, one after another."""
+    """The samples that are left of an epoch, numbered from 0: stretches, one after another.
+
+    Args:
+        parts: the stretches; empty ones are left out.
+    """
 
     def __init__(self, parts: Iterable[Stretch]) -> None:
         self._parts = [(reader, start, stop) for reader, start, stop in parts if start < stop]

@@ -242,6 +242,7 @@ class ListedPieces(Pieces):
 
     @cached_property
     def _starts(self) -> list[int]:
+        """Number of samples before each piece; at last, the number of all samples."""
         return list(accumulate((piece.samples for piece in self._pieces), initial=0))
 
     def before(self, number: int) -> int:
@@ -378,7 +379,10 @@ class Order:
 
 
 class _LazyPieces(Pieces):
-    """The pieces between two positions of an order, each made when it is asked for."""
+    """The pieces between two positions of an order, each made when it is asked for.
+
+    For the arguments, see `Order.pieces`.
+    """
 
     def __init__(self, order: Order, start: int, stop: int, first_shard: int) -> None:
         self._order = order

@@ -88,9 +88,9 @@ class Proportions:
 
     samples: tuple[int, ...]
 
-    # The tree of all lanes that have samples; the lane itself if there is only one.
     @cached_property
     def _root(self) -> _Split | int:
+        """The tree of all lanes that have samples; the number of the lane if there is only one."""
         lanes = [lane for lane, samples in enumerate(self.samples) if samples]
         return self._split(sorted(lanes, key=lambda lane: -self.samples[lane]))
 
@@ -191,11 +191,11 @@ class BlockTurns:
 class Rotated:
     """Turns in spans of `length` places, each of which begins at a different turn of its own.
 
-    A span has the turns of its places, but begins with a later one of them and has those before it
-    at the end. Lanes with 8 and 4 samples have the turns 0 1 0 0, 1 0 0 1 and 0 0 1 0 in spans of
-    4; rotated, the spans have 0 1 0 0, 0 1 1 0 and 0 0 1 0.
+    A span has the turns of its places, but it begins with a later turn, and has the turns before
+    that one at its end. Lanes with 8 and 4 samples have the turns 0 1 0 0, 1 0 0 1 and 0 0 1 0 in
+    spans of 4. Rotated, the spans have 0 1 0 0, 0 1 1 0 and 0 0 1 0.
 
-    So spans that are read side by side have different lanes at most times, also if the turns repeat
+    So spans that are read side by side have different lanes at most times, even if the turns repeat
     a pattern. The beginnings are spread by the golden section, which fits no such pattern.
 
     Attributes:

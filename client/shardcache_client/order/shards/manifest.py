@@ -310,6 +310,7 @@ class Manifest(Sequence[ShardRef]):
 
 
 def _described(shard: ShardRef | None) -> str:
+    """Return a description of a shard for a message; None for a shard that is missing."""
     if shard is None:
         return "missing"
     facts = {"version": shard.version, "bytes": shard.size_bytes, "samples": shard.samples}

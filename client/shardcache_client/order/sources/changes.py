@@ -212,6 +212,7 @@ class MixtureState:
         """Return a change of the mixture after an epoch that was read to its end."""
         taken = zip(self.sources, self.samples, strict=True)
         ended = [source._replace(start=source.start + samples) for source, samples in taken]
+        # The next epoch was not begun, so it has no number of samples left (None).
         return self._change(epoch + 1, None, ended, self._sections)
 
     def changed(self, epoch: int, phases: Sequence[Phase], batches: GlobalBatches | None) -> Change:

@@ -7,13 +7,13 @@
   that one rank reads.
 - A turn is one sample of a source, or one batch if each batch is of one source. A step is one batch
   of each span.
-- A mix is an order in which one reader reads some samples, those of several shards in turn. A mix
+- A mix is an order in which one reader reads some samples, in which several shards alternate. A mix
   part is a range of places of a mix.
 - A course is the order in which the mixture takes a source's samples. It is the source's sequence,
   unless the mixture changed before an epoch was read to its end.
 
 Suppose that two ranks read an epoch of 12 places, 8 for source A and 4 for source B, whose turns
-are A B A A B A A B A A B A. Rank 0 has the span of the places 0 to 5, and rank 1 that of 6 to 11.
+are A B A A B A A B A A B A. Rank 0 has the span of the places 0 to 5, rank 1 the span of 6 to 11.
 Rank 0 mixes the samples 0 to 3 of A and 0 and 1 of B; rank 1 mixes 4 to 7 of A and 2 and 3 of B.
 Now the mixture changes after two places of each rank: each has read one sample of A and one of B.
 
@@ -87,7 +87,7 @@ class MixPart:
 
 
 class _Parts:
-    """Parts of mixes, one after another, whose samples are numbered from 0 through all of them."""
+    """Parts of mixes, one after another, whose samples are numbered from 0 through all parts."""
 
     def __init__(self, parts: Sequence[MixPart]) -> None:
         self._parts = parts
@@ -131,6 +131,7 @@ class Course:
 
     @cached_property
     def _left_parts(self) -> _Parts:
+        """The parts in `left`, with their samples numbered through."""
         return _Parts(self.left)
 
     def between(self, start: int, stop: int) -> list[MixPart]:
@@ -156,7 +157,7 @@ class Course:
             # The samples of a mix may come from parts that an earlier epoch had left.
             mixed = _Parts(self.between(part.begin, part.end))
             parts += mixed.between(part.low, part.high)
-        # Samples from `stop` on were left by earlier epochs, and were not to come in this one.
+        # Samples from `stop` on were left by earlier epochs and did not belong to this epoch.
         parts += self.between(stop, self.resumes)
         return Course(tuple(parts), max(stop, self.resumes))
 

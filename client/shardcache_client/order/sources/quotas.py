@@ -47,7 +47,7 @@ _EPOCHS = whole(0)
 _ONE = 1 << 64
 """One turn, in the unit in which turns that sources are due are counted.
 
-The unit is so small that rounding errors never add up to a turn, whatever the number of the epoch.
+The unit is so small that rounding errors do not add up to a turn even after any number of epochs.
 """
 
 
@@ -221,9 +221,9 @@ def _turns_of_first(turns: int, *, due: int, due_in_all: int, ahead: int, ahead_
 
 
 def _by_epoch(weights: Any) -> dict[int, Any]:
-    """Return a user's weights by the epoch from which they hold; all from 0 if there is only one.
+    """Return a user's weights by the epoch from which they hold. Raises ConfigError.
 
-    Raises ConfigError.
+    Weights that are not given by epoch hold from epoch 0 on.
     """
     if not isinstance(weights, Mapping) or not any(map(_is_collection, weights.values())):
         return {0: weights}
@@ -250,6 +250,7 @@ def _epoch(key: object, value: object) -> int:
 
 
 def _is_collection(value: object) -> bool:
+    """Return True for a mapping, a sequence, an array or a tensor."""
     # An array or a tensor that is not a single number has an `ndim` above 0.
     return isinstance(value, Mapping | Sequence) or bool(getattr(value, "ndim", 0))
 
