@@ -189,7 +189,8 @@ class ItemMaker:
 
     def placed(self, first: int, reads: Iterable[ReadResult], bad: Bad) -> Iterator[Placed]:
         """Yield the items with their places, without substitutes. See `items`."""
-        # Places whose items were left out before this one are counted by `bad`.
+        # `number` counts the items that came. `bad` counts the places before the item whose items
+        # were left out: the sum is the item's place.
         for number, item in enumerate(self.items(first, reads, bad), first):
             yield Placed(number + bad.places, item)
 

@@ -170,9 +170,9 @@ def substitutes(place: int, places: int, pass_places: int) -> Iterator[int]:
 
     The first 16 substitutes are the golden section of the epoch apart, so that they are spread
     evenly: for place 10 of 100, they begin with 72, 34, 96 and 58. Neighbours have neighbours as
-    substitutes, so that those for a lost shard come from few shards. (This is Kronecker's sequence;
-    see Knuth, The Art of Computer Programming, vol. 3, section 6.4.) Then come all places, one
-    after another.
+    substitutes, so that the substitutes for a lost shard come from few shards. (This is Kronecker's
+    sequence; see Knuth, The Art of Computer Programming, vol. 3, section 6.4.) Then come all
+    places, one after another.
 
     Args:
         place: the place, from 0 to `places` - 1.
@@ -266,7 +266,7 @@ class _MixedPlaces(_Places):
         """Yield the samples at the places from `start` to `stop` as runs in file order."""
         at = self._begin + start
         end = self._begin + stop
-        # In file order, each step has the samples of one piece, and step n those of piece n.
+        # In file order, step n has exactly the samples of piece n.
         number, skipped = self._mix.find(at)
         while at < end:
             piece = self._mix.pieces[number]
@@ -303,7 +303,7 @@ class _MixedPlaces(_Places):
         """Compute a step: the part of each piece in it, interleaved."""
         mix = self._mix
         pieces = mix.pieces_at(number)
-        # This keeps the sample numbers of the pieces in this step, and drops those of other pieces.
+        # Sample numbers are kept for the pieces in this step, and dropped for all other pieces.
         self._numbers = {piece: self._numbers_of(piece) for piece in pieces}
         shards = [mix.pieces[piece].shard for piece in pieces]
         parts = [mix.part(piece, number, self._numbers[piece]) for piece in pieces]

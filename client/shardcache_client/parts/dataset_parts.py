@@ -1,7 +1,7 @@
 """The parts of a dataset: its samples in their order, how they are read, and by which ranks.
 
 A reader, a loader and a mixture are made of these values. They are passed as public attributes, so
-that none of these classes needs another's private ones.
+that none of these classes needs another's private attributes.
 """
 
 from __future__ import annotations

@@ -56,12 +56,13 @@ class Divisible(ABC):
         same in every process and run. Otherwise as `select`; needs no table.
 
         Args:
-            fractions: of the samples, for each part; their sum is 1.
-            seed: another seed gives another split.
-            by: "samples": the parts have exactly these fractions of the samples, and nearly so of
-                each shard, so that each part reads all shards. "shards": each shard belongs to one
-                part, and the sizes are right to a shard: a part fetches no more than its own, and
-                samples that were written together stay together.
+            fractions: fraction of the samples for each part; the fractions add up to 1.
+            seed: determines the split; another seed gives another split.
+            by: "samples" divides every shard. The parts have exactly these fractions of all
+                samples, and nearly these fractions of each shard: so each part reads all shards.
+                "shards" gives each shard to one part. The sizes of the parts are right to within a
+                shard, a part fetches only its own shards, and samples that were written together
+                stay together.
 
         Raises ConfigError if the samples are not counted, for wrong fractions, or if a part would
         be empty.

@@ -487,7 +487,7 @@ def _pass_of(count: Count, loader: int, nth: int) -> Pass:
     for each in reversed(count.passes):
         if (each.loader, each.nth) == (loader, nth):
             return each
-    # The pass is no longer kept, as many have begun since: changes to this one have no effect.
+    # The pass is no longer kept, as many passes have begun since: changes to it have no effect.
     return Pass(loader, nth, epoch=0, workers=1, pid=0)
 
 

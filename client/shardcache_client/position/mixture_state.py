@@ -27,7 +27,7 @@ from shardcache_client.order.sources.courses import SourceBatches
 from shardcache_client.position.progress import past_phase, phase_of
 from shardcache_client.position.state_values import count, flag, named_numbers, text, whole_number
 
-_MAX_SPANS = 1 << 20
+_MAX_SPANS = 1 << 20  # maximum number of spans of an epoch that a state may name
 _IDENTITY = re.compile(r"|[0-9a-f]{8}")  # States of earlier releases have empty identities.
 
 

@@ -28,8 +28,8 @@ from shardcache_client.position.state_values import (
     whole_number,
 )
 
-_FORMAT = 3
-_DIGITS = re.compile(r"[0-9a-f]{16}")
+_FORMAT = 3  # number of the format of states
+_DIGITS = re.compile(r"[0-9a-f]{16}")  # the form of a dataset's identifier
 
 
 class BatchPhase(NamedTuple):

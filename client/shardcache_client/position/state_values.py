@@ -18,8 +18,8 @@ A state is recognized by this member among the other objects that a user loads.
 MAX_READERS = 1 << 20
 """Maximum number of ranks, and of all workers of all ranks, that a state may name."""
 
-_MAX_COUNT = 1 << 62
-_BITS = re.compile(r"|(?:0x)?[0-9a-f]+")
+_MAX_COUNT = 1 << 62  # far more than any number of samples, and within 64 bits
+_BITS = re.compile(r"|(?:0x)?[0-9a-f]+")  # hexadecimal digits, or nothing
 
 
 def invalid_state(cause: Exception) -> ConfigError:

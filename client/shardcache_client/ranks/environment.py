@@ -16,7 +16,7 @@ from shardcache_client.order.sequences.rounds import Topology
 
 # Run ids that torchrun sets if the user chose none: "none", or a random UUID.
 _NO_RUN_ID = re.compile(r"none|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_NOTEBOOKS = ("ipykernel_launcher", "colab_kernel_launcher")
+_NOTEBOOKS = ("ipykernel_launcher", "colab_kernel_launcher")  # programs that run notebooks
 
 
 def ranks_of_environment(

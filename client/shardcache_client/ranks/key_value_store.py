@@ -35,7 +35,7 @@ _CONNECT_TIMEOUT_S = 60.0
 # Timeout for uses that can do without the store. It leaves room for torch's server, which lets some
 # connections wait for 5 s or 10 s.
 _SHORT_CONNECT_S = 30.0
-_ALONE = Topology()
+_ALONE = Topology()  # the only rank of a job
 
 
 def attempt() -> str:

@@ -20,7 +20,7 @@ from shardcache_client.ranks.key_value_store import KeyValueStore, MeetingPlace,
 log = logging.getLogger("shardcache")
 
 _LOG_AFTER_S = 10.0  # A wait that is longer is logged as a warning.
-_MAX_PASSES = 3  # of one rank over one epoch that only this rank ends early
+_MAX_PASSES = 3  # maximum number of passes of a rank over an epoch that it alone ends early
 # The two decisions about an epoch that a rank has ended early: the next epoch follows, or the same
 # epoch again.
 _NEXT = "next"

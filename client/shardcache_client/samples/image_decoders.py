@@ -5,8 +5,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+# Pillow's mode for each color in the names of decoders.
 MODES = {"l": "L", "rgb": "RGB", "rgba": "RGBA"}
-_JPEG = b"\xff\xd8\xff"
+_JPEG = b"\xff\xd8\xff"  # the first bytes of a JPEG file
 
 
 @dataclass(frozen=True, slots=True)

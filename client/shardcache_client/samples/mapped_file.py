@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shardcache.errors import CacheDirError, CorruptShardError, TokensError
 
-_OWN_FILES = Path("/proc/self/fd")
+_OWN_FILES = Path("/proc/self/fd")  # the folder of this process's open files
 # Errors of a damaged file or disk, which every process gets that reads the file.
 _DAMAGE = (
     errno.EIO,

@@ -32,4 +32,5 @@ class View:
         return self.blocks is not None or (self.decodes is not None and self.decodes(name))
 
 
+# The form of samples that are read with all of their members.
 WHOLE = View()

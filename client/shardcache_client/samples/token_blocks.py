@@ -43,10 +43,11 @@ class TokenBlocks:
             dimension.
         dtype: type of the tokens, such as "uint16", if members are plain little-endian arrays; None
             for `.npy` files.
-        overlap: number of tokens that a block repeats from the end of the one before; 1 for blocks
-            of inputs whose targets are the next tokens, with a length of one more than the context.
-        end: token to add after each document; None for documents that end with one, or need none.
-        documents: True for samples with `documents`, too: the number of each token's document, as
+        overlap: number of tokens that a block repeats from the end of the previous block. It is 1
+            where targets are the next tokens and the length is the context's length plus one.
+        end: token to add after each document; None if documents end with such a token already, or
+            need none.
+        documents: True to give samples `documents` as well: the number of each token's document, as
             int32, from 0 in each block, for attention within documents.
 
     Raises ConfigError if an argument is invalid.

@@ -36,9 +36,9 @@ else:
     # numpy is slower for few numbers, and takes a third of the time for many.
     _MIN_FOR_NUMPY = 1000
 
-# Rounds that an order keeps in memory: those of this epoch and the next at least. More are kept
-# where rounds are small, since the spans or sources of an epoch may be in different rounds. Rounds
-# that are not kept are computed again.
+# Number of rounds that an order keeps in memory. At least the rounds of this epoch and the next are
+# kept. More are kept where rounds are small, since the spans or sources of an epoch may be in
+# different rounds. Rounds that are not kept are computed again.
 _MIN_ROUNDS = 2
 _MAX_ROUNDS = 64
 _MAX_KEPT_SHARDS = 2_000_000  # in all kept rounds; a shard takes 12 bytes in each
@@ -225,7 +225,7 @@ class Pieces(Sequence[Piece]):
 
     @abstractmethod
     def shards(self, start: int, stop: int) -> Iterator[int]:
-        """Yield the shards of the pieces from one number to another."""
+        """Yield the shards of the pieces from number `start` to `stop`."""
 
 
 class ListedPieces(Pieces):
@@ -256,7 +256,7 @@ class ListedPieces(Pieces):
         return bisect_right(self._starts, place) - 1
 
     def shards(self, start: int, stop: int) -> Iterator[int]:
-        """Yield the shards of the pieces from one number to another."""
+        """Yield the shards of the pieces from number `start` to `stop`."""
         return (piece.shard for piece in self._pieces[start:stop])
 
 
@@ -340,7 +340,7 @@ class Order:
         return its_round.shards[nth], its_round.key
 
     def shards(self, start: int, stop: int) -> Iterator[int]:
-        """Yield the shards from one number in the endless sequence to another."""
+        """Yield the shards from number `start` to `stop` in the endless sequence."""
         while start < stop:
             round_number, nth = divmod(start, self._shards_per_round)
             shards = self._round(round_number).shards[nth : nth + stop - start]
@@ -365,7 +365,7 @@ class Order:
         return new
 
     def _new_round(self, number: int) -> _Round:
-        """Compute a round: the order of its shards without the empty ones, and where each ends."""
+        """Compute a round: the order of its shards without empty shards, and each shard's end."""
         key = round_key(self._shuffle, number)
         shards = array("I", shard_order(self._counts, self._shuffle, key))
         if self._shards_per_round < len(shards):
@@ -428,7 +428,7 @@ class _LazyPieces(Pieces):
         return self._order.number_at(self._start + place) - self._first_number
 
     def shards(self, start: int, stop: int) -> Iterator[int]:
-        """Yield the shards of the pieces from one number to another."""
+        """Yield the shards of the pieces from number `start` to `stop`."""
         shards = self._order.shards(self._first_number + start, self._first_number + stop)
         if not self._first_shard:
             return shards

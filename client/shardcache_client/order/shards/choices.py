@@ -1,8 +1,8 @@
-"""Choices of samples among those of shards: by number, at random, within other choices. Pure.
+"""Choices of some samples of a dataset: by number, at random, or within other choices. Pure.
 
 A choice is the samples of one shard that a dataset keeps. `subset` makes the choices of samples by
-number, and `split` those of the parts into which a dataset is divided at random, such as training
-and validation. A manifest has one choice per shard.
+number. `split` divides a dataset at random, for example into training and validation, and makes the
+choices of each part. A manifest has one choice per shard.
 """
 
 import math

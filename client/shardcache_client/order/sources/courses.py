@@ -20,10 +20,10 @@ Now the mixture changes after two places of each rank: each has read one sample 
     left of rank 0's mixes   places 1 to 3 of A's samples 0 to 3, place 1 of B's samples 0 and 1
     left of rank 1's mixes   places 1 to 3 of A's samples 4 to 7, place 1 of B's samples 2 and 3
 
-Since each rank reads in mixed order, what is left of A is not a stretch of its sequence. It is the
-ends of two mixes: `MixPart(0, 4, low=1, high=4)` and `MixPart(4, 8, low=1, high=4)`. The course of
-A goes on with these 6 samples, in the order of the ranks, and then with its sequence from sample 8
-on, where the epoch would have ended.
+Since each rank reads in mixed order, the samples of A that are left are not a stretch of its
+sequence. They are the ends of two mixes: `MixPart(0, 4, low=1, high=4)` and `MixPart(4, 8, low=1,
+high=4)`. The course of A goes on with these 6 samples, in the order of the ranks, and then with its
+sequence from sample 8 on, where the epoch would have ended.
 
 The number of a sample in a course is the number of the source's samples that are taken before it.
 So A's course goes on at number 2, has the left samples as numbers 2 to 7, and resumes the sequence

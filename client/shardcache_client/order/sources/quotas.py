@@ -42,7 +42,7 @@ Weights that change are given by the epoch from which they hold; the first of th
 _WEIGHTS = (
     'write {"name": weight, …}, or [weight, …]; or {0: …, epoch: …} for weights from an epoch on'
 )
-_EPOCHS = whole(0)
+_EPOCHS = whole(0)  # the rule for an epoch: a whole number from 0 on
 
 _ONE = 1 << 64
 """One turn, in the unit in which turns that sources are due are counted.
@@ -167,6 +167,8 @@ class WeightSchedule:
         return next(weights for first, weights in reversed(self.steps) if first <= epoch)
 
 
+# The schedule of a mixture without sources: a default for `MixtureAssignment`, whose users always
+# give weights.
 NO_WEIGHTS = WeightSchedule(())
 
 
