@@ -1,6 +1,6 @@
 """The arguments of datasets: the values that each accepts, and combinations that are errors.
 
-`ARGUMENTS` has a rule for each argument, by which `ShardReader` and `ShardDataset` check and
+`ARGUMENTS` has a rule for each argument, by which `reader`, `dataset` and other modules check and
 convert the values that the user gives.
 """
 

@@ -1,1 +1,1 @@
-"""Division of epochs among ranks, workers and batches."""
+"""Division of epochs among ranks, workers and batches: each reader gets a share of the epoch."""

@@ -84,7 +84,7 @@ class SpanDeal(ABC):
         return self
 
     def pass_places(self, epoch: int) -> int | None:
-        """Return the number of consecutive places of an epoch that hold every sample.
+        """Return the number of consecutive places of a reader that hold every sample.
 
         None if this number is unknown.
         """
