@@ -1,4 +1,9 @@
-"""The admin API over the daemon's Unix socket, as the commands use it."""
+"""The client of the daemon's admin API, over the daemon's Unix socket, for the commands.
+
+An answer is one JSON object or, for long work, lines of JSON that arrive one by one. Each line is
+an event; the last event is `done`. A private daemon is one that a single user has started, in
+contrast to the node's.
+"""
 
 import json
 import os
@@ -22,12 +27,12 @@ from shardcache.shared.unix_socket import connected, credentials, health
 Lines = Generator[Json, None, None]
 """Lines of an answer as they arrive.
 
-Close it, as with `contextlib.closing`: this frees the connection of a caller that stops reading
-early.
+Close the generator, as with `contextlib.closing`, which frees the connection if the caller stops
+reading early.
 """
 
 _CONNECT_LIMIT_S = 10.0
-_SHOWN_CHARS = 200  # of an answer that is not the daemon's
+_SHOWN_CHARS = 200  # errors quote at most this much of an answer that is not a daemon's
 
 
 class AdminClient:
@@ -38,9 +43,10 @@ class AdminClient:
     returns.
 
     Args:
-        path: of the daemon's socket; None for the default one.
-        silence_s: how long the daemon may be silent, even about its health. Work that lasts, such
-            as warming a whole dataset, has no limit while the daemon is alive.
+        path: path of the daemon's socket; None for the default socket.
+        silence_s: time after which a daemon counts as hung that neither sends bytes of its answer
+            nor answers health checks. Long work, such as warming a whole dataset, has no limit
+            while the daemon answers health checks.
     """
 
     def __init__(self, path: Path | None = None, silence_s: float = 10.0) -> None:
@@ -57,11 +63,11 @@ class AdminClient:
         return self._json("POST", "/v1/credentials")
 
     def evict(self, urls: Sequence[str]) -> Json:
-        """Evict the shards that match; return those evicted, and those kept with the reason."""
+        """Evict the shards that match; return the evicted shards, and the kept with the reason."""
         return self._json("POST", "/v1/evict", {"urls": urls})
 
     def unpin(self, urls: Sequence[str]) -> Json:
-        """Unpin the shards that match; return those unpinned, and those kept with the reason."""
+        """Unpin the shards that match; return the unpinned, and the kept with the reason."""
         return self._json("POST", "/v1/unpin", {"urls": urls})
 
     def pins(self) -> Lines:
@@ -84,7 +90,8 @@ class AdminClient:
         """Yield events until the samples of `urls` are counted in every shard.
 
         Args:
-            tokens: name of the member whose tokens are counted as well, if any.
+            urls: the shards.
+            tokens: the member whose tokens are counted as well, as --tokens; None for no tokens.
         """
         body: Json = {"urls": urls}
         if tokens is not None:
@@ -103,8 +110,9 @@ class AdminClient:
 
     def _lines(self, method: str, path: str, body: Json | None = None) -> Lines:
         """Yield the lines of the answer to a request; raise the error that one of them reports."""
-        # Work may fetch shards. Unless a socket was named, it goes to the daemon that has this
-        # process's credentials; a private daemon gets them with the request.
+        # A POST starts work that may fetch shards. Unless the user named a socket, the work goes to
+        # the daemon that has this process's credentials. A private daemon gets the credentials with
+        # the request.
         if method == "POST" and self._is_default_path:
             self._path = tool_socket(fetches=True)
             own_credentials = handed_over(os.environ)
@@ -118,9 +126,9 @@ class AdminClient:
                 yield event
 
     def _until_done(self, path: str, body: Json) -> Lines:
-        """Yield the events of work up to the last one, `done`.
+        """Yield the events of long work, up to the last event, `done`.
 
-        Raises NoDaemonError if the daemon stopped before that.
+        Raises NoDaemonError if the daemon stopped before that event.
         """
         is_done = False
         with closing(self._lines("POST", path, body)) as events:
@@ -135,10 +143,10 @@ class AdminClient:
 
     @contextmanager
     def _request(self, method: str, path: str, body: Json | None) -> Iterator[HTTPResponse]:
-        """Yield the answer to a request, of which only the head has been read.
+        """Yield the answer to a request, after its head has been read.
 
-        Errors of the connection, also while the block reads from the answer, become errors with a
-        remedy.
+        Errors of the connection become errors with a remedy, also those that occur while the block
+        reads from the answer.
         """
         where = str(self._path)
         content: bytes | None = None
@@ -146,7 +154,8 @@ class AdminClient:
         if body is not None:
             content = json.dumps(body).encode()
             headers = {"Content-Type": "application/json"}
-        with closing(HTTPConnection("shardcache")) as connection:  # the name goes into Host alone
+        # The name is used only for the header Host, as the connection is to a Unix socket.
+        with closing(HTTPConnection("shardcache")) as connection:
             try:
                 connection.sock = self._connect()
                 # A daemon that refuses a connection answers and closes without reading.
@@ -166,7 +175,7 @@ class AdminClient:
             except (HTTPException, ConnectionError) as exn:
                 reason = f"the connection to the daemon broke: {exn or type(exn).__name__}"
                 raise NoDaemonError(reason, url=where) from exn
-            except ValueError as exn:  # of `json.loads` in the block
+            except ValueError as exn:  # raised by `json.loads` in the block
                 raise ProtocolError(f"the daemon's answer is not JSON: {exn}", url=where) from exn
 
     def _connect(self) -> socket:
@@ -181,7 +190,7 @@ class AdminClient:
                 url=where,
                 remedy=remedy,
             ) from exn
-        except BlockingIOError as exn:  # its queue of connections is full
+        except BlockingIOError as exn:  # the socket's queue of connections is full
             reason = "a daemon listens at the socket, but accepts no connections"
             remedy = self._how_to_end_the_daemon()
             raise NoDaemonError(reason, url=where, remedy=remedy) from exn
@@ -203,7 +212,7 @@ class AdminClient:
         """Return the remedy for a daemon that does not answer, with its process id if known."""
         with suppress(OSError), connected(self._path, _CONNECT_LIMIT_S) as sock:
             pid, _, _ = credentials(sock)
-            if pid:  # 0 in another PID namespace
+            if pid:  # the kernel gives 0 for a process in another PID namespace
                 return f"look for a disk that hangs (dmesg), or end it: kill -9 {pid}"
         return "look for a disk that hangs (dmesg), or end its process"
 
@@ -211,7 +220,8 @@ class AdminClient:
 class _WatchedConnection(socket):
     """A connection on which a read waits as long as the daemon at its other end is alive.
 
-    Raises TimeoutError once neither the request nor a health check was answered for `silence_s`.
+    A read raises TimeoutError if the daemon sent nothing, and answered no health check, for
+    `silence_s`.
     """
 
     def __init__(self, connection: socket, path: Path, silence_s: float) -> None:
@@ -240,9 +250,9 @@ class _WatchedConnection(socket):
 
 
 def _printable_json(value: Any) -> Any:
-    """Return a JSON value whose texts have no terminal control sequences.
+    """Return a JSON value with terminal control sequences removed from its texts.
 
-    Urls, names and reasons come from other users.
+    The texts are not trusted: urls, names and reasons come from other users.
     """
     match value:
         case str():
@@ -255,9 +265,10 @@ def _printable_json(value: Any) -> Any:
 
 
 def _lines_of(response: HTTPResponse) -> Iterator[bytes]:
-    """Yield the lines of an answer as they arrive. Raises HTTPException if it is cut off.
+    """Yield the lines of an answer as they arrive. Raises HTTPException if the answer is cut off.
 
-    `HTTPResponse.readline` would take a connection that breaks between two chunks for the end.
+    `HTTPResponse.readline` is not used, since it takes a connection that breaks between two chunks
+    for the end of the answer.
     """
     partial_line = b""
     while piece := response.read1():

@@ -1,4 +1,8 @@
-"""Commands on cached shards and files: `warm`, `get`, `ls`, `pin`, `unpin`, `evict`, `verify`."""
+"""Commands on cached shards and files: `warm`, `get`, `ls`, `pin`, `unpin`, `evict`, `verify`.
+
+The daemon does the work; `AdminClient` sends the requests. Answers about many shards arrive as
+lines of JSON, each an event or a shard.
+"""
 
 import os
 import time
@@ -42,7 +46,7 @@ def warm(urls: tuple[str, ...], wants_files: bool, as_json: bool, socket: Path |
 
     def advice() -> str:
         """Return the advice that is shown if some shards fail."""
-        # Imported only when it is needed, because it imports all formats.
+        # The import is here because the module imports all formats, which takes time.
         from shardcache.shared.urls.url_names import may_be_a_file
 
         if wants_files or not any(map(may_be_a_file, urls)):
@@ -116,13 +120,13 @@ def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
 
 
 def _url_prefix(text: str) -> str:
-    """Return a path as an absolute one; a url, or the beginning of a url, unchanged."""
+    """Return a path as an absolute path; return a url, or the beginning of a url, unchanged."""
     is_path = "/" in text or text.startswith("file:") or os.path.lexists(text)
     return from_here(text) if is_path else text
 
 
 def _show_shards(lines: Iterable[Json]) -> bool:
-    """Print a table of shards; return False, and print nothing, if there are none."""
+    """Print a table of shards; print nothing, and return False, if there are no shards."""
     numbers = ("size", "cached", "samples", "leases")
     rows = []
     now_s = time.time()
@@ -231,13 +235,13 @@ def unpin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
 
 
 def _report_removed(answer: Json, action: str, no_match: str, *, as_json: bool) -> None:
-    """Print the shards that were kept, with the reason, and the number of those removed.
+    """Print the shards that were kept, with the reason, and the number of removed shards.
 
-    Exit 1 if a shard was kept, or none was removed.
+    Exit 1 if a shard was kept, or no shard was removed.
 
     Args:
-        answer: of the daemon.
-        action: "evicted" or "unpinned", which names the removed shards in answer and message.
+        answer: the daemon's answer.
+        action: "evicted" or "unpinned": the field of the removed shards, and the word for them.
         no_match: the message if no shard matched.
         as_json: True to print the answer as JSON instead.
     """

@@ -1,4 +1,8 @@
-"""`shardcache cluster`: commands for the cache that the nodes of a cluster share."""
+"""`shardcache cluster`: commands for the tier, the cache that the nodes of a cluster share.
+
+The tier is an nginx on each node; the package `shardcache.cluster` does the work. The digest of a
+list of nodes tells whether two nodes have the same list.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
     from shardcache.cluster.tier_status import NodeReport
 
 _SHOWN_DIGEST_CHARS = 8
-# Options whose files are read again when they change.
+# The options that may name files which `run` reads again when they change.
 _WATCHED_OPTIONS = ("ca", "certificate", "key", "nodes")
 
 
@@ -120,7 +124,7 @@ def certificates(nodes: str | None, out: Path, shared: bool, days: int, as_json:
     nodes, so keep it off the nodes.
     """
     has_names = nodes is not None
-    if has_names == shared:  # both are given, or neither is
+    if has_names == shared:  # both or neither of the options were given
         raise click.UsageError("name the nodes with --nodes, or give --shared")
     try:
         from shardcache.cluster.authority import issue
@@ -217,7 +221,12 @@ def run(node: str | None, wait: bool, as_json: bool, **options: Any) -> None:
 def _say(event: str, message: str, *, as_json: bool) -> None:
     """Print a message for the operator.
 
-    The message that the tier is ready goes to standard output, all others to standard error.
+    The message that the tier is ready goes to standard output, and all others to standard error.
+
+    Args:
+        event: "ready", or "message" for any other message.
+        message: the message.
+        as_json: True to print a line of JSON, always to standard output.
     """
     if as_json:
         common.print_json({"event": event, "message": message})

@@ -1,4 +1,8 @@
-"""Options of `shardcache cluster`, and the tier that they describe."""
+"""Options of `shardcache cluster`, and the tier that they describe.
+
+The tier is the cache that the nodes of a cluster share, an nginx on each node. `tier_of` makes the
+tier's configuration out of the options' values.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +28,10 @@ _ENDPOINT = re.compile(
 )
 _USER = re.compile(r"[a-z_][a-z0-9_-]*")
 _MAX_PORT = 65535
-# A public address, with the port "discard": a route to it is looked up, and nothing is sent.
+# A public address and the port "discard". Only a route to the address is looked up; nothing is sent
+# to it.
 _PUBLIC_IPV6 = ("2000::", 9)
-# Value of --resolver with which nginx resolves the stores' names once, when it starts.
+# Value of --resolver that makes nginx resolve the stores' names once, when it starts.
 _AT_START = "none"
 # Folder of a node's certificate, unless the options name others.
 _CERTIFICATE_FOLDER = "/etc/shardcache/tier"
@@ -90,7 +95,7 @@ def _user(text: str) -> str:
 
 
 def _resolver(text: str) -> str:
-    """Return the address of a DNS server, with or without a port, as nginx writes it."""
+    """Return the address of a DNS server, with or without a port, in nginx's notation."""
     if text == _AT_START:
         return text
     is_bare_ipv6 = text.count(":") > 1 and not text.startswith("[")
@@ -101,7 +106,7 @@ def _resolver(text: str) -> str:
 
 
 def _is_endpoint(text: str) -> bool:
-    """Return True for ADDRESS and ADDRESS:PORT."""
+    """Return True for ADDRESS or ADDRESS:PORT, with an IPv6 address in brackets."""
     match = _ENDPOINT.fullmatch(text)
     if match is None or not is_address(match["address"].strip("[]")):
         return False
@@ -122,10 +127,10 @@ def option(
     """Return an option with the help text of its flag.
 
     Args:
-        flag: such as "--nodes".
-        default: of the option.
-        metavar: of its value, in the help.
-        name: of the command's argument; None for the flag's.
+        flag: the option's flag, such as "--nodes".
+        default: default value of the option; None for no default.
+        metavar: word for the option's value in the help; None for click's own choice.
+        name: name of the command's argument; None to derive the name from the flag.
         attributes: further arguments of `click.Option`.
     """
     names = [flag] if name is None else [flag, name]
@@ -177,7 +182,11 @@ TIER = (
 
 
 def nodes_of(text: str) -> tuple[Node, ...]:
-    """Return the nodes of `--nodes`. Raises ConfigError."""
+    """Return the nodes that a value of `--nodes` lists. Raises ConfigError.
+
+    Args:
+        text: a list of nodes, the path of a file with a list, or "-" for standard input.
+    """
     if text == "-":
         return parse(sys.stdin.read())
     is_path = "/" in text or is_file(text)
@@ -197,7 +206,10 @@ def nodes_of(text: str) -> tuple[Node, ...]:
 
 
 def is_file(text: str) -> bool:
-    """Return True for the path of a file; False, too, for a list of nodes too long for a path."""
+    """Return True for the path of a file.
+
+    Return False, too, for a list of nodes that is too long for a path.
+    """
     with suppress(OSError):
         return Path(text).is_file()
     return False
@@ -212,7 +224,10 @@ def tls_of(
     key: str,
     shared_certificate: bool,
 ) -> Tls | None:
-    """Return the files of mutual TLS; None if it is not needed, or not wanted."""
+    """Return the files of mutual TLS; None for plain HTTP between the nodes.
+
+    Plain HTTP is used with --plain, and if all nodes are on this machine.
+    """
     if plain or all(node.is_loopback for node in nodes):
         return None
     return Tls(Path(ca), Path(certificate), Path(key), is_shared=shared_certificate)
@@ -248,14 +263,14 @@ def tier_of(
 def _has_ipv6_route() -> bool:
     """Return True if this machine has a route to public IPv6 addresses."""
     with suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
-        # Connecting a datagram socket finds a route, and sends nothing.
+        # Connecting a datagram socket only looks up a route, and sends nothing.
         probe.connect(_PUBLIC_IPV6)
         return True
     return False
 
 
 def _system_resolvers() -> tuple[str, ...]:
-    """Return the DNS servers of this machine. Raises ConfigError without any."""
+    """Return the DNS servers of this machine. Raises ConfigError if it has no DNS server."""
     addresses: list[str] = []
     if _RESOLV_CONF.is_file():
         addresses = _NAMESERVER.findall(_RESOLV_CONF.read_text())

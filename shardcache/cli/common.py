@@ -1,4 +1,7 @@
-"""Options, exit codes, and output: rich on a terminal, elsewhere plain and never wrapped or cut."""
+"""Options, exit codes and output that the commands share.
+
+Output is formatted by rich on a terminal; elsewhere it is plain, and never wrapped or cut.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ NO_DAEMON = 3
 INTERRUPTED = 130
 
 _JSON_KEY = "shardcache.json"
-_PIPE_COLUMNS = 10_000  # wider than any url: a pipe has no edge to wrap at
+_PIPE_COLUMNS = 10_000  # width of output to a pipe, wider than any url, so that nothing is wrapped
 _ANY_CHARS = 10_000  # longer than any summary of a command
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -57,7 +60,7 @@ def examples(*commands: str) -> Callable[[AnyCommand], AnyCommand]:
 
     def add(command: AnyCommand) -> AnyCommand:
         lines = (f"  shardcache {each}" for each in commands)
-        as_written = "\b"  # click then keeps the lines of the paragraph
+        as_written = "\b"  # a paragraph that begins with this keeps its lines in click's help
         command.epilog = "\n".join((as_written, "Examples:", *lines, "", command.epilog or ""))
         return command
 
@@ -65,12 +68,12 @@ def examples(*commands: str) -> Callable[[AnyCommand], AnyCommand]:
 
 
 def complete_path(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Have the shell complete an argument that may be a local path."""
+    """Let the shell complete an argument that may be a local path."""
     return [CompletionItem(typed, type="file")]
 
 
 def parse_size(text: str) -> int:
-    """Parse an option's size into bytes. Raises click.BadParameter."""
+    """Parse an option's size, such as 256MiB, into bytes. Raises click.BadParameter."""
     from shardcache.config.amounts import DiskAmount
 
     size_bytes = 0
@@ -82,7 +85,7 @@ def parse_size(text: str) -> int:
 
 
 def _remember(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
-    """Record, for `report`, if the command prints JSON."""
+    """Record for `report` that the command prints JSON, or does not; return the value."""
     ctx.meta[_JSON_KEY] = value
     return value
 
@@ -96,18 +99,19 @@ def json_option(command: Command) -> Command:
 def query_options(command: Command) -> Command:
     """Add the options of commands that ask the daemon.
 
-    `json_option`, and `--socket` as `socket`, None if not given.
+    These are `json_option`, and `--socket` as the argument `socket`, None if it is not given.
     """
     help_text = (
         "The daemon's Unix socket.  [default: $SHARDCACHE_SOCKET, else the standard locations]"
     )
-    # Not checked here: connecting says more about a socket that one may not use.
+    # The path is not checked here, since connecting gives better errors for a socket that the user
+    # may not use.
     kind = click.Path(path_type=Path, readable=False)
     return json_option(click.option("--socket", type=kind, help=help_text)(command))
 
 
 def urls_argument(command: Command) -> Command:
-    """Add `URL...` as the argument `urls`, absolute."""
+    """Add `URL...` as the argument `urls`; paths are made absolute."""
     argument = click.argument(
         "urls",
         nargs=-1,
@@ -120,23 +124,23 @@ def urls_argument(command: Command) -> Command:
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a daemon thread, which is not joined at exit.
+    """Run `work` in a thread of its own, and return its result.
 
-    A disk or daemon that hangs must not block a command. If the caller is cancelled, the thread is
-    abandoned.
+    If the caller is cancelled, the thread is abandoned. The interpreter does not wait for the
+    thread at exit, so that a disk or daemon that hangs cannot block a command.
     """
     import asyncio
     from concurrent.futures import Future
     from threading import Thread
 
     future: Future[T] = Future()
-    # So that it accepts a result even after its waiter was cancelled.
+    # A future in the running state accepts a result even after its waiter was cancelled.
     future.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as exn:  # noqa: BLE001  # raised where the result is awaited
+        except BaseException as exn:  # noqa: BLE001  # the waiter gets it
             future.set_exception(exn)
 
     Thread(target=run, daemon=True).start()
@@ -154,7 +158,7 @@ def fail() -> NoReturn:
 
 
 def report(error: ShardcacheError, ctx: click.Context) -> int:
-    """Print an error, where it happened and what to do; return its exit code."""
+    """Print an error, the place where it happened and its remedy; return the exit code for it."""
     click.echo(f"{click.style('error:', fg='red', bold=True)} {error.message}", err=True)
     if error.url:
         click.echo(f"  Where: {error.url}", err=True)
@@ -225,7 +229,7 @@ def one_line(text: str, style: str = "") -> Text:
 
 
 def count(number: int, noun: str) -> str:
-    """Return `1 shard`, `2,000 shards`."""
+    """Return a count as text: `1 shard`, `2,000 shards`."""
     if number == 1:
         return f"1 {noun}"
     return f"{number:,} {noun}s"

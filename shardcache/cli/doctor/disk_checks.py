@@ -1,4 +1,8 @@
-"""Checks of the cache's folder, its filesystem, and its disk."""
+"""Checks of the cache's folder, its filesystem and its disk, for `shardcache doctor`.
+
+`runner` calls the public functions in this order. Each returns findings, the lines of the report.
+The operator is the user who runs the daemon, or would run it; other users only read from the cache.
+"""
 
 import os
 import shlex
@@ -33,10 +37,11 @@ _LOCAL_FOLDER = "/path/on/local/disk"
 _BLOCK_BYTES = 4 * 1024**2
 _MAX_BYTES = 256 * 1024**2
 _LIMIT_S = 2.0
-# Slower than a single hard disk: the node is better off without a cache, or its disk is failing.
+# A disk below this rate is slower than a single hard disk: the node is better off without a cache,
+# or the disk is failing.
 _SLOW_BYTES_PER_S = 100e6
-# A measurement takes a quarter of the spare space at most: no running daemon has to evict shards
-# for it.
+# A measurement takes a quarter of the spare space at most, so that a running daemon does not have
+# to evict shards.
 _SPARE_DIVISOR = 4
 _STAT_BLOCK_BYTES = 512  # unit of st_blocks, see stat(2)
 
@@ -94,7 +99,7 @@ def _check_writable(context: Context, place: Path) -> Finding:
 
 
 def _check_owner(context: Context, place: Path) -> Finding:
-    """Check that an existing folder belongs to the daemon's user, and nobody else may write."""
+    """Check that an existing folder belongs to the daemon's user, who alone may write to it."""
     layout = Layout(place)
     uid = os.geteuid() if context.uid is None else context.uid
     parts = (place, layout.shards, layout.partial, layout.quarantine, layout.catalogue)
@@ -105,7 +110,8 @@ def _check_owner(context: Context, place: Path) -> Finding:
             f"{foreign[0]} belongs to {owner}: a daemon that ran as {owner} created it, or it was "
             "copied"
         )
-        # As root, the doctor does not know which user the daemon is going to run as.
+        # If root runs the doctor and no daemon runs, the daemon's future user is unknown, so the
+        # finding is only a warning.
         is_user_unknown = context.uid is None and uid == 0
         report = warning if is_user_unknown else failed
         return report(
@@ -126,7 +132,7 @@ def _check_owner(context: Context, place: Path) -> Finding:
 
 
 def filesystem(context: Context) -> Finding | None:
-    """Check that the filesystem is a local disk's; None if this user has no cache folder."""
+    """Check that the filesystem is a local disk's; None if this user is not the operator."""
     if context.own_cache_dir is None:
         return None
     mount = mount_of(nearest_existing(context.own_cache_dir))
@@ -167,7 +173,7 @@ def space(context: Context) -> Finding:
     else:
         capacity_bytes = context.status["cache"]["capacity_bytes"]
         used_bytes = context.status["cache"]["used_bytes"]
-    # The size to which the cache could grow at present.
+    # The size to which the cache could grow with the space that is free now.
     reachable_bytes = max(0, used_bytes + free_bytes - min_free_bytes)
     limits = f"capacity {size(capacity_bytes)}, --min-free {size(min_free_bytes)}"
     free = f"{size(free_bytes)} of {size(total_bytes)} free"
@@ -202,7 +208,7 @@ def _allocated_bytes(folder: Path) -> int:
 
 
 def _rounded_down(size_bytes: int) -> str:
-    """Return a size as an option's value: in whole GB or, below 10 GB, in whole MB."""
+    """Return a size as the value of an option: in whole GB, or in whole MB below 10 GB."""
     if size_bytes >= 10**10:
         return f"{size_bytes // 10**9}GB"
     return f"{size_bytes // 10**6}MB"
@@ -218,14 +224,14 @@ def _with_better_options(
 ) -> Finding:
     """Return a warning with the remedy to start a daemon with better options.
 
-    The command also has the other options that the doctor was given, but not while a daemon is
-    running: that one may have been started with different options.
+    The command also has the other options that the doctor was given, unless a daemon is running,
+    since that daemon may have been started with different options.
 
     Args:
         context: has the options that the doctor was given.
         found: the observation.
-        cause: of the warning.
-        options: the better ones, by name.
+        cause: cause of the warning.
+        options: the better options, by name.
         note: a comment after the command.
         figures: measurements.
     """
@@ -251,7 +257,7 @@ def speed(context: Context) -> Finding | list[Finding]:
     blocks = min(_MAX_BYTES, spare_bytes // _SPARE_DIVISOR) // _BLOCK_BYTES
     if not blocks:
         return skipped("not enough free space to measure")
-    block = os.urandom(_BLOCK_BYTES)  # incompressible, as some disks compress
+    block = os.urandom(_BLOCK_BYTES)  # random bytes, since some disks compress
     with tempfile.TemporaryFile(dir=place, prefix="doctor-", buffering=0) as file:
         fd = file.fileno()
 
@@ -265,10 +271,10 @@ def speed(context: Context) -> Finding | list[Finding]:
             return len(os.pread(fd, _BLOCK_BYTES, offset))
 
         written_bytes, write_rate = _measure(write, blocks * _BLOCK_BYTES, flush)
-        # Drop the page cache, so that the disk is read.
+        # The page cache is dropped, so that the bytes are read from the disk.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         _, read_rate = _measure(read, written_bytes, lambda: None)
-    # The first finding gets the name of the check, `disk.write`.
+    # `runner` gives the first finding the name of the check, `disk.write`.
     return [_rate_finding(write_rate), _rate_finding(read_rate).named("disk.read")]
 
 

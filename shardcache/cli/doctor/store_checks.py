@@ -1,7 +1,10 @@
-"""Checks of the object stores by this process.
+"""Checks of the object stores for `shardcache doctor`, by requests from this process.
 
-Where the caller may read the environment of the running daemon, its variables of stores and
-credentials are used in place of the caller's own.
+`runner` calls `probe`. A store is checked in three steps: its credentials, the time to the first
+byte of one shard, and the rate of a longer read. If the caller may read the environment of the
+running daemon, the daemon's variables about stores and credentials are used in place of the
+caller's. A finding is one line of the doctor's report; its name is the check's, such as
+"origin.reach".
 """
 
 import asyncio
@@ -38,14 +41,15 @@ from shardcache.shared.urls.url_names import is_index, is_shard
 from shardcache.transport.between.flow import Flow
 from shardcache.transport.between.parts import Parts
 
-_LIMIT_S = 20.0  # for a listing and the version of one object
-_MAX_CACHED = 10_000  # cached shards whose stores are probed
+_LIMIT_S = 20.0  # time limit for a listing and the version of one object
+_MAX_CACHED = 10_000  # maximum number of cached shards that are searched for stores
 
-# Time to the first byte.
+# The measurement of the time to the first byte reads this much.
 _FIRST_BYTES = 64 * 1024
 _SLOW_FIRST_BYTE_S = 1.0
 
-# Speed. Connections have to ramp up before a rate means something.
+# The measurement of the rate reads up to a number of bytes and a time. Connections have to ramp up
+# before a rate means something.
 _MAX_BYTES = 128 * 1024**2
 _READ_LIMIT_S = 5.0
 _MIN_ELAPSED_S = 1.0  # a shorter read says little about the rate
@@ -53,9 +57,9 @@ _SLOW_BYTES_PER_S = 20e6
 
 
 async def probe(context: Context) -> list[Finding]:
-    """Probe one shard of each store, one store after another.
+    """Probe one shard of each store.
 
-    Concurrent measurements would share the bandwidth.
+    Stores are probed one after another, since concurrent measurements would share the bandwidth.
     """
     if context.settings is None:
         return [
@@ -78,15 +82,16 @@ async def probe(context: Context) -> list[Finding]:
 
 @contextmanager
 def _environment_of(context: Context) -> Iterator[str]:
-    """Use the daemon's variables of stores and credentials, if they may be read.
+    """Put the daemon's variables about stores and credentials into this process's environment.
 
-    Yield the owner of the credentials, in words.
+    The environment stays as it is if the daemon's may not be read. Yields the owner of the
+    credentials, in words.
     """
     if context.environment is None:
         yield f"{this_user()}'s own"
         return
     original = dict(os.environ)
-    uid = context.uid or 0  # known if the environment is
+    uid = context.uid or 0  # never None here: the user is known if the environment is
     try:
         for name in context.store_variables(original):
             del os.environ[name]
@@ -98,7 +103,10 @@ def _environment_of(context: Context) -> Iterator[str]:
 
 
 def _one_url_per_store(context: Context, settings: Settings) -> list[str]:
-    """Return a url for each store: a cached shard's, else one from an [[origin]] table. Blocks."""
+    """Return a url for each store that has cached shards or an [[origin]] table. Blocks.
+
+    The url is that of a cached shard if the store has one, otherwise one from the table.
+    """
     urls = {}
     for table in settings.origin:
         listable = _listable_url(table.match)
@@ -116,16 +124,18 @@ def _one_url_per_store(context: Context, settings: Settings) -> list[str]:
 
 
 def _listable_url(match: str) -> str | None:
-    """Return the listable part of a table's `match`, which is the beginning of urls.
+    """Return a url that can be listed or read, given an [[origin]] table's `match`.
 
-    None for a whole protocol, and for http, which has no listings, unless it names one file.
+    A `match` is the beginning of the urls to which the table applies. The result is its part up to
+    the last slash. It is None for a `match` that has no bucket, such as "s3://". Web servers have
+    no listings, so their result is None unless the `match` is the url of one shard or index.
     """
     _, separator, path = match.partition("://")
     is_whole_protocol = not separator or not path.strip("/")
     if is_whole_protocol or protocol_of(match) in WEB:
         is_file = is_shard(match) or is_index(match)
         return match if is_file else None
-    if "/" not in path:  # a whole bucket
+    if "/" not in path:  # the table matches a whole bucket
         return f"{match}/"
     return match[: match.rindex("/") + 1]
 
@@ -134,9 +144,9 @@ class _Stores:
     """The object stores as a daemon with these settings reaches them.
 
     Args:
-        settings: of the daemon.
-        owner: of the credentials, in words, for findings.
-        quick: True to measure no rates.
+        settings: the daemon's settings.
+        owner: owner of the credentials, in words, for findings.
+        quick: True to leave out the measurement of the rate.
     """
 
     def __init__(self, settings: Settings, owner: str, *, quick: bool) -> None:
@@ -158,7 +168,8 @@ class _Stores:
     async def findings(self, url: str) -> list[Finding]:
         """Return the findings for a url, up to the first failure."""
         findings: list[Finding] = []
-        check = "origin.reach"  # the name of the finding if the next step fails
+        # Before each step, `check` is set to the name that the finding gets if the step fails.
+        check = "origin.reach"
         try:
             self._allow.check(url, self._peer)
             if protocol_of(url) in STORES:
@@ -208,7 +219,8 @@ async def _reach(origin: Origin, obj: RemoteObject) -> Finding:
             "the object store lists the object but sends none of its bytes",
             url=obj.url,
         )
-    if obj.ranges:  # measure again: the first request had to connect
+    if obj.ranges:
+        # The time is measured again, without that of connecting, which the first request needed.
         timing = await _read_beginning(origin, obj)
     first_byte_s = timing.first_byte_s
     found = (
@@ -230,7 +242,10 @@ async def _reach(origin: Origin, obj: RemoteObject) -> Finding:
 
 
 async def _speed(origin: Origin, obj: RemoteObject, settings: Settings) -> Finding:
-    """Measure the rate over all connections, for a few seconds."""
+    """Measure the rate over as many connections as the daemon uses for a shard.
+
+    The measurement takes a few seconds.
+    """
     connections = settings.shard_connections
     timing = await _read(
         origin,
@@ -262,8 +277,8 @@ class _ReadTiming(NamedTuple):
 
     Attributes:
         done_bytes: number of bytes that arrived.
-        first_byte_s: seconds until the first of them.
-        elapsed_s: seconds until the end.
+        first_byte_s: seconds until the first byte arrived.
+        elapsed_s: seconds until the read ended.
     """
 
     done_bytes: int
@@ -292,15 +307,22 @@ async def _read(
 ) -> _ReadTiming:
     """Read and discard the first bytes of an object, until the time limit.
 
-    Without range requests, all of it is read. Raises the first error.
+    From a server without range requests, the whole object is read. Raises the first error.
+
+    Args:
+        origin: the origin to read from.
+        obj: the object.
+        connections: number of requests that run at the same time.
+        part_bytes: number of bytes per request.
+        max_bytes: number of bytes after which to stop before the time limit.
     """
     step = obj.size_bytes
     stop = obj.size_bytes
     if obj.ranges:
         step = part_bytes
         stop = min(obj.size_bytes, max_bytes)
-    step = max(1, step)  # 0 for an empty object, of which nothing is read
-    starts = iter(range(0, stop, step))  # shared by all connections
+    step = max(1, step)  # the step of a range must not be 0, even for an empty object
+    starts = iter(range(0, stop, step))  # all connections take their parts from this iterator
     done_bytes = 0
     first_byte_s = 0.0
     start_s = time.monotonic()
@@ -328,7 +350,7 @@ async def _read(
                 for _ in range(connections):
                     group.create_task(fetch_parts())
         except ExceptionGroup as exn:
-            # The exception of a task may be a group itself.
+            # The exception of a task may itself be a group, so the first leaf is looked for.
             error: Exception = exn
             while isinstance(error, ExceptionGroup):
                 error = error.exceptions[0]

@@ -1,4 +1,9 @@
-"""`shardcache index`: an index of shards, and the table of their samples."""
+"""`shardcache index`: an index of shards, and the table of their samples.
+
+The index is a JSON file that lists the shards of a dataset with their sample counts, sizes and
+versions. The table of samples lists all samples (`tarindex.contents`). Both are made in a temporary
+folder first, and stored when they are complete.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +38,8 @@ _STDOUT = "-"
 def _output_place(_ctx: click.Context, _param: click.Parameter, output: str) -> str:
     """Return the url or path of --output, or `-`.
 
-    Before any shard is read, it rejects an output that cannot be written, or whose name readers
-    would not recognize as an index.
+    An output that cannot be written, or whose name readers would not recognize as an index, is
+    rejected here, before any shard is read.
     """
     if output == _STDOUT:
         return output
@@ -123,7 +128,8 @@ def index(
     import asyncio
 
     urls = tuple(with_key_split(url, key_split) for url in urls)
-    # Given this version, a store refuses to overwrite an index that has been changed since.
+    # The version of the index that is there now. A store that is given this version refuses to
+    # overwrite an index that has been changed since.
     replaced_version = None
     if output != _STDOUT:
         version = _in_folder_of(output, lambda folder, name: folder.version(name))
@@ -188,8 +194,11 @@ def _write_table(
 
 
 def _count(events: Lines, output: str, *, as_json: bool) -> list[ShardRef]:
-    """Show the counting of shards; return them in the order of the list. Exit 1 if one failed."""
-    refs: dict[int, ShardRef] = {}  # by their numbers in the list
+    """Show the progress of counting; return the shards in the order of the list.
+
+    Exit 1 if a shard failed.
+    """
+    refs: dict[int, ShardRef] = {}  # the shards by their numbers in the list
     carry_out(
         _collecting(events, refs),
         "counting",
@@ -203,7 +212,7 @@ def _count(events: Lines, output: str, *, as_json: bool) -> list[ShardRef]:
 
 
 def _collecting(events: Lines, refs: dict[int, ShardRef]) -> Lines:
-    """Yield the events; put the shard of each into `refs`, by its number in the list."""
+    """Yield the events; put each shard that an event reports into `refs`, by its number."""
     with contextlib.closing(events):
         for event in events:
             if event["event"] == "shard":
@@ -218,9 +227,13 @@ def _collecting(events: Lines, refs: dict[int, ShardRef]) -> Lines:
 
 
 def _store(file: Path, output: str, replaced_version: str | None = None) -> None:
-    """Store a file as an output, in place of the version `replaced_version` if it is given.
+    """Store a file as an output. Raises the errors of a destination.
 
-    Raises the errors of a destination.
+    Args:
+        file: the file, which is removed.
+        output: url or path to store the file under.
+        replaced_version: the version that may be replaced, "" if nothing may be replaced; None to
+            replace any version.
     """
     import asyncio
 
@@ -233,9 +246,9 @@ def _store(file: Path, output: str, replaced_version: str | None = None) -> None
 
 
 async def _in_folder_of(output: str, work: Callable[[Destination, str], Awaitable[T]]) -> T:
-    """Return the result of `work`, called with an output's folder or prefix, and its name there.
+    """Call `work` with the folder of an output and the output's name in it; return the result.
 
-    Raises the errors of a destination.
+    The folder is that of a path, or the prefix of a url. Raises the errors of a destination.
     """
     from shardcache.config.settings import Settings
     from shardcache.writing.destination import Destination

@@ -1,8 +1,9 @@
-"""The status page as text: printed by `status`, and in frames by `top`.
+"""The status page as text, which `status` prints once and `top` draws in frames.
 
-On a screen of limited height, each fact takes one line, and as many jobs and transfers are shown as
-fit. Otherwise nothing is cut. Names of jobs are always whole; their other columns are left out if
-the width does not suffice.
+The page consists of facts about the daemon (`status_facts`), a table of jobs and a table of
+transfers. `top` has a screen of limited height: each fact takes one line there, and only as many
+jobs and transfers are shown as fit. `status` cuts nothing. Names of jobs are always shown whole;
+other columns are left out if the width does not suffice.
 """
 
 import math
@@ -23,10 +24,10 @@ Columns = dict[str, list[RenderableType]]
 """The cells of a table, by the headings of its columns."""
 
 _BAR_COLUMNS = 12
-# A narrower screen needs the columns of the transfers' bars for their names.
+# On a screen of fewer columns than this, the transfers' bars make room for their names.
 _BAR_FROM_COLUMNS = 100
-# The first line, and for each of the two tables a blank line, its heading, and the number of rows
-# that are left out.
+# Lines besides facts and rows: the first line, and three for each of the two tables (a blank line,
+# the headings, and the number of rows that are left out).
 _OTHER_LINES = 7
 _GAP_COLUMNS = 2
 _BAR = ""  # heading of the column of progress bars
@@ -42,10 +43,10 @@ _NUMBERS = (
     "needed in",
     "waiting",
 )
-# Columns that are left out, one after another, until the others fit. With all of them, a screen of
-# 80 columns would have no space for `user`, `ahead` and `waiting now`.
+# Columns that are left out, one after another, until the others fit. A screen of 80 columns has no
+# space for these if it shows `user`, `ahead` and `waiting now`.
 _DISPENSABLE = ("waited", _BAR, "shards/s", "waits", "readers")
-# Column that is made narrower rather than left out, down to this width.
+# The column that is made narrower, down to a minimum width, rather than left out.
 _ELASTIC = "waiting now"
 _MIN_ELASTIC_COLUMNS = 12
 # Columns are left out to show names up to this width; longer names are folded.
@@ -57,7 +58,13 @@ _SOON_S = 10.0
 
 
 def draw(moment: Moment, width: int, height: int | None = None) -> RenderableType:
-    """Return the page for a width; with a height, at most that many lines."""
+    """Return the page for a screen.
+
+    Args:
+        moment: the data of the page.
+        width: width of the screen in columns.
+        height: maximum number of lines; None for any number.
+    """
     page = moment.page
     is_cut = height is not None
     facts = facts_table(moment, is_cut=is_cut)
@@ -66,8 +73,9 @@ def draw(moment: Moment, width: int, height: int | None = None) -> RenderableTyp
     idle_line = _idle_jobs([job for job in jobs if not job["sessions"]])
     transfers = sorted(page["transfers"], key=_transfer_order)
     transfer_columns = _transfer_columns(transfers, width, is_cut=is_cut)
-    # Jobs get half of the lines, and those that transfers do not need; transfers get the others.
-    # Names may be folded into several lines: rich crops a frame that is too long because of that.
+    # Jobs get half of the lines, and in addition those that transfers do not need. Transfers get
+    # the other lines. A name may be folded into several lines, so the frame may still be too long;
+    # rich then crops it.
     lines = sys.maxsize
     if height is not None:
         lines = max(0, height - facts.row_count - _OTHER_LINES - len(idle_line))
@@ -92,13 +100,13 @@ def _idle_jobs(jobs: Sequence[Row]) -> list[RenderableType]:
 
 
 def _first_rows(columns: Columns, max_rows: int, *, is_cut: bool) -> list[RenderableType]:
-    """Return a table of the first rows, after a blank line; a last line counts those left out."""
+    """Return a blank line, a table of the first rows, and the number of rows left out, if any."""
     rows = list(zip(*columns.values(), strict=True))
     if not rows:
         return []
     table = make_table(*columns, numbers=_NUMBERS)
     for column in table.columns:
-        # Rich narrows the columns that may be wrapped.
+        # Rich makes only those columns narrower whose texts it may wrap.
         column.no_wrap = is_cut and str(column.header) != _ELASTIC
     for row in rows[:max_rows]:
         table.add_row(*row)
@@ -108,7 +116,7 @@ def _first_rows(columns: Columns, max_rows: int, *, is_cut: bool) -> list[Render
     return ["", table]
 
 
-# Jobs: waiting ones first, those without readers in a line below
+# Jobs: waiting jobs come first; jobs without readers are listed in a line below the table
 
 
 def _job_order(job: Row) -> tuple[bool, float, str]:
@@ -120,7 +128,7 @@ def _job_order(job: Row) -> tuple[bool, float, str]:
 
 
 def _job_columns(jobs: Sequence[Row], rates: Row | None, width: int) -> Columns:
-    """Return the columns that fit, by heading; the names are folded into lines."""
+    """Return the columns that fit into a width, by heading; long names are folded into lines."""
     recent_shares: dict[tuple[str, int], float] = {}
     if rates:
         recent_shares = {job_key(job): job["waiting_share"] for job in rates["jobs"]}
@@ -143,7 +151,7 @@ def _job_columns(jobs: Sequence[Row], rates: Row | None, width: int) -> Columns:
         _ELASTIC: [one_line(_waiting_now(job)) for job in jobs],
     }
     dispensable = list(_DISPENSABLE)
-    if not any(map(str, columns[_ELASTIC])):  # nobody waits
+    if not any(map(str, columns[_ELASTIC])):  # the column is empty, as no reader waits
         dispensable.insert(0, _ELASTIC)
     for heading in dispensable:
         if _min_width(columns, _USUAL_NAME_COLUMNS) <= width:
@@ -169,8 +177,8 @@ def _min_width(columns: Columns, max_name_columns: int) -> int:
     """Return the minimum width that shows the columns, with their gaps.
 
     Args:
-        columns: to show.
-        max_name_columns: maximum width of the names of jobs; longer ones are folded.
+        columns: the columns.
+        max_name_columns: maximum width of the names of jobs; longer names are folded.
     """
     limits = {"job": max_name_columns, _ELASTIC: _MIN_ELASTIC_COLUMNS}
     total = 0
@@ -222,7 +230,7 @@ def _waiting_now(job: Row) -> str:
     return text
 
 
-# Transfers: those being waited for first, then by when they are needed
+# Transfers: first those that readers wait for, then the others by the time when they are needed
 
 
 def _transfer_order(transfer: Row) -> tuple[bool, bool, float, str]:
@@ -253,7 +261,7 @@ def _transfer_columns(rows: Sequence[Row], width: int, *, is_cut: bool) -> Colum
 
 
 def _end_of(url: str, max_chars: int) -> str:
-    """Cut a url at its beginning: the urls of a dataset differ at the end."""
+    """Cut a url to a length at its beginning, since the urls of a dataset differ at the end."""
     if len(url) <= max_chars:
         return url
     return f"…{url[1 - max_chars :]}"
@@ -265,6 +273,6 @@ def _bytes_of_total(transfer: Row) -> str:
 
 
 def _needed(needed_in_s: float | None) -> str:
-    if needed_in_s is None:  # no plan contains it
+    if needed_in_s is None:  # the shard is in no reader's plan
         return ""
     return duration(needed_in_s) if needed_in_s > 0 else "now"

@@ -1,4 +1,10 @@
-"""Simulation of `shuffle="global"`: samples that are read by their ranges of the shards."""
+"""Simulation of `shuffle="global"`: samples that are read by their ranges of the shards.
+
+`simulate` uses this module with --global-shuffle. All samples are permuted, so that a rank reads
+single samples from everywhere. A node's cache then holds parts, ranges of an object that are
+fetched as a unit; if most parts of an object are wanted, the whole object is fetched. A rank asks
+for its next samples ahead of time, within a budget of cache space.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +32,13 @@ _REMEDY = "write both files again: shardcache index URL... -o index.json --sampl
 
 
 class _SampleRange(NamedTuple):
-    """A sample's range of its shard: offsets of its first byte, and of the byte after its last."""
+    """Range of a sample in its shard.
+
+    Attributes:
+        shard: number of the shard.
+        start: offset of the sample's first byte.
+        stop: offset of the byte after its last.
+    """
 
     shard: int
     start: int
@@ -34,9 +46,12 @@ class _SampleRange(NamedTuple):
 
 
 class SamplePositions:
-    """Ranges of a dataset's samples in its shards, as the table beside its index file has them.
+    """Ranges of a dataset's samples in its shards, from the sample table next to the index file.
 
-    They are in file order, 16 bytes a sample.
+    The ranges have the order of the file, and take 16 bytes of memory per sample.
+
+    Args:
+        sizes: size of each shard in bytes.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -46,9 +61,13 @@ class SamplePositions:
 
     @classmethod
     def read(cls, index: Path, manifest: Manifest) -> SamplePositions:
-        """Read the table beside an index file.
+        """Read the sample table next to an index file.
 
-        Raises ConfigError if there is none, or it does not match the index file.
+        Raises ConfigError if there is no table, or it does not match the index file.
+
+        Args:
+            index: path of the index file.
+            manifest: the shards of the index file.
         """
         from shardcache.shared.urls.url_names import beside_index
         from shardcache.tarindex.contents import SUFFIX
@@ -81,16 +100,16 @@ class SamplePositions:
 
     @property
     def all_bytes(self) -> int:
-        """Number of bytes of all samples."""
+        """Size of all samples together."""
         return sum(map(sum, self._stops)) - sum(map(sum, self._starts))
 
     def _add_row(self, row: dict[str, Any]) -> None:
-        """Add the samples of one row of the table, which are some of a shard's."""
+        """Add the samples of one row of the table, which lists some samples of one shard."""
         from shardcache.tarindex.spans import RowSpans
 
         shard = row["shard"]
         spans = RowSpans.of(row)
-        # A sample that cannot be read from a span of its own takes the whole shard.
+        # A sample that has no span of its own is read by fetching the whole shard.
         whole_shard = (0, self._sizes[shard])
         for number in range(len(spans)):
             start, stop = spans.span(number) or whole_shard
@@ -100,21 +119,26 @@ class SamplePositions:
 
 @dataclass(slots=True)
 class _AheadBudget:
-    """Space in a node's cache for ranges that its readers have asked for and do not need yet."""
+    """Space in a node's cache for ranges that its readers have asked for and do not need yet.
+
+    Attributes:
+        limit_bytes: size of the space.
+        taken_bytes: size of the ranges that are in it.
+    """
 
     limit_bytes: int
     taken_bytes: int = 0
 
 
 class _SampleReader:
-    """A rank that reads samples one by one, and asks for the next ones ahead.
+    """A rank that reads samples one by one, and asks for the next samples ahead of time.
 
     Args:
-        cache: of the node.
-        ranges: of the samples, in the order in which they are read.
-        idle_steps: number of steps before the first sample.
-        budget: the one that all readers of the node share.
-        max_asked: number of samples that are asked for at a time.
+        cache: cache of the rank's node.
+        ranges: ranges of the samples, in the order in which they are read.
+        idle_steps: number of steps to wait before the first sample.
+        budget: the budget that all readers of the node share.
+        max_asked: maximum number of samples that are asked for and not yet read.
     """
 
     def __init__(
@@ -134,7 +158,7 @@ class _SampleReader:
         self._asked: deque[AskedRange] = deque()
 
     def step(self) -> bool:
-        """Read the next sample; return False if there is none."""
+        """Read the next sample; return False if all samples have been read."""
         if self._idle_steps:
             self._idle_steps -= 1
             return True
@@ -147,7 +171,7 @@ class _SampleReader:
         return True
 
     def _ask_ahead(self) -> None:
-        """Ask for the next samples: at least for one, even if the budget is used up."""
+        """Ask for the next samples: for at least one sample, even if the budget is used up."""
         while self._next_range is not None and len(self._asked) < self._max_asked:
             if self._asked and self._budget.taken_bytes >= self._budget.limit_bytes:
                 return
@@ -162,9 +186,10 @@ class SampleSimulation:
 
     Args:
         run: the run's options.
-        positions: of the samples in their shards.
+        positions: ranges of the samples in their shards.
         part_bytes: size of a part.
-        whole_from_percent: percentage of an object's parts from which the whole is fetched.
+        whole_from_percent: percentage of an object's parts that have to be read before the whole
+            object is fetched.
     """
 
     def __init__(
@@ -179,7 +204,7 @@ class SampleSimulation:
         from shardcache.store.space import footprint_bytes, typical_sidecar_bytes
 
         self._run = run
-        self._samples = run.manifest.samples or 0  # of an index file, always known
+        self._samples = run.manifest.samples or 0  # never None for the manifest of an index file
         self._positions = positions
         self._rules = PartRules(
             capacity_bytes=run.disk,
@@ -187,7 +212,8 @@ class SampleSimulation:
             max_share=whole_from_percent / 100,
             reserved_bytes=footprint_bytes,
             file_bytes=FILE_BYTES,
-            whole_bytes=typical_sidecar_bytes(samples=0),  # without an index of samples
+            # Objects that are fetched whole are not indexed, so their sidecars list no samples.
+            whole_bytes=typical_sidecar_bytes(samples=0),
         )
 
     def replay(self, node: int) -> PartReplay:
@@ -201,17 +227,17 @@ class SampleSimulation:
         run = self._run
         cache = PartReplay(run.manifest.shards.sizes, self._rules)
         budget = _AheadBudget(self._rules.capacity_bytes // AHEAD_SHARE)
-        # As many as the client asks for: samples of the batch being read, and of the next ones.
+        # The client asks for the samples of the batch being read, and of the next batches.
         max_asked = min(MAX_ASKED, (1 + RUNS_AHEAD) * run.batch_size)
         readers = []
         for job in range(run.jobs):
-            # Jobs that do not run together start at equal intervals in an epoch.
+            # Unless they run together, the jobs start at equal intervals within an epoch.
             idle_steps = 0 if run.together else job * self._epoch_samples // run.jobs
             for rank in self._ranks_of(node):
                 ranges = self._ranges(job, rank)
                 readers.append(_SampleReader(cache, ranges, idle_steps, budget, max_asked))
 
-        # All readers go one step at a time; those at their end drop out.
+        # All readers go one step at a time, and drop out when they have read all of their samples.
         while readers:
             readers = [reader for reader in readers if reader.step()]
         return cache
@@ -219,7 +245,7 @@ class SampleSimulation:
     def first_batch_bytes(self, node: int) -> int:
         """Return the bytes that a node receives until each rank of the first job has a batch."""
         run = self._run
-        # No object is fetched as a whole so early: only the parts with these samples are.
+        # So early, no object is fetched as a whole; only the parts with these samples are fetched.
         rules = replace(self._rules, max_share=1.0)
         cache = PartReplay(run.manifest.shards.sizes, rules)
         for rank in self._ranks_of(node):
@@ -242,7 +268,7 @@ class SampleSimulation:
         misses = sum(cache.misses for cache in caches)
         store_bytes = sum(cache.store_bytes for cache in caches)
         requests = sum(cache.requests for cache in caches)
-        # Without a cache, each read fetches its sample.
+        # Without a cache, each read fetches its sample: a mean number of bytes per read.
         uncached_bytes = self._positions.all_bytes * reads // self._samples
         first_batch_bytes = max(map(self.first_batch_bytes, range(run.nodes)))
         return {
@@ -270,7 +296,7 @@ class SampleSimulation:
         from shardcache_client.order.sequences.rounds import Shuffle, Topology
 
         run = self._run
-        # The number of a job is its seed, too. Without a window, all samples are permuted.
+        # The number of a job is its seed, too. A window of None permutes all samples.
         shuffle = Shuffle(job, window=None)
         deal = Assignment(shuffle, batch_size=run.batch_size).deal(run.manifest)
         topology = Topology(rank, run.nodes * run.ranks)
@@ -282,7 +308,14 @@ class SampleSimulation:
 
 
 def _figures(hit_share: float, store_bytes: int, requests: int, table: OriginTable) -> Json:
-    """Return the figures of one policy, which has no tier."""
+    """Return the figures of one policy for a cluster without a tier.
+
+    Args:
+        hit_share: share of the reads that needed no fetch.
+        store_bytes: bytes that the object store sent.
+        requests: number of requests to the object store.
+        table: the [[origin]] table with the prices.
+    """
     return {
         "hits": hit_share,
         "store_bytes": store_bytes,

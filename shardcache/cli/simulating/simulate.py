@@ -1,4 +1,10 @@
-"""`shardcache simulate`: fetches of a training run, in the real order, by the real schedule."""
+"""`shardcache simulate`: fetches of a training run, in the real order, by the real schedule.
+
+`SimulatedRun` computes the fetches of whole shards, and `SampleSimulation` those of single samples
+(--global-shuffle). A policy is a way in which a node's cache decides what to fetch and evict. The
+forecast is a JSON object with the figures of each policy, the space needed on a disk, and the time
+to the first batch.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +34,14 @@ _FORMATS: dict[str, Any] = {
 
 
 def _manifest(index: Path) -> Manifest:
-    """Read an index file. Raises ConfigError unless it has all shards' sizes and counts."""
+    """Read an index file. Raises ConfigError unless it has each shard's size and sample count."""
     from shardcache.shared.lists import shardlist
     from shardcache.shared.lists.shard_columns import Shards
     from shardcache_client.order.shards.manifest import Manifest
 
     try:
         manifest = Manifest(Shards.of_columns(shardlist.read(index.read_bytes())))
-        lacks_sizes = -1 in manifest.shards.sizes
+        lacks_sizes = -1 in manifest.shards.sizes  # -1 stands for an unknown size
         if not manifest.samples or lacks_sizes:
             raise ValueError("it has no samples, or no sample counts or sizes")
     except (OSError, ValueError) as exn:
@@ -50,7 +56,10 @@ def _manifest(index: Path) -> Manifest:
 def _checked_picture(
     _ctx: click.Context, _param: click.Parameter, picture: Path | None
 ) -> Path | None:
-    """Return the path; raise ConfigError for a missing folder, before anything is computed."""
+    """Return the path of --picture; raise ConfigError if its folder is missing.
+
+    The folder is checked here, before the simulation is computed, which may take long.
+    """
     if picture is not None and not picture.parent.is_dir():
         raise ConfigError(
             "cannot write the picture: the folder does not exist",
@@ -205,7 +214,7 @@ def _forecast_of_samples(
     range_part_size: int | None,
     whole_from_percent: int | None,
 ) -> Json:
-    """Return the forecast for a permutation of all samples, as JSON with the same fields."""
+    """Return the forecast for a permutation of all samples, with the fields of `_forecast`."""
     from shardcache.cli.simulating.sample_simulation import SamplePositions, SampleSimulation
     from shardcache.config.origin_table import table_of
     from shardcache.config.settings import Settings
@@ -222,7 +231,12 @@ def _forecast_of_samples(
 
 
 def _forecast(run: SimulatedRun, line_bytes_per_s: int) -> Json:
-    """Return the forecast as JSON: the fetches of each policy, disk space, and time."""
+    """Return the forecast for a run that reads whole shards.
+
+    Args:
+        run: the run.
+        line_bytes_per_s: bandwidth of each node's network.
+    """
     all_reads = 0
     disk_bytes = 0
     first_batch_s = 0.0

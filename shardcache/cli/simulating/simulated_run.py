@@ -1,4 +1,10 @@
-"""A training run by its options: its reads in the real order, and the fetches of each policy."""
+"""A training run by its options: its reads in the real order, and the fetches of each policy.
+
+`simulate` constructs a `SimulatedRun`. A read is the visit of a rank to a shard: the time from the
+first of the shard's samples that the rank reads to the last. A policy decides which shards a node's
+cache fetches and evicts: "shardcache" decides as the daemon does; "MIN", "LRU" and "none" are for
+comparison. Time is counted in samples: a rank reads one sample per second.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +29,8 @@ NO_CACHE = "none"
 POLICIES = ("shardcache", "MIN", "LRU", NO_CACHE)
 _PART_BYTES = 8 * 1024 * 1024
 
-# The drawing of hit rates, `hits.svg`: its curves have a point for each step of the disk's size, up
-# to a little more than all shards take.
+# The layout of the drawing of hit rates, `hits.svg`. Its curves have a point for each step of the
+# disk's size, up to a little more than all shards take.
 _STEPS = 8
 _MARGIN = 1.05
 _LEFT = 60
@@ -37,10 +43,10 @@ _HEIGHT = 300
 class SimulatedRun:
     """A training run, by its options.
 
-    A sample takes each rank a second. Jobs begin together, or spread evenly over an epoch.
+    Each rank reads one sample per second. Jobs begin together, or spread evenly over an epoch.
 
     Attributes:
-        manifest: of the dataset, with sizes and sample counts.
+        manifest: the dataset's shards, with sizes and sample counts.
         disk: capacity of each node's cache, in bytes.
         nodes: number of nodes.
         ranks: number of ranks of a job on each node.
@@ -48,9 +54,11 @@ class SimulatedRun:
         epochs: number of epochs of each job.
         jobs: number of jobs on the same nodes.
         together: True if the jobs begin at the same time.
-        tier: True if the nodes have a tier.
-        shuffle, window, canonical_nodes: the dataset's shuffle.
-        batch_size: of each rank, in samples.
+        tier: True if the nodes have a tier, a cache that they share.
+        shuffle: True if the dataset is shuffled.
+        window: the dataset's `shuffle_window`.
+        canonical_nodes: the dataset's `canonical_nodes`.
+        batch_size: number of samples in a batch of each rank.
     """
 
     manifest: Manifest
@@ -72,9 +80,10 @@ class SimulatedRun:
         return self.manifest.shards.sizes[int(shard)]
 
     def reads(self, node: int) -> list[Read]:
-        """Return the visits of all ranks of a node to shards, in order.
+        """Return the reads of all ranks of a node, in order of their times.
 
-        The worker processes of a rank visit the same shards, at nearly the same times.
+        The worker processes of a rank visit the same shards at nearly the same times, so they count
+        as one read.
         """
         from shardcache_client.order.dealing.assignment import Assignment
         from shardcache_client.order.rank_epoch import RankEpoch
@@ -92,7 +101,7 @@ class SimulatedRun:
             delay_epochs = 0.0 if self.together else job / self.jobs
             for epoch in range(self.epochs):
                 begin_s = epoch_s * (epoch + delay_epochs)
-                # Sessions are numbered by job, and in a job by rank.
+                # A session is a rank of a job. Sessions are numbered job by job, and rank by rank.
                 for session, rank in enumerate(ranks, job * self.ranks):
                     topology = Topology(rank, world_size)
                     share = deal.share(epoch, shift=0, topology=topology)
@@ -101,13 +110,17 @@ class SimulatedRun:
         return sorted(reads)
 
     def process_reads(self, reads: Sequence[Read]) -> int:
-        """Return the number of reads by all processes: each visits all shards of its rank."""
+        """Return the number of reads by all worker processes, given the reads of ranks.
+
+        Each worker process visits all shards of its rank.
+        """
         return len(reads) * self.workers
 
     def cached_bytes(self, shard: str) -> int:
-        """Return the space that a shard takes in the cache.
+        """Return the space that a shard takes in the cache, with its sidecar (its index there).
 
-        Its sidecar has a typical size: an index file does not say how many members a sample has.
+        The sidecar is given a typical size, since an index file does not say how many members a
+        sample has.
         """
         from shardcache.store.space import typical_sidecar_bytes
 
@@ -118,18 +131,23 @@ class SimulatedRun:
         """Return the space that the daemon reserves for a shard before it fetches it."""
         from shardcache.store.space import footprint_bytes
 
-        # For an index of many tiny samples, the daemon enlarges the reservation.
+        # If a shard has many tiny samples, the daemon enlarges the reservation for its sidecar.
         return max(footprint_bytes(self.size_bytes(shard)), self.cached_bytes(shard))
 
     def fetches(self, reads: Sequence[Read], disk_bytes: int) -> tuple[dict[str, list[str]], int]:
-        """Return each policy's fetches for a node's reads, and the maximum of used space.
+        """Return the shards that each policy fetches, and the maximum of the space in use.
 
-        Raises CapacityError.
+        The space is that of the policy "shardcache". Raises CapacityError.
+
+        Args:
+            reads: the reads of a node.
+            disk_bytes: capacity of the node's cache.
         """
         self.check_largest(reads, disk_bytes)
         sizes = Sizes(reserved=self.reserved_bytes, cached=self.cached_bytes)
         ours = Replay(reads, disk_bytes, sizes)
-        least_recent = range(0, -len(reads), -1)  # the earlier a read, the higher its rank
+        # LRU evicts the shard whose last read has the highest number here: the earliest one.
+        least_recent = range(0, -len(reads), -1)
         fetched = {
             "shardcache": ours.fetched,
             "MIN": list(misses(reads, furthest_next(reads), disk_bytes, sizes)),
@@ -139,7 +157,7 @@ class SimulatedRun:
         return fetched, ours.peak_bytes
 
     def check_largest(self, reads: Sequence[Read], disk_bytes: int) -> None:
-        """Raise CapacityError if a node's disk cannot hold even the largest of its shards."""
+        """Raise CapacityError if a node's disk cannot hold the largest shard that it reads."""
         largest = max({read.shard for read in reads}, key=self.reserved_bytes)
         reserved_bytes = self.reserved_bytes(largest)
         if reserved_bytes > disk_bytes:
@@ -156,13 +174,15 @@ class SimulatedRun:
 
         All ranks receive at the same rate.
         """
-        if not self.window:  # from the beginning of a shard that is still arriving
+        if not self.window:
+            # Samples that are not shuffled are read from shards that are still arriving, so only
+            # the bytes of the first batches have to arrive.
             sample_bytes = sum(self.manifest.shards.sizes) / (self.manifest.samples or 1)
             return float(self.ranks * self.batch_size * sample_bytes)
         first_shards = set()
         for read in reads:
             is_of_first_job = read.session < self.ranks
-            is_of_first_batch = read.start_s < self.batch_size  # a sample takes a second
+            is_of_first_batch = read.start_s < self.batch_size  # a rank reads a sample per second
             if is_of_first_job and is_of_first_batch:
                 first_shards.add(read.shard)
         return sum(map(self.size_bytes, first_shards))
@@ -170,11 +190,12 @@ class SimulatedRun:
     def figures(self, policy: str, fetched: Counter[str], read_count: int) -> Json:
         """Return the figures of a policy.
 
-        With a tier, the store sends each shard once, and each node owns an equal part of them.
+        With a tier, the store sends each shard once, and each node owns an equal share of the
+        shards.
 
         Args:
             policy: one of `POLICIES`.
-            fetched: how often each shard was fetched by the nodes.
+            fetched: for each shard, the number of times that the nodes fetched it.
             read_count: number of reads by all processes.
         """
         from shardcache.config.origin_table import table_of
@@ -203,9 +224,15 @@ class SimulatedRun:
     def requests_without_bytes(self, policy: str, fetch_count: int, read_count: int) -> int:
         """Return the maximum number of requests that bring no bytes of shards.
 
-        A daemon asks for a shard's version when it fetches it, and again when a reader gets it,
-        unless that is within `--listing-ttl-s`. The tier asks for a node's permission to fetch,
-        unless another node with the same access key got one within `--trust-s`.
+        A daemon asks for a shard's version when it fetches the shard, and again when a reader gets
+        the shard, unless it has asked within `--listing-ttl-s`. The tier asks the store whether a
+        node may read a shard, unless a node with the same access key was permitted to read it
+        within `--trust-s`.
+
+        Args:
+            policy: one of `POLICIES`.
+            fetch_count: number of fetches by all nodes.
+            read_count: number of reads by all processes.
         """
         if policy == NO_CACHE:
             return read_count
@@ -213,9 +240,9 @@ class SimulatedRun:
         return fetch_count + read_count + permissions
 
     def picture(self) -> str:
-        """Return a drawing of the first node's hit rates, by the size of its disk.
+        """Return an SVG drawing of the first node's hit rates, by the size of its disk.
 
-        The largest size holds all shards that the node reads.
+        The largest disk holds all shards that the node reads.
         """
         reads = self.reads(0)
         points = dict.fromkeys(POLICIES, "")

@@ -1,4 +1,12 @@
-"""`shardcache serve --private`: this user's own daemon, in the background."""
+"""`shardcache serve --private`: this user's own daemon, in the background.
+
+A private daemon serves one user on a node that has no daemon of its own. It belongs to an
+environment: the user, and the credentials in the environment's variables. A place is a folder with
+the daemon's socket and the files around it. Each private daemon has two places: one where the
+processes of its environment look first, and one in its cache folder, where processes of another
+job or container find it, too. The functions here are called by the command `serve`, which clients
+start when they find no daemon.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +44,8 @@ _MAX_LOG_BYTES = 1024 * 1024
 _STDIN = 0
 _STDOUT = 1
 _STDERR = 2
-# Variables of a service manager, for the process that it started: an ancestor of this one.
+# Variables that a service manager sets for a process that it starts. They concern an ancestor of
+# the private daemon, not the daemon itself.
 _MANAGER_VARIABLES = (
     "NOTIFY_SOCKET",
     "LISTEN_FDS",
@@ -45,8 +54,8 @@ _MANAGER_VARIABLES = (
     "WATCHDOG_USEC",
     "WATCHDOG_PID",
 )
-# Limits that a job sets for its own processes. The limit of core files, which would contain
-# credentials, is not among them: it stays.
+# Limits that a job sets for its own processes. The limit on core files is not among them and stays,
+# since a core file would contain credentials.
 _LIMITS = (
     resource.RLIMIT_AS,
     resource.RLIMIT_CPU,
@@ -59,9 +68,9 @@ _LIMITS = (
 
 
 def start(flags: Mapping[str, Any], config: Path | None) -> Json:
-    """Start the private daemon of this environment, unless it runs.
+    """Start the private daemon of this environment, unless it runs already.
 
-    Return its socket, and whether it was started, as JSON.
+    Returns the daemon's socket, and `started`, True if this call has started the daemon, as JSON.
 
     Raises the errors of `shardcache serve`; CacheDirError if there is no local disk for the cache;
     DaemonError if the daemon ends before it serves; NoDaemonError if it was killed.
@@ -73,7 +82,8 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
         env["SHARDCACHE_CACHE_DIR"] = flags["cache_dir"]
     base = cache_base(env)
     with errors_of_cache():
-        # Daemons do not share credentials: these name the cache folder.
+        # Daemons do not share credentials, so a cache folder is named after a keyed hash of the
+        # environment's credentials. The key is a file in the folder `base`.
         credentials_digest = digest(base)
     with ExitStack() as stack:
         lock = stack.enter_context(locked(place.lock, is_inherited=True))
@@ -81,27 +91,29 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
         # 1. A daemon listens where this environment's processes look first.
         if is_listening(place.socket):
             if not place.shows_cache():
+                # The daemon's cache is in another mount namespace, or its record is being written.
                 raise NoDaemonError(
                     "a private daemon has just been started, but this process cannot see its cache",
                     remedy="try again",
                 )
             return {"socket": str(place.socket), "started": False}
         with errors_of_cache():
-            # 2. A daemon listens in its cache folder: its socket there gets a link.
+            # 2. A daemon listens in its cache folder only: this environment's place gets a link to
+            # the socket there.
             other = place_in_cache(base, credentials_digest)
             if other is not None:
                 place.lead_to(other)
                 place.record_cache(other.folder)
                 return {"socket": str(place.socket), "started": False}
-            # 3. None listens: start one in a free cache folder.
+            # 3. No daemon listens: one is started in a free cache folder.
             folder = free_folder(base, credentials_digest)
-        if place.socket.is_symlink():  # to a daemon that has ended
+        if place.socket.is_symlink():  # the link leads to a daemon that has ended
             place.socket.unlink()
         place.record_cache(folder)
         settings = _settings(flags, config, place, folder)
         reader, writer = os.pipe()
         pid = os.fork()
-        if pid == 0:  # the daemon
+        if pid == 0:  # this process becomes the daemon
             os.close(reader)
             second_place = PrivatePlace.in_cache(folder, base)
             _serve(settings, place, second_place, writer, (lock, base_lock))
@@ -110,9 +122,9 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
 
 
 def _raise_limits() -> None:
-    """Raise the job's soft limits, which are not meant for the daemon, to the hard ones.
+    """Raise the job's soft limits, which are not meant for the daemon, to the hard limits.
 
-    Call it before anything is written: one of them limits the size of files.
+    Call it before anything is written, since one of the limits is that of the size of files.
     """
     for kind in _LIMITS:
         _, hard = resource.getrlimit(kind)
@@ -127,14 +139,17 @@ def _settings(
 ) -> Settings:
     """Return the daemon's options, from flags, environment and config file.
 
-    The config file may be the node's: its settings of socket, cache folder and HTTP are ignored.
+    The config file may be the node's, so its settings of socket, cache folder and HTTP are ignored.
     """
     from shardcache.config.option_sources import VARIABLE_PREFIX
     from shardcache.config.settings import Settings
 
     prefix = VARIABLE_PREFIX.lower()
+    # The names of the options that are set. Variables without the prefix are in the set, too, but
+    # their names do not occur among `defaults`.
     set_names = {name.lower().removeprefix(prefix) for name in os.environ} | flags.keys()
-    # Half of the space that would be free without this cache, so that each start gives the same.
+    # The capacity is half of the space that would be free without this cache, so that it is the
+    # same at each start.
     cached_bytes = sum(path.stat().st_size for path in folder.glob("shards/*/*"))
     spare_bytes = free_bytes(folder) + cached_bytes
     defaults: Json = {"capacity": spare_bytes // 2, "idle_exit_s": _IDLE_EXIT_S}
@@ -160,14 +175,14 @@ def _serve(
 
     Args:
         settings: the daemon's options.
-        place: the one that processes of this environment know.
-        second_place: the one in the cache.
-        writer: the pipe for the outcome of the start.
-        locks: to release once the daemon serves.
+        place: the place where processes of this environment look first.
+        second_place: the place in the cache folder.
+        writer: descriptor of the pipe for the outcome of the start.
+        locks: descriptors of the locks to release once the daemon serves.
     """
 
     def on_ready(store: Store) -> None:
-        os.utime(settings.cache_dir)  # time of last use, for `remove_old`
+        os.utime(settings.cache_dir)  # records the time of last use for `remove_old`
         facts = {
             "cache_dir": str(settings.cache_dir),
             "capacity_bytes": store.space.capacity_bytes,
@@ -179,7 +194,8 @@ def _serve(
         threading.Thread(target=remove_old, args=(settings.cache_dir,), daemon=True).start()
 
     _detach(place.log)
-    # Collections would take a tenth of the time of the imports. The daemon enables them later.
+    # Garbage collections would take a tenth of the time that the imports take. The daemon enables
+    # them later.
     gc.disable()
     try:
         from shardcache.daemon.running import serve
@@ -190,7 +206,7 @@ def _serve(
     except ShardcacheError as exn:
         _report(writer, error=exn.to_json())
         raise
-    os.utime(settings.cache_dir)  # time of last use, for `remove_old`
+    os.utime(settings.cache_dir)  # records the time of last use for `remove_old`
     sys.exit()
 
 
@@ -198,7 +214,7 @@ def _detach(log: Path) -> None:
     """Detach this process from its parent's terminal, folder, CPUs, niceness and service manager.
 
     Args:
-        log: file for its output.
+        log: file for the output of this process.
     """
     os.setsid()
     os.chdir("/")
@@ -224,10 +240,15 @@ def _report(writer: int, **outcome: Any) -> None:
 
 
 def _outcome(reader: int, place: PrivatePlace, pid: int) -> Json:
-    """Return the outcome that the daemon `pid` reports.
+    """Wait for the outcome of the start that the daemon reports, and return it.
 
-    If the daemon ends without a report, the pipe is closed with nothing in it. Raises
-    NoDaemonError if the daemon was killed: another attempt may succeed.
+    If the daemon ends without a report, the pipe ends with nothing in it. Raises NoDaemonError if
+    the daemon was killed, since another attempt may succeed.
+
+    Args:
+        reader: descriptor of the pipe.
+        place: the daemon's place.
+        pid: process id of the daemon.
     """
     with os.fdopen(reader, "rb") as file:
         report = file.read()
