@@ -1,7 +1,7 @@
 """The daemon's HTTP server.
 
 On Unix sockets, it serves everything: readers' sessions, the admin API, metrics and the dashboard.
-Over TCP, it serves only the status, which cannot change anything. The composition root
+Over TCP, it serves only pages that change nothing, such as the status. The composition root
 (`daemon.running`) starts it. To drain is to let requests finish before the daemon exits.
 """
 

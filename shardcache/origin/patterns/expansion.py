@@ -158,8 +158,8 @@ def asks_store(pattern: str) -> bool:
     braced = in_braces(pattern)
     if _needs_request(braced):
         return True
-    # Every expansion ends as the pattern does. Without braces, or with a shard's suffix at the end,
-    # the pattern itself has shown that no expansion needs a request.
+    # Wildcards in braces have been found above. An expansion can be a prefix or an index file only
+    # by its end, and a pattern that ends with a shard's suffix gives that end to all expansions.
     if "{" not in braced or braced.endswith(SUFFIXES):
         return False
     return any(map(_needs_request, expand_braces(pattern)))

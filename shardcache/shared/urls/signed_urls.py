@@ -1,7 +1,7 @@
 """Signed urls of web servers.
 
 A signed url has parameters that permit a read until it expires. Urls that differ only in these
-parameters name the same object, so the cache leaves the parameters out of a shard's name.
+parameters name the same object, so the cache leaves them out when it identifies an object.
 
 ======================  ====================================================================
 signed by               parameters
