@@ -71,7 +71,7 @@ class DaemonLink(ABC):
 
     @abstractmethod
     def _keep_pending_leases(self) -> None:
-        """Drop the granted leases, because another daemon serves from now on."""
+        """Drop the leases whose whole shard is granted, as another daemon serves from now on."""
 
     # Messages to a daemon that may be lost
 

@@ -416,9 +416,9 @@ class Session(DaemonLink):
         self._declared = self._plan
 
     def _keep_pending_leases(self) -> None:
-        """Keep the leases that are not granted yet, for another daemon to serve.
+        """Keep only the leases whose whole shard is not granted yet, for another daemon to serve.
 
-        Granted files are mapped by this process, so the previous daemon does not evict them.
+        The other files are mapped by this process, so the previous daemon does not evict them.
         """
         self._leases = [lease for lease in self._leases if not lease.is_granted_whole]
 

@@ -1,1 +1,1 @@
-"""The loader: batches for a torch training loop, made here, by threads or by worker processes."""
+"""The loader: batches for a torch training loop, made by this process or its workers."""

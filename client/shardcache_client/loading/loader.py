@@ -104,7 +104,7 @@ class ShardLoader(Generic[B_co]):
             self._options["pin_memory"] = torch.cuda.is_available()
         if self._options["persistent_workers"] is None:
             self._options["persistent_workers"] = self._has_processes()
-        self._times = EpochTimes(0)  # times of the latest epoch; before any, of none
+        self._times = EpochTimes(0)  # times of the latest epoch; empty before the first
         try:
             self._template = self._new_template()
         except (TypeError, ValueError) as exn:  # DataLoader's own checks of its arguments
@@ -214,7 +214,7 @@ class ShardLoader(Generic[B_co]):
         # Not done above if the last batch was not known to be the last.
         self._finish(iteration, source)
         iteration.reading = "over"
-        if iteration.role != "overtaken":
+        if iteration.role != "overtaken":  # that is, unless another iteration counts instead
             self._times = times
             log.info("%s", times)
 
@@ -232,7 +232,7 @@ class ShardLoader(Generic[B_co]):
     # iteration that reads the kept source may be gone by then.
 
     def _make_main(self, iteration: Iteration, source: Source) -> None:
-        """Let an iteration count as the reading of its epoch."""
+        """Let an iteration count as the reading of its epoch, unless a later one already does."""
         self._reader.bookmark.make_main(iteration)
         self._keep(source, iteration)
 

@@ -97,7 +97,10 @@ class UncountedReader:
                 yield read()
 
     def steps(self, start: int) -> tuple[StepPlace, ...]:
-        """Return the steps begun so far, from the step that has the place `start` on."""
+        """Return the steps begun so far, from the step that has the place `start` on.
+
+        Earlier steps are forgotten, as the caller does not return to their places.
+        """
         while len(self._begun) > 1 and self._begun[1].before <= start:
             self._begun.popleft()
         return tuple(self._begun)
@@ -172,7 +175,10 @@ class UncountedReader:
             window.give_back(leased)
 
     def _arriving_samples(self, leased: LeasedShard) -> Iterator[Callable[[], ReadResult]]:
-        """Yield the samples of a shard as they arrive: each is read before its function is."""
+        """Yield the samples of a shard as they arrive.
+
+        Each sample is read before its function is yielded.
+        """
         while True:
             try:
                 # Another call after a bad sample yields the samples that follow it.

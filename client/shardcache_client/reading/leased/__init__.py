@@ -1,1 +1,1 @@
-"""Shards leased from the daemon, read on local disk, also while they arrive."""
+"""Shards leased from the daemon, and read on local disk, even while they arrive."""

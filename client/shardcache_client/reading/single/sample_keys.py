@@ -24,7 +24,7 @@ class SampleKeys:
     """Numbers of the samples that may have a key, in about 17 bytes of memory per sample.
 
     Keys are compared by checks of 32 bits. So a sample that is found may have another key, with a
-    probability of one in four billions for each comparison.
+    probability of one in four billion for each comparison.
     """
 
     def __init__(self, checks: Iterable[int], count: int) -> None:
