@@ -1,4 +1,7 @@
-"""`shardcache credentials`: keys for the S3 endpoint, as AWS' SDKs take them from a process."""
+"""`shardcache credentials`: keys for the daemon's S3 endpoint.
+
+AWS's SDKs run the command as a `credential_process`, and read the keys from its output.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The command group, where errors become messages and exit codes."""
+"""The program `shardcache`: the group of all commands, in which errors become exit codes."""
 
 from collections.abc import Iterator, MutableMapping
 from importlib import import_module
@@ -10,8 +10,8 @@ from shardcache import __version__
 from shardcache.cli import common
 from shardcache.errors import ShardcacheError
 
-# In the order of the help. A command's module is imported only when the command is used: so a
-# private daemon, for which a reader waits, starts in two thirds of the time.
+# The module of each command, in the order of the help. A module is imported only when its command
+# is used. That shortens the start of a private daemon, for which a reader waits, by a third.
 _MODULES = {
     "serve": "starting.serve",
     "stop": "starting.serve",
@@ -66,7 +66,7 @@ class Commands(MutableMapping[str, click.Command]):
 class App(common.Family):
     """A group whose commands may raise any ShardcacheError.
 
-    It is shown as a message, never as a traceback.
+    The error is shown as a message, never as a traceback.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -76,7 +76,8 @@ class App(common.Family):
         except ShardcacheError as exn:
             ctx.exit(common.report(exn, ctx))
         except KeyboardInterrupt:
-            # click would print "Aborted!" and exit 1; shells and schedulers expect 128 + SIGINT.
+            # click itself would print "Aborted!" and exit with 1, but shells and schedulers expect
+            # 128 plus the number of SIGINT.
             ctx.exit(common.INTERRUPTED)
 
 

@@ -1,4 +1,8 @@
-"""Long work of the daemon on many shards: its progress, failures and summary."""
+"""Long work of the daemon on many shards, as commands show it: progress, failures and a summary.
+
+`warm`, `pin`, `verify` and `index` pass the events of their work to `carry_out`. An event is a JSON
+object with the field `event`, such as "progress" or "shard"; the last event is "done".
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,8 @@ if TYPE_CHECKING:
 def byte_progress(console: Console, label: str) -> Iterator[Callable[[Json], None]]:
     """Show a progress bar in bytes and shards, hidden if the output is not a terminal.
 
-    Yields a function that shows an event's `done_bytes`, `total_bytes`, `done_shards` and `shards`.
+    Yields a function that updates the bar by an event's `done_bytes`, `total_bytes`, `done_shards`
+    and `shards`.
     """
     from rich import progress
 
@@ -73,11 +78,13 @@ def carry_out(
     Exit 1 if a shard failed.
 
     Args:
-        events: of the work.
-        label: of the progress bar.
-        summary: the last line to print, a format with fields of the `done` event (`_readable`).
+        events: the events of the work.
+        label: label of the progress bar.
+        summary: the last line to print, as a format string with fields of the `done` event, which
+            `_readable` makes texts of.
         as_json: True to print each event as JSON instead.
-        advice: returns a line to print after the summary if a shard failed; "" for none.
+        advice: returns a line to print after the summary if a shard failed, "" for no line; None
+            for no advice.
         each_shard: True to print a line per shard if there is no terminal for a progress bar.
         stderr: True to print to standard error, if the command prints its result to standard
             output.
@@ -103,9 +110,9 @@ def _follow(
     *,
     each_shard: bool,
 ) -> tuple[Json, int]:
-    """Show the progress, each failure as it occurs, and each distinct remedy once at the end.
+    """Show the progress, each failure as it occurs, and each remedy once at the end.
 
-    Returns the work's `done` event and the number of failures.
+    Returns the `done` event of the work, and the number of failures.
     """
     from rich.text import Text
 
@@ -131,7 +138,7 @@ def _follow(
                     console.print(f"retrying  {event['url']}: {event['message']}", markup=False)
                 case "error":
                     show_failure(event["error"])
-                case "done":  # always the last one
+                case "done":  # always the last event
                     done = event
     for remedy in dict.fromkeys(error["remedy"] for error in failures if error.get("remedy")):
         console.print(f"  What to do: {remedy}", markup=False)
@@ -139,12 +146,13 @@ def _follow(
 
 
 def _readable(event: Json) -> Json:
-    """Return an event with sizes and counts as texts, and with `intact`: shards that did not fail.
+    """Return an event with its sizes and its counts of shards and samples as texts.
 
-    Numbers of other things stay numbers.
+    The field `intact`, the number of shards that did not fail, is added. Other numbers stay
+    numbers.
     """
     shown: Json = {"intact": common.count(event.get("shards", 0) - event.get("failed", 0), "shard")}
-    shown["refused"] = 0  # a daemon of an earlier release does not count them
+    shown["refused"] = 0  # the value if a daemon of an earlier release does not count them
     for name, value in event.items():
         match value:
             case dict():

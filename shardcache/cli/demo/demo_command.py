@@ -1,4 +1,9 @@
-"""`shardcache demo`: a store, a daemon and two training jobs, and a check of what they read."""
+"""`shardcache demo`: a store, a daemon and two training jobs, and a check of what they read.
+
+`demo_node` runs the store, the daemon and the jobs; `demo_training` is the program of a job;
+`demo_outcome` checks the jobs' reports. With --data, only the sample data of the documentation is
+written (`demo_data`).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ from shardcache.errors import ConfigError, ShardcacheError
 
 _IMAGES = 577  # not divisible by the number of ranks or workers
 _PIXELS = 64
-_STOP_AFTER = 8  # batches of the last epoch, about half of them
+_STOP_AFTER = 8  # number of batches of the last epoch to stop after, about half of them
 
 
 @common.examples("demo", "demo --data data")
@@ -46,7 +51,7 @@ def demo(data: Path | None, as_json: bool) -> None:
         _write_data(data, as_json=as_json)
         return
     _require("torch", "moto", "flask", "PIL")
-    # The same orderly shutdown as on Ctrl-C.
+    # SIGTERM causes the same orderly shutdown as Ctrl-C.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     import asyncio
 
@@ -64,7 +69,7 @@ def demo(data: Path | None, as_json: bool) -> None:
 
 
 def _say_nothing(line: str) -> None:
-    """Ignore a line that describes a step."""
+    """Ignore a line that describes a step of the demo."""
 
 
 def _require(*packages: str) -> None:
@@ -78,7 +83,10 @@ def _require(*packages: str) -> None:
 
 
 def _write_data(folder: Path, *, as_json: bool) -> None:
-    """Write the documentation's data into a folder that is new or empty; print the names there."""
+    """Write the documentation's data into a new or empty folder, and print the names of the data.
+
+    Raises ConfigError for a folder that is not empty.
+    """
     _require("PIL")
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(
@@ -94,7 +102,7 @@ def _write_data(folder: Path, *, as_json: bool) -> None:
 
 
 async def _run(folder: Path, say: Callable[[str], object]) -> DemoOutcome:
-    """Run the demo in a folder, and describe each step; return its outcome."""
+    """Run the demo in a folder, and return its outcome; `say` is called before each step."""
     import asyncio
 
     say(f"drawing {_IMAGES} JPEG images")
@@ -122,10 +130,10 @@ async def _run(folder: Path, say: Callable[[str], object]) -> DemoOutcome:
 
 
 async def _train(node: DemoNode, urls: str) -> list[Epoch]:
-    """Run both jobs at the same time; return what each has read in each epoch."""
+    """Run both jobs at the same time; return the epochs that each has read."""
     import asyncio
 
-    # Different seeds, and so different orders: one download still serves both.
+    # The jobs have different seeds and so read in different orders, but one download serves both.
     async def train_first() -> list[list[Any]]:
         return [await node.train(urls, name="first", job="first", seed=0)]
 
@@ -150,7 +158,7 @@ async def _train(node: DemoNode, urls: str) -> list[Epoch]:
 
 
 def _draw(folder: Path) -> frozenset[str]:
-    """Draw the images, `<shape>/<number>.jpg`; return their names without the suffix."""
+    """Draw the images, `<shape>/<number>.jpg`, into a folder; return their names without suffix."""
     rng = random.Random(0)
     keys = [f"{rng.choice(list(SHAPES))}/{number:03d}" for number in range(_IMAGES)]
     for key in keys:

@@ -1,6 +1,7 @@
 """Data of the demo and of the documentation: small JPEG drawings of shapes, and shards of them.
 
-Every machine gets the same numbers and keys, so that pages can say what a script prints.
+The numbers and keys are the same on every machine, so that the documentation's pages can show the
+output of a script.
 """
 
 from __future__ import annotations
@@ -13,25 +14,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-# Number of corners of each shape; with 30, a polygon looks like a circle.
+# Number of corners of each shape. A polygon with 30 corners looks like a circle.
 SHAPES = {
     "circle": 30,
     "square": 4,
     "triangle": 3,
 }
 PHOTOS = 600
-# Numbers of samples of the shards.
+# Number of samples in each shard.
 TRAINING = (25, 25, 25, 25)
 VALIDATION = (4, 7)
 LINES = 2_000
 
-_SIDES = (96, 128, 160)  # of photos, in pixels
+_SIDES = (96, 128, 160)  # widths and heights of photos, in pixels
 _SAMPLE_PIXELS = 16
 _CLASSES = 10
 
 
 def draw_shape(shape: str, rng: random.Random, width: int, height: int) -> bytes:
-    """Draw a shape somewhere in a picture of `width` × `height` pixels; return the JPEG file."""
+    """Draw a shape at a random place in a picture; return the JPEG file.
+
+    Args:
+        shape: a key of `SHAPES`.
+        rng: source of random numbers, which also decides colours and size.
+        width: width of the picture in pixels.
+        height: height of the picture in pixels.
+    """
     from PIL import Image, ImageDraw
 
     def colour(low: int, high: int) -> tuple[int, int, int]:
@@ -54,9 +62,9 @@ def draw_shape(shape: str, rng: random.Random, width: int, height: int) -> bytes
 def write_data(folder: Path) -> None:
     """Write the data of the documentation's pages into a folder, which must not have them yet.
 
-    `photos/` has a folder of JPEG files per class. `train/` and `val/` have shards and their index;
-    their samples have a `jpg`, a `txt` and a `cls`. `captions/` has the `txt` of these samples
-    alone, in shards, and `lines.txt` is text.
+    `photos/` has a folder of JPEG files for each class. `train/` and `val/` have shards and their
+    index; their samples have a `jpg`, a `txt` and a `cls`. `captions/` has shards with the `txt` of
+    the same samples alone. `lines.txt` is a file of text lines.
     """
     rng = random.Random(0)
     _write_photos(folder / "photos", rng)

@@ -1,6 +1,7 @@
 """The demo's object store, and its node: a daemon, and the commands and jobs that it serves.
 
-Each process ends when its context exits.
+`demo_command` uses `s3_server` and a `DemoNode`. Each process that the node starts is ended when
+the context that started it exits.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ _ENV = {
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     "NO_PROXY": "127.0.0.1",
-    "PYTHONSAFEPATH": "1",  # modules of the working folder must not shadow the demo's
+    "PYTHONSAFEPATH": "1",  # keeps modules in the working folder from shadowing the demo's
 }
 _JOB_ENV = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-_GRACE_S = 10  # between SIGTERM and SIGKILL
+_GRACE_S = 10  # time between SIGTERM and SIGKILL
 _RETRY_S = 0.05
 _LOG_LINES = 60
 
@@ -69,12 +70,17 @@ def s3_server() -> Iterator[str]:
 
 
 class DemoNode:
-    """The demo's node: its daemon and jobs, with their socket, cache and logs in a folder."""
+    """The demo's node: its daemon and jobs, with their socket, cache and logs in a folder.
+
+    Args:
+        folder: an existing folder.
+        endpoint: url of the object store.
+    """
 
     def __init__(self, folder: Path, endpoint: str) -> None:
         self._folder = folder
         self._socket = folder / "shardcache.sock"
-        # It replaces the machine's own config file.
+        # The demo's config file is used in place of the machine's own.
         self._config = folder / "shardcache.toml"
         self._config.write_text(_CONFIG.format(endpoint=endpoint))
         inherited = {
@@ -128,10 +134,10 @@ class DemoNode:
         """Run a training job, from its checkpoint if there is one; return each rank's report.
 
         Args:
-            urls: of the dataset.
-            name: of this run: its log, and the folder of its reports.
-            job: has one checkpoint for all of its runs.
-            seed: of the shuffle.
+            urls: url of the dataset.
+            name: name of this run, from which its log and the folder of its reports are named.
+            job: name of the job. All runs of a job share one checkpoint.
+            seed: seed of the shuffle.
             ranks: number of processes.
             stop_after: number of batches of the last epoch after which the job writes its
                 checkpoint and stops; None to read to the end.
@@ -153,7 +159,14 @@ class DemoNode:
         return await common.in_thread(AdminClient(self._socket).status)
 
     async def _run_job(self, name: str, command: list[Any]) -> None:
-        """Run a command to its end; it finds the daemon, and needs no credentials."""
+        """Run a Python module to its end; raise ShardcacheError if it fails.
+
+        The process finds the daemon by a variable, and needs no credentials.
+
+        Args:
+            name: name of the process, for its log and for errors.
+            command: module and arguments.
+        """
         env = {SOCKET_ENV: str(self._socket)} | _JOB_ENV
         async with self._running(name, command, env) as process:
             if await process.wait():
@@ -166,7 +179,13 @@ class DemoNode:
         command: list[Any],
         env: dict[str, str],
     ) -> AsyncIterator[Process]:
-        """Run a Python module; when the context exits, its process has ended."""
+        """Run a Python module in a process, which has ended when the context exits.
+
+        Args:
+            name: name of the process, for its log.
+            command: module and arguments.
+            env: variables in addition to the node's.
+        """
         import asyncio
 
         with self._log(name).open("wb") as log:

@@ -1,4 +1,9 @@
-"""Outcome of the demo: what each job read in each epoch, and whether that was right."""
+"""Outcome of the demo: the samples that each job read in each epoch, and verdicts about them.
+
+A leg is the part of an epoch that one run of a job has read: a job that is stopped and resumed
+reads an epoch in two legs. Padding is samples that are repeated so that all ranks of a job get
+equally many.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +21,8 @@ class Epoch:
 
     Attributes:
         job: name of the job.
-        number: of the epoch.
-        legs: for each run of the job that read some of the epoch, the reports that its ranks wrote
-            (`demo_training.py`). There are several runs if the job was stopped and resumed.
+        number: number of the epoch.
+        legs: for each leg, the reports that the ranks of its run wrote (`demo_training.py`).
     """
 
     job: str
@@ -27,12 +31,12 @@ class Epoch:
 
     @property
     def keys(self) -> list[str]:
-        """The samples seen, all ranks and legs together."""
+        """Keys of the samples that were read, by all ranks in all legs."""
         return [key for leg in self.legs for rank in leg for key in rank["keys"]]
 
     @property
     def steps(self) -> list[list[int]]:
-        """Steps of each rank, by leg."""
+        """For each leg, the number of steps of each rank."""
         return [[rank["steps"] for rank in leg] for leg in self.legs]
 
     def padding(self, dataset: frozenset[str]) -> int:
@@ -40,10 +44,13 @@ class Epoch:
         *earlier_legs, last_leg = self.legs
         seen_before = sum(len(rank["keys"]) for leg in earlier_legs for rank in leg)
         unseen = len(dataset) - seen_before
-        return -unseen % len(last_leg)  # up to the next multiple
+        return -unseen % len(last_leg)  # fills up to the next multiple of the number of ranks
 
     def wrong_samples(self, dataset: frozenset[str]) -> str:
-        """Describe the errors in the samples seen; empty if each came once, padding twice."""
+        """Describe the errors in the samples that were read.
+
+        The result is empty if each sample of the dataset was read once, and the padding twice.
+        """
         seen = set(self.keys)
         counts = {"lost": len(dataset - seen), "unknown": len(seen - dataset)}
         problems = [f"{number} {name}" for name, number in counts.items() if number]
@@ -54,11 +61,14 @@ class Epoch:
         return ", ".join(problems)
 
     def wrong_steps(self) -> str:
-        """Describe the errors in the ranks' steps; empty if all took the promised number."""
+        """Describe the errors in the ranks' steps; empty if all took the promised number.
+
+        The promise is the length of a rank's loader.
+        """
         for steps in self.steps:
             if len(set(steps)) > 1:
                 return f"the ranks took {', '.join(map(str, steps))} steps"
-        # The promise is the loader's length, that of a whole epoch: one leg of several takes less.
+        # A loader's length is that of a whole epoch, and one leg of several takes fewer steps.
         if len(self.legs) > 1:
             return ""
         for rank in self.legs[0]:
@@ -67,7 +77,7 @@ class Epoch:
         return ""
 
     def to_json(self, dataset: frozenset[str]) -> Json:
-        """Return its row of the outcome; the waiting time is of the slowest ranks."""
+        """Return the epoch's row in the outcome; its waiting time is that of the slowest ranks."""
         problems = [self.wrong_samples(dataset), self.wrong_steps()]
         problem = "; ".join(each for each in problems if each)
         return {
@@ -85,12 +95,12 @@ def epochs_of(job: str, runs: Iterable[Iterable[Iterable[Json]]]) -> list[Epoch]
     """Join the reports of a job's runs into epochs.
 
     Args:
-        job: its name.
-        runs: for each run and rank, the list of epochs that `demo_training.py` wrote.
+        job: name of the job.
+        runs: for each run and each of its ranks, the list of epochs that `demo_training.py` wrote.
     """
     legs_by_epoch: dict[int, list[Sequence[Json]]] = {}
     for ranks in runs:
-        # From the epochs of each rank to the ranks of each epoch.
+        # The reports are lists of epochs, one list per rank. Each leg has the ranks of one epoch.
         for leg in zip(*ranks, strict=True):
             epoch = leg[0]["epoch"]  # the same for all ranks
             legs_by_epoch.setdefault(epoch, []).append(leg)
@@ -103,9 +113,9 @@ class DemoOutcome:
 
     Attributes:
         samples: keys of the dataset's samples.
-        shards: number of its shards.
-        size_bytes: of its shards.
-        epochs: of all jobs.
+        shards: number of the dataset's shards.
+        size_bytes: size of all shards together.
+        epochs: the epochs of all jobs.
         origin_bytes: number of bytes that the daemon fetched.
     """
 
@@ -117,9 +127,9 @@ class DemoOutcome:
 
     @property
     def checks(self) -> dict[str, bool]:
-        """The verdicts.
+        """The verdicts, True for a check that passed.
 
-        `exactly_once`: every job saw each sample once per epoch, and the padding twice.
+        `exactly_once`: every job read each sample once per epoch, and the padding twice.
         `equal_steps`: all ranks of a job took the number of steps that their loaders promised.
         `fetched_once`: the dataset was downloaded once for all jobs.
         """
@@ -151,7 +161,7 @@ class DemoOutcome:
 
 
 def show(outcome: DemoOutcome) -> None:
-    """Print a table of the epochs, and what was fetched."""
+    """Print a table of the epochs, and the number of bytes that were fetched."""
 
     def verdict(problem: str) -> str:
         return f"[red]no: {problem}[/red]" if problem else "[green]yes[/green]"
@@ -169,7 +179,8 @@ def show(outcome: DemoOutcome) -> None:
     table = common.make_table(*columns, numbers=("epoch", "samples", "padding", "data wait"))
     for epoch in outcome.epochs:
         row = epoch.to_json(outcome.samples)
-        # Each counts once here; `row` has them with the repeated and the unknown ones.
+        # Here, each sample of the dataset counts once. The number in `row` counts repeated and
+        # unknown samples, too.
         distinct_samples = len(outcome.samples & set(epoch.keys))
         steps = ", then ".join(" | ".join(map(str, leg)) for leg in epoch.steps)
         table.add_row(

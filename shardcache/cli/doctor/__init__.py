@@ -1,4 +1,5 @@
 """`shardcache doctor`: checks everything that a daemon and its readers need on a node.
 
-One file per check family.
+Each family of checks has a file. A check is a function that returns findings, the lines of the
+report; `runner` calls the checks in order.
 """

@@ -1,4 +1,8 @@
-"""Findings for errors of object stores: the cause of each kind, and the setting of the endpoint."""
+"""Findings for errors of object stores: the cause of each kind of error, with the endpoint.
+
+`store_checks` calls `failure`. The endpoint is the url of the store's server. If it is not the
+provider's, the finding names the setting that sets it, since a wrong endpoint is a common cause.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +14,7 @@ from shardcache.cli.doctor.context import Finding, finding_of
 from shardcache.config.origin_table import OriginTable
 from shardcache.errors import ShardcacheError
 
-# By class, the most specific ones first.
+# The cause of each class of errors. Subclasses come before their base classes.
 _CAUSES: tuple[tuple[type[ShardcacheError], str], ...] = (
     (errors.NotFoundError, "nothing is stored under this url: it is misspelt, or was not uploaded"),
     (errors.AccessDeniedError, "the credentials are wrong, or may not read this url"),
@@ -23,22 +27,32 @@ _CAUSES: tuple[tuple[type[ShardcacheError], str], ...] = (
     (errors.ConfigError, "the daemon refuses such urls, or cannot use an option for them"),
 )
 
-# Name of the setting, in an [[origin]] table and in its `storage_options`.
+# Name of the endpoint's setting, in an [[origin]] table and in its `storage_options`.
 _ENDPOINT_SETTING = "endpoint_url"
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An object store's endpoint that is not its provider's, and the setting that names it."""
+    """An object store's endpoint that is not its provider's.
+
+    Attributes:
+        url: url of the endpoint.
+        setting: the setting that names the endpoint, in words or as a variable.
+    """
 
     url: str
     setting: str
 
 
 def endpoint_of(url: str, table: OriginTable, environment: Mapping[str, str]) -> Endpoint | None:
-    """Return the endpoint set for a url.
+    """Return the endpoint that is set for a url.
 
-    None if it is the provider's, or the url names its host.
+    Returns None if requests go to the provider's endpoint, or to a host that the url names.
+
+    Args:
+        url: the url.
+        table: the [[origin]] table of the url.
+        environment: variables of the process that makes requests.
     """
     options = table.storage_options
     client_options: Mapping[str, object] = options.get("client_kwargs", {})
@@ -70,8 +84,8 @@ def failure(
     """Return the finding for an error of a url's object store.
 
     Args:
-        error: of a request.
-        url: of the request.
+        error: the error of a request.
+        url: url of the request.
         table: the [[origin]] table of the url.
         environment: variables of the process that made the request.
     """

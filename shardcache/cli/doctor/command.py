@@ -1,4 +1,4 @@
-"""`shardcache doctor`: a node's problems, their causes and fixes."""
+"""The command `shardcache doctor`: a node's problems, their causes and fixes."""
 
 from collections import Counter
 from dataclasses import asdict
@@ -46,7 +46,7 @@ def doctor(
     from shardcache.cli.doctor.runner import SIGNS, examine, show
 
     context = Context(given_options(flags), config, tuple(map(from_here, urls)), quick=quick)
-    with common.make_console(stderr=True).status("checking"):  # on a terminal alone
+    with common.make_console(stderr=True).status("checking"):  # shown only on a terminal
         findings = asyncio.run(examine(context))
     counts = dict.fromkeys(SIGNS, 0) | Counter(finding.state for finding in findings)
     if as_json:

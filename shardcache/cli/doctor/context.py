@@ -1,4 +1,9 @@
-"""Findings, and what all checks share: options, the daemon that answers, and facts about paths."""
+"""Findings and the `Context`, which all checks of `shardcache doctor` share.
+
+A finding is one line of the doctor's report. The context has the options that the doctor was given,
+and the answers of the daemon at the socket, if there is one. The operator is the user who runs the
+daemon, or would run it; other users only read from its cache.
+"""
 
 import os
 import shlex
@@ -27,15 +32,16 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        check: stable name, `family.check`; empty until `named`.
+        check: stable name of the check, `family.check`; empty until `named` is called.
         state: `ok`, `warning`, `failed` or `skipped`; only `failed` makes the command fail.
         found: the observation, a phrase without a full stop.
-        cause: the reason, or the consequence.
-        remedy: the command, or else advice, that fixes it.
-        subject: the url concerned; empty for the node.
+        cause: the reason for the observation, or its consequence; may be empty.
+        remedy: a command, or else advice, that fixes the problem; empty if there is none.
+        subject: the url concerned; empty for a finding about the node.
         figures: measurements, with the unit in each name.
-        code: of the error that was found, see `ShardcacheError`; empty if it was none.
-        proposes: better values of options.
+        code: code of the error that was found (`ShardcacheError.code`); empty if the finding is not
+            about an error.
+        proposes: better values of options, by name.
     """
 
     check: str
@@ -54,7 +60,7 @@ class Finding:
         return "store" if self.subject else self.check.partition(".")[0]
 
     def named(self, check: str) -> Self:
-        """Return the finding with the name of its check, unless it has one."""
+        """Return the finding with the name of a check; a finding that has a name keeps it."""
         return replace(self, check=self.check or check)
 
     def about(self, url: str) -> Self:
@@ -63,7 +69,15 @@ class Finding:
 
 
 def finding(state: str, found: str, cause: str = "", remedy: str = "", **figures: float) -> Finding:
-    """Return a finding without a name, whose texts are redacted and printable."""
+    """Return a finding without a name; secrets and control characters are removed from its texts.
+
+    Args:
+        state: as `Finding.state`.
+        found: the observation.
+        cause: the reason or the consequence.
+        remedy: the command or advice that fixes the problem.
+        figures: measurements.
+    """
     return Finding(
         check="",
         state=state,
@@ -76,8 +90,8 @@ def finding(state: str, found: str, cause: str = "", remedy: str = "", **figures
 
 ok = partial(finding, "ok")
 skipped = partial(finding, "skipped")
-warning = partial(finding, "warning")  # it works, but poorly or not for long
-failed = partial(finding, "failed")  # it keeps shards from being fetched, kept or read
+warning = partial(finding, "warning")  # the node works, but poorly or not for long
+failed = partial(finding, "failed")  # the problem keeps shards from being fetched, cached or read
 
 
 def measured(found: str, figures: Mapping[str, float]) -> Finding:
@@ -86,7 +100,13 @@ def measured(found: str, figures: Mapping[str, float]) -> Finding:
 
 
 def finding_of(error: ShardcacheError, cause: str = "", remedy: str | None = None) -> Finding:
-    """Return a failure for an error; without `remedy`, the remedy is the error's."""
+    """Return the failed finding for an error.
+
+    Args:
+        error: the error.
+        cause: the reason or the consequence.
+        remedy: remedy of the finding; None for the error's own.
+    """
     return failed(error.message, cause, error.remedy if remedy is None else remedy)
 
 
@@ -95,16 +115,16 @@ class Context:
 
     Attributes:
         flags: options from the command line.
-        urls: to probe; empty to probe one of each store.
-        quick: True to leave out what takes long.
-        config: the file that is, or would be, read.
-        settings: from flags, environment and file; None if they are invalid.
-        config_error: the reason why they are invalid.
+        urls: urls to probe; empty to probe one url of each store.
+        quick: True to leave out measurements, which take long.
+        config: path of the config file, which need not exist.
+        settings: settings from flags, environment and config file; None if they are invalid.
+        config_error: reason why the settings are invalid; None if they are valid.
         socket: path at which to look for a daemon.
-        status: page of the daemon at `socket`; None if none answers.
-        daemon_error: the reason why none answers.
+        status: status page of the daemon at `socket`; None if no daemon answers.
+        daemon_error: reason why no daemon answers; None if one answers.
         uid: id of the user that the daemon runs as; None if unknown.
-        pid: of the daemon; None if it is not visible from this PID namespace.
+        pid: process id of the daemon; None if the process is not visible from this PID namespace.
     """
 
     def __init__(
@@ -145,40 +165,42 @@ class Context:
         """Set `uid` and `pid` to those of the daemon's process.
 
         Args:
-            pid: the daemon's, in its status. If it runs in another PID namespace, another process
-                may have this pid here.
+            pid: the daemon's process id in its status. If the daemon runs in another PID namespace,
+                another process may have this id here.
         """
         listener_pid = None
         with suppress(OSError):  # the daemon has stopped since
             listener_pid, self.uid = listener_of(self.socket)
         process = Path(f"/proc/{pid}")
         with suppress(OSError):
+            # The process is the daemon's if it listens at the socket. A service manager may have
+            # opened the socket instead; the process is then recognised by its command line.
             if pid == listener_pid or b"shardcache" in (process / "cmdline").read_bytes():
                 self.uid = process.stat().st_uid
                 self.pid = pid
 
     @property
     def is_operator(self) -> bool:
-        """True if the current user runs the daemon, or would; others only read from its cache."""
+        """True if the current user runs the daemon, or would run it."""
         return self.status is None or os.geteuid() in (0, self.uid)
 
     @property
     def cache_dir(self) -> Path | None:
-        """The daemon's cache folder; without a daemon, the one it would use."""
+        """The daemon's cache folder; if no daemon answers, the folder that it would use."""
         if self.status is not None:
             return Path(self.status["cache"]["dir"])
         return None if self.settings is None else self.settings.cache_dir
 
     @property
     def own_cache_dir(self) -> Path | None:
-        """The cache folder, if the current user is its operator."""
+        """The cache folder if the current user is its operator; otherwise None."""
         return self.cache_dir if self.is_operator else None
 
     @cached_property
     def environment(self) -> Mapping[str, str] | None:
         """The daemon's `store_variables`; None if this user may not read them.
 
-        Only the daemon's user and root may.
+        Only the daemon's user and root may read them.
         """
         if self.pid is None:
             return None
@@ -200,7 +222,7 @@ def start_command(context: Context, proposed: Mapping[str, str] = MappingProxyTy
     """Return the command that starts a daemon with the options that the doctor was given.
 
     Args:
-        context: has these options.
+        context: has the options that the doctor was given.
         proposed: better values of options, by name.
     """
     words = ["shardcache", "serve"]
@@ -212,7 +234,10 @@ def start_command(context: Context, proposed: Mapping[str, str] = MappingProxyTy
 
 
 def listener_of(socket: Path) -> tuple[int, int]:
-    """Connect to a socket; return pid and uid of its listener: the daemon or a service manager."""
+    """Connect to a socket; return process id and user id of its listener.
+
+    The listener is the daemon, or a service manager that has opened the socket for the daemon.
+    """
     with connected(socket, _ANSWER_LIMIT_S) as probe:
         pid, uid, _gid = credentials(probe)
     return pid, uid

@@ -1,4 +1,8 @@
-"""Checks of the daemon: its socket, its state, and its options."""
+"""Checks of the daemon for `shardcache doctor`: its socket, its state, and its options.
+
+`runner` calls the public functions. Each returns a finding, a line of the report, or None if there
+is nothing to check.
+"""
 
 import os
 import shlex
@@ -23,7 +27,7 @@ from shardcache.shared.socket_paths import SOCKET_ENV
 from shardcache.shared.units import duration, user_name
 from shardcache.shared.unix_socket import MAX_SOCKET_BYTES
 
-_SILENT_S = 10.0  # a disk operation that takes longer hangs
+_SILENT_S = 10.0  # a disk that has not responded for longer counts as hung
 
 
 def socket_place(context: Context) -> Finding:
@@ -55,7 +59,7 @@ def socket_place(context: Context) -> Finding:
 def listener(context: Context) -> Finding:
     """Connect to the socket as clients do."""
     socket = context.socket
-    start = start_command(context)  # the remedy if there is no daemon
+    start = start_command(context)  # the remedy if no daemon runs
     try:
         listener_of(socket)
     except PermissionError:
@@ -91,7 +95,7 @@ def listener(context: Context) -> Finding:
 
 
 def health(context: Context) -> Finding | None:
-    """Check the state of the daemon and of its disk, as the status page has it."""
+    """Check the state of the daemon and of its disk, as its status page reports it."""
     if context.status is None:
         return None
     disk = context.status.get("disk") or {}
@@ -116,7 +120,7 @@ def health(context: Context) -> Finding | None:
 
 
 def refused(context: Context) -> Finding | None:
-    """Name a shard that the daemon refused when it last arrived, and count all of them."""
+    """Report the shards that the daemon refused on arrival: their number, and the last of them."""
     errors = None if context.status is None else context.status.get("refused")
     if not errors:
         return None

@@ -1,4 +1,4 @@
-"""Checks of the kernel's limits on open files and shared memory."""
+"""Checks of the kernel's limits on open files and shared memory, for `shardcache doctor`."""
 
 from pathlib import Path
 from shutil import disk_usage
@@ -8,15 +8,15 @@ from shardcache.config.settings import Settings
 from shardcache.server.listening.limits import own_files
 from shardcache.shared.units import size
 
-# Readers of a large node: 8 accelerators, 16 workers each, training and validation.
+# Number of readers on a large node: 8 accelerators with 16 workers each, training and validation.
 _READERS = 256
 _SHM = Path("/dev/shm")
 _MIN_SHM_BYTES = 1024**3
-_MIN_FREE_DIVISOR = 10  # a tenth should be free
+_MIN_FREE_DIVISOR = 10  # a tenth of /dev/shm should be free
 
 
 def open_files(context: Context) -> Finding:
-    """Check the limit on open files of the daemon, or of one started here."""
+    """Check the limit on open files of the daemon, or of a daemon that would be started here."""
     if context.status is not None and context.pid is None:
         return skipped("the daemon's process is not visible from here")
     lines = Path(f"/proc/{context.pid or 'self'}/limits").read_text().splitlines()
@@ -24,7 +24,7 @@ def open_files(context: Context) -> Finding:
     *_, soft_text, hard_text, _unit = line.split()
     soft = int(soft_text)
     hard = int(hard_text)
-    # At its start, a daemon raises the soft limit to the hard one.
+    # The soft limit counts for a running daemon. A daemon that starts raises it to the hard limit.
     limit = hard if context.pid is None else soft
     needed = own_files(context.settings or Settings.model_construct())
     remedy = "ulimit -n 65536   # before serve; permanently: LimitNOFILE=65536 in the unit"

@@ -1,4 +1,7 @@
-"""Permissions of a path as text, and the command that gives access to it."""
+"""Permissions of a path as text, and the command that gives the current user access to it.
+
+The checks of `shardcache doctor` use these functions.
+"""
 
 import os
 import stat
@@ -16,11 +19,13 @@ def permissions_of(path: Path) -> str:
 
 
 def barrier(path: Path, mode: int) -> Path | None:
-    """Return the path that denies this user access: a folder above `path`, or `path`; else None.
+    """Return the path that denies this user access to `path`; None if nothing does.
+
+    The result is `path` itself, or a folder above it.
 
     Args:
-        path: a file's or a folder's.
-        mode: the access to it that is needed, as for `os.access`.
+        path: path of a file or folder.
+        mode: the access that is needed, as for `os.access`.
     """
     for folder in reversed(path.parents):
         if not os.access(folder, os.X_OK):
@@ -31,10 +36,11 @@ def barrier(path: Path, mode: int) -> Path | None:
 
 
 def access_fix(path: Path) -> tuple[str, str]:
-    """Return why this user may not access a path, and the command that gives access to it."""
+    """Return the reason why this user may not access a path, and the command that gives access."""
     status = path.stat()
     group_has_rights = bool(status.st_mode & stat.S_IRWXG)
-    if status.st_gid == 0 or not group_has_rights:  # joining root's group is not a fix
+    # Joining the path's group is no fix if the group is root's, or has no rights.
+    if status.st_gid == 0 or not group_has_rights:
         cause = f"only its owner may access {path} ({permissions_of(path)})"
         return cause, "shardcache serve --group NAME   # the group of the training users"
     user = this_user()

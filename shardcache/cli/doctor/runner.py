@@ -1,4 +1,8 @@
-"""The table of checks, its runner, and the report."""
+"""The table of checks of `shardcache doctor`, the runner of the checks, and the report.
+
+A check is a function that returns findings, the lines of the report. Checks with the same first
+part of their name are a family, such as "disk"; the report has a section for each family.
+"""
 
 from asyncio import timeout
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,10 +30,10 @@ from shardcache.redact import printable, redact
 
 Findings = Finding | Sequence[Finding] | None
 Check = tuple[str, Callable[[Context], Findings | Awaitable[Findings]]]
-"""The name of its findings, `family.check`, and the check, which runs in a thread.
+"""A check: the name of its findings, `family.check`, and its function, which runs in a thread.
 
-A coroutine that the check returns is awaited without a time limit. Raises ShardcacheError or
-OSError if it cannot be carried out.
+The function may return a coroutine, which is awaited without a time limit. It raises
+ShardcacheError or OSError if the check cannot be carried out.
 """
 
 CHECKS: Sequence[Check] = (
@@ -50,7 +54,7 @@ CHECKS: Sequence[Check] = (
     ("origin.reach", store_checks.probe),
 )
 
-# By state, a sign and its style.
+# The sign of each state, and the style of the sign.
 SIGNS = {
     "ok": ("✓", "green"),
     "warning": ("!", "yellow"),
@@ -58,14 +62,14 @@ SIGNS = {
     "skipped": ("-", "dim"),
 }
 
-# Checks have their own, shorter network timeouts: one that exceeds this limit waits for a disk, or
-# for the server of a network filesystem, that hangs.
+# Time limit of a check. Checks have shorter timeouts for the network, so a check that exceeds this
+# limit waits for a disk, or for the server of a network filesystem, that hangs.
 _LIMIT_S = 30.0
 
 # Layout of a finding.
 _STATE_COLUMNS = 7
 _NAME_COLUMNS = 13
-_INDENT = " " * 12  # aligns "fix" with the names
+_INDENT = " " * 12  # aligns the word "fix" with the names of checks
 
 
 async def examine(
@@ -74,10 +78,10 @@ async def examine(
     *,
     limit_s: float = _LIMIT_S,
 ) -> list[Finding]:
-    """Return all findings. A check that blocks for longer than `limit_s` is abandoned.
+    """Run the checks one after another, and return all findings.
 
-    If a check cannot be carried out, the later ones of its family are skipped: one finding says so
-    for all.
+    A check that blocks for longer than `limit_s` is abandoned. If a check cannot be carried out,
+    the later checks of its family are skipped, and a single finding says so.
     """
     findings: list[Finding] = []
     skipped_families = set()
@@ -100,12 +104,13 @@ async def examine(
 
 
 def _with_proposals(context: Context, findings: Sequence[Finding]) -> list[Finding]:
-    """Put the values that some findings propose into the start commands of all."""
+    """Put the option values that findings propose into all remedies that start a daemon."""
     proposed: dict[str, str] = {}
     for finding in findings:
         proposed |= finding.proposes
     if "cache_dir" in proposed:
-        proposed.pop("capacity", None)  # it was proposed for a disk that should not be used
+        # The capacity was proposed for a disk that should not be used.
+        proposed.pop("capacity", None)
     command = printable(redact(start_command(context)))
     better_command = printable(redact(start_command(context, proposed)))
     result = []
@@ -118,7 +123,13 @@ def _with_proposals(context: Context, findings: Sequence[Finding]) -> list[Findi
 
 
 def _unchecked(family: str, error: Exception, limit_s: float) -> Finding:
-    """Return the finding that a family could not be checked."""
+    """Return the finding that a family could not be checked.
+
+    Args:
+        family: name of the family.
+        error: the error of the check that could not be carried out.
+        limit_s: the time limit of checks, for the text.
+    """
     if isinstance(error, ShardcacheError):
         return finding_of(error)
     found = f"the {family} could not be checked"
@@ -131,7 +142,12 @@ def _unchecked(family: str, error: Exception, limit_s: float) -> Finding:
 
 
 def show(findings: Sequence[Finding], counts: Mapping[str, int]) -> None:
-    """Print the findings by family and url, each with its cause and fix, and a summary."""
+    """Print the findings by family and url, each with its cause and fix, and a summary.
+
+    Args:
+        findings: the findings.
+        counts: number of findings in each state.
+    """
     console = common.make_console()
     groups = groupby(findings, lambda finding: (finding.family, finding.subject))
     for (family, subject), group in groups:
@@ -147,7 +163,8 @@ def show(findings: Sequence[Finding], counts: Mapping[str, int]) -> None:
     warnings_to_fix = [finding for finding in fixable if finding.state == "warning"]
     most_urgent = failures_to_fix or warnings_to_fix
     if most_urgent:
-        first = most_urgent[0]  # later checks depend on earlier ones
+        # The first problem should be fixed first, since later checks depend on earlier ones.
+        first = most_urgent[0]
         console.print(f"do first ({first.check}): {first.remedy}", markup=False, soft_wrap=True)
 
 
@@ -161,13 +178,13 @@ def _print_finding(console: Console, finding: Finding) -> None:
     line.add_column(overflow="fold")
     _, _, name = finding.check.partition(".")
     name = name.replace("_", " ")
-    # State and sign say the same as the colour, which not everybody sees.
+    # The state and the sign say what the colour says, since not everybody sees colours.
     line.add_row(Text(sign, style), Text(finding.state, style), name, Text(finding.found))
     if finding.cause:
         line.add_row("", "", Text("  why", "dim"), Text(finding.cause))
     console.print(Padding(line, (0, 0, 0, 2), expand=False))
     if finding.remedy:
-        # Wrapped by the terminal, so that it can be copied as one command.
+        # The terminal wraps the remedy, not rich, so that it can be copied as one command.
         console.print(
             Text.assemble((f"{_INDENT}  fix         ", "dim"), finding.remedy),
             soft_wrap=True,

@@ -1,4 +1,4 @@
-"""Checks of the daemon's S3 endpoint."""
+"""Checks of the daemon's S3 endpoint, for `shardcache doctor`."""
 
 from contextlib import closing
 from http import HTTPStatus
@@ -11,7 +11,10 @@ _REFUSAL = b"<Code>AccessDenied</Code>"
 
 
 def endpoint(context: Context) -> Finding | None:
-    """Send the S3 endpoint a request that is not signed, which it refuses as S3 does."""
+    """Check that the daemon's S3 endpoint answers; None if the daemon has no endpoint.
+
+    The request is not signed. The endpoint has to refuse it as S3 does.
+    """
     address = None if context.status is None else context.status.get("s3")
     if not address:
         return None

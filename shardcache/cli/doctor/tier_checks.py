@@ -1,4 +1,8 @@
-"""Checks of the cluster's tier, where an [[origin]] table names one."""
+"""Checks of the cluster's tier for `shardcache doctor`, if an [[origin]] table names a tier.
+
+The tier is a cache that the nodes of a cluster share: an nginx on each node, between the daemons
+and the object store. A daemon bypasses the tier if its options do not allow it to use the tier.
+"""
 
 from collections.abc import Iterator
 
@@ -9,14 +13,14 @@ from shardcache.shared.front import PEERS, STATUS, page
 from shardcache.shared.units import size
 
 _TIER_LIMIT_S = 5.0
-_MIN_FREE_BYTES = 1 << 30  # on the disk of the tier's cache
+_MIN_FREE_BYTES = 1 << 30  # minimum free space on the disk of the tier's cache
 _COMPARE_NODES = (
     "shardcache cluster status --nodes /etc/shardcache/tier/nodes   # compares all nodes"
 )
 
 
 def bypasses(context: Context) -> list[Finding]:
-    """Name the origins that have a tier and cannot use it."""
+    """Return a warning for each [[origin]] table that names a tier and cannot use it."""
     findings = []
     tables = () if context.settings is None else context.settings.origin
     for table in tables:
@@ -32,14 +36,19 @@ def bypasses(context: Context) -> list[Finding]:
 
 
 def reach(context: Context) -> list[Finding]:
-    """Ask this node's nginx; `cluster status` compares all nodes."""
+    """Check this node's nginx. The nodes of a cluster are compared by `cluster status`."""
     tables = () if context.settings is None else context.settings.origin
     addresses = dict.fromkeys(table.tier for table in tables if table.tier)
     return [finding for address in addresses for finding in _nginx_findings(address, context.uid)]
 
 
 def _nginx_findings(address: str, uid: int | None) -> Iterator[Finding]:
-    """Check the nginx at a socket; the daemon that uses it runs as `uid`."""
+    """Yield the findings about the nginx at a socket.
+
+    Args:
+        address: path of the socket.
+        uid: id of the user that the daemon runs as; None if unknown.
+    """
     try:
         peers = page(address, PEERS, _TIER_LIMIT_S, uid)
         figures = page(address, STATUS, _TIER_LIMIT_S, uid)

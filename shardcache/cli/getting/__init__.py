@@ -1,1 +1,1 @@
-"""The work of `shardcache get`: files from the cache in a folder."""
+"""The work of `shardcache get`: files from the cache, put into a folder of the user."""

@@ -1,4 +1,9 @@
-"""`fetch_into`: files through the cache, as links where that is safe, else as copies."""
+"""`fetch_into`: the work of `shardcache get`, files through the cache into a folder.
+
+The command asks a daemon to fetch the files into its cache, waits for one file after another, and
+puts each into the destination as a link or a copy. A target is a file with its names below the
+destination.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +42,10 @@ def fetch_into(
     """Fetch files and put them below a folder; exit 1 if some failed.
 
     Args:
-        source: the argument of the command, with absolute paths.
-        dest: the argument of the command.
-        socket: the daemon's, if one is named.
-        links: value of the option --link/--copy; None without it.
+        source: argument of the command: a url, a pattern or an absolute path.
+        dest: argument of the command: the folder or, for a single file, a new name.
+        socket: path of the daemon's socket; None for the default socket.
+        links: value of the option --link/--copy; None if the option was not given.
         as_json: True to print events as JSON.
     """
     choice = DaemonChoice.of(socket)
@@ -62,7 +67,7 @@ def fetch_into(
                 remedy="choose another DEST",
             ) from exn
         show = common.print_json if as_json else stack.enter_context(progress_display())
-        # `find_files` has started a private daemon if there is no other.
+        # If the node has no daemon, `find_files` has started a private one.
         daemon = AdminClient(choice.node or PrivatePlace.find().socket)
         progress = GetProgress([*targets.values(), *files.refused], daemon, show)
         run = _Run(folder, folder_fd, progress, show)
@@ -81,7 +86,7 @@ class _Run:
     """The files of one run, put in place one after another.
 
     Attributes:
-        counts: number of files by state: that of `placed_files.put`, or "failed".
+        counts: number of files by state. A state is a result of `placed_files.put`, or "failed".
     """
 
     def __init__(
@@ -91,7 +96,14 @@ class _Run:
         progress: GetProgress,
         show: Callable[[Json], None],
     ) -> None:
-        """Put files below `folder`, of which `folder_fd` is a descriptor."""
+        """Begin a run.
+
+        Args:
+            folder: path of the destination, for messages.
+            folder_fd: descriptor of the destination.
+            progress: told of each file that is in place or has failed.
+            show: called with the event of each file.
+        """
         self.counts = Counter[str]()
         self._folder = folder
         self._folder_fd = folder_fd
@@ -99,7 +111,7 @@ class _Run:
         self._show = show
 
     def without_present(self, targets: Mapping[Names, ShardRef]) -> dict[Names, ShardRef]:
-        """Return the files that are not in the folder yet; count the others."""
+        """Return the files that are not in the destination yet; count the others as present."""
         missing: dict[Names, ShardRef] = {}
         for names, ref in targets.items():
             if is_copy_of(self._folder_fd, names, ref):
@@ -110,14 +122,17 @@ class _Run:
         return missing
 
     def refuse(self, refused: Mapping[ShardRef, ConfigError]) -> None:
-        """Report the files whose names are not possible in the folder."""
+        """Report as failed the files whose names are not possible in the destination."""
         for ref, refusal in refused.items():
             self._show({"event": "error", "error": refusal.to_json()})
             self.counts["failed"] += 1
             self._progress.end(ref)
 
     def put(self, names: Names, ref: ShardRef, file: CachedFile, *, links: bool | None) -> None:
-        """Wait for a file and put it in place; close it."""
+        """Wait until a file is cached, put it into the destination, and close it.
+
+        An error of a single file is reported and counted; the run goes on.
+        """
         path = self._folder.joinpath(*names)
         on_copied = partial(self._progress.record_copied, ref)
         try:
@@ -142,9 +157,9 @@ class _Run:
 
 
 def _failure(exn: ShardcacheError | OSError, path: Path, ref: ShardRef) -> ShardcacheError:
-    """Return the error of one file.
+    """Return the error of one file, to be reported.
 
-    Raises ShardcacheError where there is no space for any other file either.
+    Raises ShardcacheError, which ends the run, if the destination has no space for any file.
     """
     if getattr(exn, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         raise ShardcacheError(
@@ -164,7 +179,16 @@ def _open_files(
     reader: ReaderIdentity,
     on_wait: Callable[[], None],
 ) -> Iterator[tuple[Names, ShardRef, CachedFile]]:
-    """Yield each file, while the daemon fetches others; the caller waits for it and closes it."""
+    """Yield names, reference and open file of each target, in order.
+
+    The daemon fetches all files in the meantime. The caller waits for each file and closes it.
+
+    Args:
+        files: the targets.
+        choice: the choice of a daemon.
+        reader: identity of this command towards the daemon.
+        on_wait: called each second while a file is waited for.
+    """
     if not files:
         return
     manifest = Manifest.of(files.values())

@@ -1,4 +1,9 @@
-"""Progress of one run of `get`: its events, and bars or lines that show them."""
+"""Progress of one run of `get`: its events, and bars or lines that show them.
+
+A file is pending until it is in place in the destination, or has failed. It first arrives in the
+cache, and is then linked or copied. `fetch_into` reports to a `GetProgress`, which makes events;
+an event is a JSON object, printed by --json and shown as a bar or line otherwise.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +24,14 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-# Interval between lines of progress in a log.
+# Interval between lines of progress if the output is not a terminal.
 _LINE_S = 30.0
-# Interval between events while a file is copied.
+# Minimum interval between events while a file is copied.
 _EVENT_S = 1.0
 # Fields that an event has about each file that arrives or is copied.
 _FIELDS = ("url", "done_bytes", "total_bytes", "rate_bytes_per_s", "stage")
-_MIN_ELAPSED_S = 1e-3  # in a rate: at first, no time has passed
-# Counts of files that the last event may have.
+_MIN_ELAPSED_S = 1e-3  # divisor of a rate at the first event, when no time has passed
+# Fields of the last event with numbers of files, each of which it may lack.
 _STATES = ("linked", "cloned", "copied", "present", "failed")
 
 
@@ -39,17 +44,24 @@ class GetProgress:
         daemon: AdminClient,
         show: Callable[[Json], None],
     ) -> None:
-        """Begin with all of `refs` pending; `show` is called with each event."""
+        """Begin with all files pending.
+
+        Args:
+            refs: the files.
+            daemon: the daemon that fetches them, whose status tells the arrived bytes.
+            show: called with each event.
+        """
         # Size in bytes of each pending file, by its url as the daemon's status shows it.
         self._pending = {redact(ref.url): ref.size_bytes or 0 for ref in refs}
         self._files = len(self._pending)
         self._total_bytes = sum(self._pending.values())
-        self._ended_bytes = 0
+        self._ended_bytes = 0  # bytes of the files that are not pending any more
         self._done: dict[str, int] = {}  # arrived or copied bytes of each pending file
         self._copying: list[Json] = []  # the file that is being copied, if any
         self._daemon = daemon
         self._show = show
-        self._start: tuple[float, int] | None = None  # time of the first event, and bytes then
+        # The time of the first event, and the number of bytes that were done then.
+        self._start: tuple[float, int] | None = None
         self._shown_s = 0.0  # time of the last event
 
     def end(self, ref: ShardRef) -> None:
@@ -60,7 +72,7 @@ class GetProgress:
         self._copying = []
 
     def record_copied(self, ref: ShardRef, done_bytes: int) -> None:
-        """Record how much of a file has been copied; show an event now and then."""
+        """Record the bytes of a file that have been copied; show an event every second or so."""
         self._copying = [
             {
                 "url": redact(ref.url),
@@ -74,17 +86,19 @@ class GetProgress:
             self.show_event("progress")
 
     def show_event(self, kind: str, counts: Mapping[str, int] | None = None) -> None:
-        """Show an event with the state of the whole, and of each file on its way.
+        """Show an event with the totals, and with each file that arrives or is copied.
 
         Args:
-            kind: of the event.
-            counts: further fields of the event.
+            kind: kind of the event: "resolved", "progress" or "done".
+            counts: further fields of the event; None for no others.
         """
         arriving = list(self._copying)
-        with suppress(ShardcacheError):  # the daemon is restarting: the session waits for it
+        # The transfers are left out while the daemon is restarting.
+        with suppress(ShardcacheError):
             transfers = self._daemon.status()["transfers"]
             arriving += [row for row in transfers if row["url"] in self._pending]
-        # Bytes of a file that has arrived still count: it is not among the transfers any more.
+        # A file that has arrived is not among the transfers any more, but its bytes still count
+        # until it is in place. So the largest number so far is remembered for each pending file.
         for row in arriving:
             url = row["url"]
             self._done[url] = max(row["done_bytes"], self._done.get(url, 0))
@@ -114,7 +128,11 @@ class GetProgress:
 
 @contextmanager
 def progress_display() -> Iterator[Callable[[Json], None]]:
-    """Show events: bars on a terminal, one in total and one per arriving file; elsewhere lines."""
+    """Yield a function that shows an event.
+
+    A terminal shows bars, one for the total and one for each arriving file; other outputs get
+    lines.
+    """
     from rich import progress
 
     console = common.make_console()
@@ -167,7 +185,7 @@ class _Display:
         self._console.print(line, markup=False)
 
     def _advance(self, event: Json) -> None:
-        """Update the bars; without a terminal, print a line now and then."""
+        """Update the bars; without a terminal, print a line every `_LINE_S`."""
         files = f"{event['done_files']:,}/{event['files']:,} files"
         self._bars.update(
             self._total,

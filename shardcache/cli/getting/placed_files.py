@@ -1,6 +1,9 @@
-"""Files in the destination of `get`, as links, clones or copies of cached ones.
+"""Files in the destination of `get`, as links, clones or copies of cached files.
 
-Links in the destination are never followed, so that nothing outside of it is touched.
+`fetch_into` calls these functions. A link is a hard link to the cached file; a clone is a copy that
+shares the cached file's blocks on disk. A mark is an extended attribute of a copy, by which the
+next run recognises it. Symbolic links in the destination are never followed, so that no file
+outside of the destination is touched.
 """
 
 from __future__ import annotations
@@ -17,25 +20,28 @@ from typing import TypeAlias
 from shardcache.shared.protocol import ShardRef
 
 Names: TypeAlias = tuple[str, ...]
-"""Names of the folders and the file, below the destination."""
+"""Names of the folders and of the file on the way from the destination to the file."""
 
 OnCopied: TypeAlias = Callable[[int], None]
-"""Called with the number of bytes of a file that have been copied."""
+"""Called with the number of bytes of a file that have been copied so far."""
 
-_FICLONE = 0x40049409  # ioctl_ficlone(2)
-# Extended attribute of a copy: hash of url and version, and its size and time when it was made.
+_FICLONE = 0x40049409  # number of the request in ioctl_ficlone(2)
+# Name of the mark. Its value has a hash of url and version, and the size and the modification time
+# that the copy had when it was made.
 _MARK = "user.shardcache"
 _FILE_MODE = 0o644
-_STEP_BYTES = 64 * 2**20  # copied between two reports
+_STEP_BYTES = 64 * 2**20  # number of bytes that are copied between two reports
 
 
 @contextmanager
 def folder_of(place: Path | int, names: Names = (), *, make: bool = True) -> Iterator[int]:
-    """Provide the descriptor of a folder below another one; no link in between is followed.
+    """Yield the descriptor of a folder below another folder.
+
+    No symbolic link on the way from `place` is followed.
 
     Args:
-        place: the destination, which may be a link, or the descriptor of an open folder.
-        names: of the folders on the way from it.
+        place: path of the destination, which may be a link, or the descriptor of an open folder.
+        names: names of the folders on the way from `place`; empty for `place` itself.
         make: True to create missing folders; False to raise FileNotFoundError for them.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -58,9 +64,14 @@ def folder_of(place: Path | int, names: Names = (), *, make: bool = True) -> Ite
 
 
 def is_copy_of(folder: int, names: Names, ref: ShardRef) -> bool:
-    """Return True if an earlier run has put a copy of the same version under these names.
+    """Return True if the destination has an unchanged copy of the file in the same version.
 
-    Return False for a copy that has been changed since.
+    The copy is recognised by its mark.
+
+    Args:
+        folder: descriptor of the destination.
+        names: names of the file in the destination.
+        ref: the file.
     """
     if ref.version is None:
         return False
@@ -84,19 +95,19 @@ def put(
     *,
     links: bool | None,
 ) -> str:
-    """Put a cached file under a name in the destination, where it appears whole.
+    """Put a cached file under a name in the destination, where it appears whole or not at all.
 
     Args:
         cached: path of the file in the cache.
         folder: descriptor of the destination.
-        names: of the folders below it, and of the file.
-        ref: of the file, for the mark of a copy.
+        names: names of the file in the destination.
+        ref: the file, for the mark of a copy.
         on_copied: called with the number of bytes that have been copied.
-        links: True for hard links where they are possible, False for none; None for one if this
-            user could not write to the cached file through it.
+        links: True to make a hard link where that is possible, False to make none. None to make a
+            link if it is safe: if this user could not write to the cached file through the link.
 
     Returns:
-        "present" if it was there already, else "linked", "cloned" or "copied".
+        "present" if the destination had such a link already, else "linked", "cloned" or "copied".
 
     Raises OSError.
     """
@@ -108,11 +119,11 @@ def put(
         with suppress(FileNotFoundError):
             existing = os.stat(name, dir_fd=parent, follow_symlinks=False)
             is_linked = os.path.samestat(existing, os.fstat(file.fileno()))
-            must_copy = links is False  # also in place of a link
+            must_copy = links is False  # a link from an earlier run is then replaced by a copy
             if is_linked and not must_copy:
                 return "present"
         if may_link:
-            # It fails on another filesystem, or for another user's file.
+            # Linking fails on another filesystem, and for another user's file. A copy is made then.
             with suppress(OSError), _replacing(name, parent) as temporary:
                 os.link(cached, temporary, dst_dir_fd=parent)
                 return "linked"
@@ -122,16 +133,18 @@ def put(
 
 @contextmanager
 def _replacing(name: str, parent: int) -> Iterator[str]:
-    """Provide a temporary name under which to make a file.
+    """Yield a temporary name in a folder, under which the block has to make a file.
 
-    At the end of the block, the file gets its name, in place of any other file.
+    At the end of the block, the file gets the name `name`, in place of any other file.
     """
     temporary = f".{secrets.token_hex(8)}.part"
     try:
         yield temporary
         os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
     finally:
-        with suppress(FileNotFoundError):  # it is still there if both were names of one file
+        # The temporary name still exists after an error, and if both names were links to the same
+        # file, since renaming then does nothing.
+        with suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=parent)
 
 
@@ -139,7 +152,8 @@ def _copy(source: int, name: str, parent: int, ref: ShardRef, on_copied: OnCopie
     """Make a copy under a name in a folder; return its state, "cloned" or "copied"."""
     flags = os.O_WRONLY | os.O_CLOEXEC
     try:
-        # A file without a name leaves nothing behind, but not all filesystems have them.
+        # A file without a name vanishes if this process is killed, but some filesystems lack such
+        # files.
         fd = os.open(".", os.O_TMPFILE | flags, _FILE_MODE, dir_fd=parent)
         is_named = False
     except OSError:
@@ -147,7 +161,8 @@ def _copy(source: int, name: str, parent: int, ref: ShardRef, on_copied: OnCopie
         is_named = True
     try:
         state = _fill(fd, source, on_copied)
-        with suppress(OSError):  # without the mark, it is copied again by the next run
+        # Some filesystems have no extended attributes. The next run copies the file again then.
+        with suppress(OSError):
             os.setxattr(fd, _MARK, _mark(fd, ref))
         if not is_named:
             os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=parent, follow_symlinks=True)
@@ -164,12 +179,18 @@ def _mark(fd: int, ref: ShardRef) -> bytes:
 
 
 def _fill(fd: int, source: int, on_copied: OnCopied) -> str:
-    """Fill a new file, with the source's own blocks if they can be shared; return its state."""
+    """Fill a new file as a clone, or else as a copy; return "cloned" or "copied".
+
+    Args:
+        fd: descriptor of the new file.
+        source: descriptor of the cached file.
+        on_copied: called with the number of bytes that have been copied.
+    """
     try:
         fcntl.ioctl(fd, _FICLONE, source)
         return "cloned"
     except OSError:
-        pass  # the filesystem shares no blocks
+        pass  # the filesystem cannot share blocks
 
     offset = 0
     on_copied(offset)

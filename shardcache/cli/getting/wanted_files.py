@@ -1,4 +1,8 @@
-"""The files that a source names, and their names below the destination."""
+"""The files that the SOURCE of `shardcache get` names, and their names below the destination.
+
+The daemon lists the files of a url or pattern. Each file keeps its folders below the base, which is
+the url up to the last slash before any wildcard.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +25,13 @@ from shardcache_client.daemon.patience import Patience
 from shardcache_client.daemon.session import Session
 
 PATIENCE = Patience(limit_s=7 * 86_400.0, away_s=30.0)
-"""Time limits of `get`: a file may take hours.
+"""Time limits of `get`: for a file, which may take hours, and for the absence of the daemon.
 
-A daemon that stops drains for at most 20 s, and the next one starts in seconds.
+A daemon that stops finishes its requests for at most 20 s, and the next daemon starts in seconds.
 """
 
 _WILDCARD = re.compile(r"[*?\[{]")
-_NO_NAMES = ("", ".", "..")  # parts of a path that do not name a file or folder
+_NO_NAMES = ("", ".", "..")  # components of a path that are not names of a file or folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +40,8 @@ class WantedFiles:
 
     Attributes:
         by_names: the files by their names below the destination.
-        refused: files whose names are not possible there, with the reason.
-        is_alone: True for a single file's url.
+        refused: the files whose names are not possible below the destination, with the reason.
+        is_alone: True if the source is the url of a single file, for which DEST may be a new name.
     """
 
     by_names: dict[Names, ShardRef]
@@ -46,12 +50,19 @@ class WantedFiles:
 
 
 def find_files(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> WantedFiles:
-    """Return the files of a source. Raises ConfigError if two would have the same name."""
+    """Return the files of a source. Raises ConfigError if two files would have the same name.
+
+    Args:
+        source: a url or pattern.
+        choice: the choice of a daemon.
+        reader: identity of this command towards the daemon.
+    """
     refs = _list_files(source, choice, reader)
     # For the url of an object that does not exist, the daemon returns that url without a version.
     is_missing = len(refs) == 1 and refs[0].url == source and refs[0].version is None
     if is_missing and protocol_of(source) not in WEB:
-        # It may be a folder, or a repository on the Hub. Web servers have no folders.
+        # The url may be that of a folder without its slash, or of a repository on the Hub. Web
+        # servers have no folders.
         folder = f"{source}/"
         with suppress(NotFoundError):
             refs = _list_files(folder, choice, reader)
@@ -85,7 +96,7 @@ def _list_files(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> li
 
 
 def _base_of(source: str) -> str:
-    """Return the url, with a slash at its end, below which files keep their folders."""
+    """Return the base of a source, with a slash at its end."""
     if protocol_of(source) in WEB:
         literal, _, _query = source.partition("?")
     else:
@@ -94,9 +105,13 @@ def _base_of(source: str) -> str:
 
 
 def _names(url: str, base: str) -> Names:
-    """Return the folders and name of a file below the destination.
+    """Return the names of a file below the destination: of its folders, and its own.
 
-    Raises ConfigError for a name that leads outside.
+    Raises ConfigError for names that lead outside of the destination.
+
+    Args:
+        url: url of the file.
+        base: base of the source.
     """
     path = local_path(url) or url
     root = local_path(base) or base

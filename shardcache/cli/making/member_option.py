@@ -1,4 +1,4 @@
-"""Options that name a member of samples."""
+"""Options that name a member of samples: --tokens and --metadata of `write` and `index`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def parse_token_member(text: str) -> TokenMember:
-    """Parse the value of an option. Raises click.BadParameter."""
+    """Parse the value of --tokens. Raises click.BadParameter."""
     from shardcache.tarindex.named_members import TokenMember
 
     with _usage_errors():
@@ -24,7 +24,7 @@ def parse_token_member(text: str) -> TokenMember:
 
 
 def parse_metadata_member(text: str) -> MetadataMember:
-    """Parse the value of an option. Raises click.BadParameter."""
+    """Parse the value of --metadata. Raises click.BadParameter."""
     from shardcache.tarindex.named_members import MetadataMember
 
     with _usage_errors():
@@ -33,7 +33,7 @@ def parse_metadata_member(text: str) -> MetadataMember:
 
 @contextmanager
 def _usage_errors() -> Iterator[None]:
-    """Turn errors of a value into errors of the command's usage."""
+    """Turn ConfigError for an option's value into an error of the command's usage."""
     try:
         yield
     except ConfigError as exn:
@@ -46,4 +46,4 @@ tokens_option = partial(
     metavar="EXT[:DTYPE]",
     type=parse_token_member,
 )
-"""The option `--tokens`, without its help."""
+"""The option `--tokens`, to which each command adds its own help text."""

@@ -1,4 +1,9 @@
-"""Writing of a sample table: a tar with the keys, sizes, places and metadata of all samples."""
+"""Writing of a sample table: a tar with the keys, sizes, places and metadata of all samples.
+
+`shardcache index --samples` calls `write_table`. It reads the shards as a training job would: a
+session with the daemon declares a plan, all shards in order; the daemon prefetches them into the
+cache, and a window leases one shard after another. The indexes are read from the cache.
+"""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -34,20 +39,20 @@ def write_table(
 ) -> list[ShardRef]:
     """Write the table of the shards' current versions; return the shards, each url once.
 
-    The shards pass through the cache, prefetched by the daemon; their indexes are read from there.
     Raises the errors of a dataset, and MetadataError.
 
     Args:
-        urls: of the shards, as those of a dataset.
-        socket: the daemon's, if one is named.
-        file: to write to.
-        metadata: the member that holds each sample's metadata; None for a table without.
+        urls: urls or patterns of the shards, as for a dataset.
+        socket: path of the daemon's socket; None for the default socket.
+        file: the file to write the table to.
+        metadata: the member that holds each sample's metadata; None for a table without metadata.
         show: called with an event for each shard.
     """
     choice = DaemonChoice.of(socket)
     reader = ReaderIdentity(_JOB)
     refs_by_url = {ref.url: ref for ref in resolve(choice, reader, urls, _TIMEOUT_S)}
-    # Without the listed versions: the table describes those that are current when they are read.
+    # The listed versions are left out, since the table describes the versions that are current when
+    # the shards are read.
     manifest = Manifest.of(map(ShardRef, refs_by_url))
     plan = Plan.of(manifest, epoch=0, now=range(len(refs_by_url)))
     session = Session(choice, reader, Patience(_TIMEOUT_S))
@@ -82,7 +87,15 @@ def _add_shard(
     window: ShardWindow,
     member: MetadataMember | None,
 ) -> ShardRef:
-    """Add the rows of the next shard; return the shard, with the version that they describe."""
+    """Add the rows of the next shard to the table; return the shard, with its version.
+
+    Args:
+        file: the file of the table.
+        number: number of the shard in the plan.
+        window: leases the shards of the plan.
+        member: the member with each sample's metadata; None for a table without metadata.
+    """
+    # The whole shard is needed: None is no limit for the number of samples.
     leased_shard = window.take(number, count=None)
     leased_shard.open()
     try:
@@ -90,7 +103,8 @@ def _add_shard(
         index = shard.index
         facts = index.header
         metadata = None if member is None else read_metadata(index, shard.tar, member, facts["url"])
-        # Places are those of a tar's members in its object.
+        # The table has the places of samples only if they are places in the object itself: the
+        # shard is a tar, and the cached file has the object's bytes.
         is_tar = facts.get("content", TAR.name) == TAR.name
         is_plain = is_tar and is_stored_as_is(facts["url"])
         blocks = blocks_of(index, shard.tar) if is_plain else None

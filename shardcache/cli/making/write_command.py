@@ -1,4 +1,7 @@
-"""`shardcache write`: shards from other formats, with their index."""
+"""`shardcache write`: shards from other formats, with their index.
+
+The module has the options and the output of the command; `shardcache.writing` does the work.
+"""
 
 import os
 from pathlib import Path
@@ -13,7 +16,7 @@ from shardcache.shared.protocol import Json
 from shardcache.shared.units import size
 
 _MAX_WORKERS = 8
-# Decoders, by extension, in the example of reading that the command prints.
+# Decoders by extension. At its end, the command prints an example of reading the shards with them.
 _DECODERS = {
     "jpg": "rgb8",
     "jpeg": "rgb8",
@@ -49,7 +52,10 @@ def _sources(
     _param: click.Parameter,
     sources: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """Return the sources; reject a single argument, which click takes for DESTINATION."""
+    """Return the sources; raise UsageError if there are none.
+
+    click takes a single argument for DESTINATION, and passes no sources.
+    """
     if not sources:
         raise click.UsageError(
             "Missing argument 'DESTINATION': name sources, then the folder or url of the shards",
@@ -197,7 +203,7 @@ def _print_summary(summary: Json) -> None:
     console.print(f"{shards}, {samples}, {size(summary['bytes'])}: {numbers}")
 
     members = []
-    common_members = []  # those that every sample has
+    common_members = []  # the members that every sample has
     for name, count in summary["members"].items():
         if count == summary["samples"]:
             members.append(name)

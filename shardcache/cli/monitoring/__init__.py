@@ -1,1 +1,1 @@
-"""Commands that show how a daemon is doing: `status`, `top`, `dashboard`, `probe`."""
+"""Commands that show the state of a daemon: `status`, `top`, `dashboard`, `probe`."""

@@ -1,4 +1,9 @@
-"""`shardcache dashboard`: the dashboard for every user of the socket, over a loopback port."""
+"""`shardcache dashboard`: the daemon's dashboard for a browser, over a loopback port.
+
+Browsers cannot open Unix sockets. So the command runs a bridge, a small HTTP server on 127.0.0.1
+that passes requests on to the daemon's socket. Every user who may use the socket can run it. Other
+users of the machine can reach the port, too, so the live data needs a token.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +28,7 @@ if TYPE_CHECKING:
     import aiohttp
     from aiohttp import web
 
-# Environment variables, at least one of which is set where a browser can be opened.
+# At least one of these variables is set if a browser can be opened.
 _DESKTOP_VARIABLES = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")
 _HOST = "127.0.0.1"
 # Headers of the daemon's answers that are passed on to the browser.
@@ -77,8 +82,8 @@ async def _serve(socket: Path, port: int, *, to_open: bool, as_json: bool) -> No
             common.print_json({"url": url, "socket": str(socket)})
         else:
             click.echo(f"Dashboard of {socket}:\n\n    {url}\n\nPress Ctrl-C to stop.")
-        # Open a file that leads to the url: every user can read the browser's command line, where
-        # the url would show its token.
+        # The browser opens a file that leads to the url. The url itself would be on the browser's
+        # command line, which every user can read, and would show the token.
         with TemporaryDirectory(prefix="shardcache-dashboard-") as folder:
             if to_open:
                 import webbrowser
@@ -94,16 +99,14 @@ async def _serve(socket: Path, port: int, *, to_open: bool, as_json: bool) -> No
 async def _bridge(socket: Path, port: int) -> AsyncIterator[str]:
     """Serve the dashboard of the daemon at `socket` until the block exits.
 
-    Yield its url, token included.
-
-    Raises ConfigError for a port in use.
+    Yields the dashboard's url, which contains the token. Raises ConfigError for a port in use.
     """
     import aiohttp
     from aiohttp import web
 
     token = secrets.token_urlsafe(_TOKEN_BYTES)
-    connector = aiohttp.UnixConnector(str(socket), limit=0)  # of any number of connections
-    # The live updates have no end.
+    connector = aiohttp.UnixConnector(str(socket), limit=0)  # 0 allows any number of connections
+    # There is no total time limit, since the answer with the live updates never ends.
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
     async with aiohttp.ClientSession(
         "http://shardcache",
@@ -119,8 +122,8 @@ async def _bridge(socket: Path, port: int) -> AsyncIterator[str]:
                 reason = f"cannot listen on {_HOST}:{port}: {exn.strerror}"
                 raise ConfigError(reason, remedy="choose another --port") from exn
             _, bound_port = runner.addresses[0]
-            # In the fragment, which browsers never send: the page reads the token there and sends
-            # it in a header.
+            # The token is in the url's fragment, which browsers never send. The page reads the
+            # token there, and sends it in a header.
             yield f"http://{_HOST}:{bound_port}/#token={token}"
         finally:
             await runner.cleanup()
@@ -133,7 +136,10 @@ def _make_app(daemon: aiohttp.ClientSession, token: str) -> web.Application:
     expected = f"Bearer {token}".encode()
 
     async def live(request: web.Request) -> web.StreamResponse:
-        """Stream the live updates, which need the token: the page itself shows nothing yet."""
+        """Stream the live updates, which need the token.
+
+        The page itself needs no token, as it has no data.
+        """
         sent = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if not hmac.compare_digest(sent, expected):
             return web.Response(status=401, headers={"WWW-Authenticate": "Bearer"})
@@ -148,7 +154,7 @@ def _make_app(daemon: aiohttp.ClientSession, token: str) -> web.Application:
 
 
 async def _pass_on(daemon: aiohttp.ClientSession, request: web.Request) -> web.StreamResponse:
-    """Stream the daemon's answer to the browser; 502 if there is none."""
+    """Stream the daemon's answer to the browser; the status is 502 if no daemon answers."""
     import aiohttp
     from aiohttp import web
 

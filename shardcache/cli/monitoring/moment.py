@@ -1,4 +1,7 @@
-"""The data of a frame of `status` and `top`: a status page, and the rates since the previous."""
+"""The data of a frame of `status` and `top`: a status page, and the rates since the previous page.
+
+The daemon's counters only grow. A rate is the growth of a counter between two pages, per second.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +22,7 @@ class Moment:
 
     Attributes:
         page: the latest status page.
-        rates: since the previous page; None without one.
+        rates: the rates since the previous page; None if there is no previous page.
         trouble: the reason why there is no newer page; None while the daemon answers.
     """
 
@@ -35,9 +38,9 @@ class Moment:
 
 
 def rates_between(previous: Json, page: Json) -> Json | None:
-    """Return the rates between two pages; None for different daemons or the same moment.
+    """Return the rates between two pages; None for pages of different daemons or the same time.
 
-    `waiting_share` is, for each job with readers, the fraction of the interval in which these
+    For each job with readers, `waiting_share` is the fraction of the interval in which its readers
     waited for data, 0 to 1.
     """
     if previous["pid"] != page["pid"] or previous["uptime_s"] >= page["uptime_s"]:
@@ -56,11 +59,11 @@ def rates_between(previous: Json, page: Json) -> Json | None:
             continue
         waited_s = job["waited_s"] - waited_before_s.get(job_key(job), 0.0)
         share = waited_s / (interval_s * job["sessions"])
-        share = min(1.0, max(0.0, share))  # readers that joined or left make it inexact
+        share = min(1.0, max(0.0, share))  # the share is inexact if readers joined or left
         jobs.append({"name": job["name"], "uid": job["uid"], "waiting_share": round(share, 4)})
     return {"interval_s": round(interval_s, 3), **rates, "jobs": jobs}
 
 
 def job_key(job: Row) -> tuple[str, int]:
-    """Return name and user of a job, by which it is found on another page."""
+    """Return the name and the user of a job, by which the job is found on another page."""
     return job["name"], job["uid"]

@@ -1,4 +1,8 @@
-"""`shardcache probe`: is the daemon started, ready and alive?"""
+"""`shardcache probe`: is the daemon started, ready and alive?
+
+The probes are those of Kubernetes: startup, readiness and liveness. The daemon reports its health
+in one word: "ok"; "degraded", its disk has a problem; or "draining", it is stopping.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +18,32 @@ from shardcache.errors import DaemonError, NoDaemonError
 from shardcache.shared.socket_paths import socket_path
 from shardcache.shared.unix_socket import health
 
-# The health states in which each probe passes. None depends on an origin.
+# The health states in which each probe passes. No state depends on an origin.
 PASSES = {
     # The daemon has started to serve.
     "startup": frozenset({"ok", "degraded"}),
-    # Its disk is healthy, and it is not stopping.
+    # The daemon's disk is healthy, and the daemon is not stopping.
     "ready": frozenset({"ok"}),
-    # It answers: a restart would fix neither disk nor origin.
+    # The daemon answers. Its disk may have a problem, which a restart would not fix.
     "live": frozenset({"ok", "degraded", "draining"}),
 }
 LIMIT_S = 5.0
-# A disk that has not responded for this long hangs, and a restart may help. A full or broken disk
-# still responds. As in server/process/service_notifier.py.
+# A disk that has not responded for this time hangs, and a restart of the daemon may help. (A full
+# or broken disk still responds.) The value is that of server/process/service_notifier.py.
 HUNG_S = 120.0
 _SECONDS = click.FloatRange(min=0)
 _PAUSE_S = 0.2
 
 
 def ask(path: Path | None = None, limit_s: float = LIMIT_S) -> dict[str, Any]:
-    """Return the health that the daemon reports; `limit_s` limits each step of the exchange.
+    """Return the health that the daemon reports.
 
-    Raises NoDaemonError if nothing answers in that time, DaemonError if this user may not ask or
-    something else answers.
+    Raises NoDaemonError if nothing answers in time, DaemonError if this user may not ask, or
+    another program answers.
+
+    Args:
+        path: path of the daemon's socket; None for the default socket.
+        limit_s: time limit of each step of the exchange.
     """
     where = socket_path(path)
     try:
@@ -101,14 +109,20 @@ def _ask_until(
     timeout_s: float,
     deadline_s: float,
 ) -> dict[str, Any]:
-    """Return the first answer that passes the probe, or the one at the deadline.
+    """Return the first answer that passes the probe, or else the answer at the deadline.
 
     At the deadline, raises as `ask` does.
+
+    Args:
+        what: the probe, a key of `PASSES`.
+        socket: path of the daemon's socket; None for the default socket.
+        timeout_s: time limit of each step of asking.
+        deadline_s: time of the monotonic clock until which to keep asking.
     """
     while time.monotonic() < deadline_s:
         with suppress(NoDaemonError):
             reported = ask(socket, timeout_s)
             if passes(what, reported):
                 return reported
-        time.sleep(_PAUSE_S)  # polling: nothing signals a daemon's start
+        time.sleep(_PAUSE_S)  # the daemon is polled, since nothing signals its start
     return ask(socket, timeout_s)

@@ -1,4 +1,9 @@
-"""Facts about the daemon on the status page: its cache, disk, origin, limits, tier and leases."""
+"""Facts about the daemon on the status page: its cache, disk, origin, limits, tier and leases.
+
+`status_text` draws the facts above the jobs and transfers. A fact is a heading and a text; facts
+without a text are left out. A lease is a reader's hold on a cached shard, which is not evicted
+while the lease lasts.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,8 +18,8 @@ from shardcache.errors import ShardcacheError
 from shardcache.shared.units import duration, size
 
 _CACHE_BAR_COLUMNS = 40
-# Counters that may be worth a look, with their words. The most important ones come first: a narrow
-# screen cuts the end.
+# Counters of unusual events, with the words for them. The most important counters come first, since
+# a narrow screen cuts the end of the line.
 _COUNTERS = {
     "corrupt": "corrupt",
     "refused": "refused",
@@ -27,7 +32,12 @@ _COUNTERS = {
 
 
 def facts_table(moment: Moment, *, is_cut: bool) -> Table:
-    """Return a table of the facts that the page has; with `is_cut`, each takes one line."""
+    """Return a table of the facts that the page has.
+
+    Args:
+        moment: the data of the page.
+        is_cut: True to cut each fact to one line.
+    """
     page = moment.page
     rates = moment.rates
     cache = page["cache"]
@@ -79,7 +89,7 @@ def _used_space(cache: Row) -> str:
 
 
 def _disk(page: Row) -> Text | None:
-    """Describe what is wrong with the cache disk; None while it is healthy."""
+    """Describe the problem of the cache disk; None while the disk is healthy."""
     state = page.get("disk")
     if not state:
         return None
@@ -115,14 +125,14 @@ def _origin(counters: Row, rates: Row | None) -> str:
 
 
 def _limits(limits: Sequence[Row]) -> Text | None:
-    """List the limits, first those that hold readers or transfers back now."""
+    """List the limits; first come the limits that hold readers or transfers back now."""
     ordered = sorted(limits, key=lambda limit: not limit["holds"])
     texts = [Text(limit["text"], "yellow" if limit["holds"] else "") for limit in ordered]
     return Text(" · ").join(texts) if texts else None
 
 
 def _tier(page: Row) -> Text | None:
-    """Describe what the cluster's tier delivered; None without a tier."""
+    """Describe the bytes that the cluster's tier delivered, and its problems; None without one."""
     if not page.get("tiers"):
         return None
     counters = page["counters"]
@@ -146,7 +156,7 @@ def _tier_troubles(state: Row) -> Iterator[str]:
 
 
 def _s3(page: Row) -> str | None:
-    """Describe what S3 clients read; None without an endpoint."""
+    """Describe the bytes that S3 clients read; None if the daemon has no S3 endpoint."""
     if not page.get("s3"):
         return None
     counters = page["counters"]

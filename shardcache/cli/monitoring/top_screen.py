@@ -1,4 +1,7 @@
-"""The screen of `top`: the status page in frames, as JSON or until q is pressed."""
+"""The screen of `shardcache top`: the status page, drawn at an interval until q is pressed.
+
+A moment is the data of one frame: a status page, and the rates since the previous page.
+"""
 
 import asyncio
 import os
@@ -31,7 +34,12 @@ async def show_node(
 ) -> None:
     """Show the daemon at `socket` until q is pressed. Raises DaemonError if it does not answer.
 
-    Only one frame is shown if `once`, or if the output is not a terminal.
+    Args:
+        socket: path of the daemon's socket; None for the default socket.
+        interval_s: interval between frames.
+        once: True to show only one frame. Without a terminal, only one is shown in any case, unless
+            `as_json`.
+        as_json: True to print each frame's data as a line of JSON.
     """
     console = make_console()
     is_single = once or not (as_json or console.is_terminal)
@@ -42,7 +50,8 @@ async def show_node(
         async for moment in moments:
             if is_single and moment.trouble:
                 raise moment.trouble
-            if moment.rates is None and moment.trouble is None:  # a daemon's first page
+            # The first page of a daemon has no rates, so it is not shown.
+            if moment.rates is None and moment.trouble is None:
                 continue
             if as_json:
                 print_json(moment.to_json())
@@ -55,7 +64,7 @@ async def show_node(
 async def _watch(daemon: AdminClient, interval_s: float) -> AsyncGenerator[Moment, None]:
     """Yield a moment now and after each interval, even while the daemon is down.
 
-    Raises DaemonError if it is down at the start.
+    Raises DaemonError if the daemon is down at the start.
     """
     page = await in_thread(daemon.status)
     yield Moment(page)
@@ -71,10 +80,12 @@ async def _watch(daemon: AdminClient, interval_s: float) -> AsyncGenerator[Momen
 
 
 async def _show_until_q(moments: AsyncIterator[Moment], console: Console) -> None:
-    """Draw each moment until q is pressed, which ends the loop by way of a time-out."""
+    """Draw each moment until q is pressed."""
     try:
+        # The time-out has no time at first. Pressing q sets it to a time that has passed, which
+        # ends the loop.
         async with asyncio.timeout(None) as limit:
-            expire = partial(limit.reschedule, 0.0)  # to a time that has passed
+            expire = partial(limit.reschedule, 0.0)
             with (
                 Live(console=console, screen=True, auto_refresh=False) as live,
                 _on_q(expire),
@@ -88,9 +99,9 @@ async def _show_until_q(moments: AsyncIterator[Moment], console: Console) -> Non
 
 @contextmanager
 def _on_q(action: Callable[[], object]) -> Iterator[None]:
-    """Call `action` when q is pressed or the terminal hangs up; never if stdin is not a terminal.
+    """During the block, call `action` when q is pressed, or the terminal hangs up.
 
-    Ctrl-C works as usual.
+    Nothing is done if standard input is not a terminal. Ctrl-C works as usual.
     """
     if not sys.stdin.isatty():
         yield

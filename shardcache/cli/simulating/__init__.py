@@ -1,1 +1,1 @@
-"""`shardcache simulate`: training runs without data, by whole shards and by ranges of them."""
+"""`shardcache simulate`: training runs without data, which read whole shards or ranges of them."""

@@ -1,1 +1,1 @@
-"""Commands that start a daemon, stop it, and show its options: `serve`, `stop`, `config`."""
+"""Commands that start a daemon, stop it, or show its options: `serve`, `stop`, `config`."""

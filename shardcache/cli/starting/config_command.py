@@ -1,4 +1,8 @@
-"""The commands `config show` and `config check`: the daemon's options, and what sets them."""
+"""The commands `config show` and `config check`: the daemon's options, and their sources.
+
+The source of an option's value is a flag, a variable of the environment, a line of the config file,
+or the default.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +69,10 @@ def show(config: Path | None, as_json: bool, **flags: Any) -> None:
 
 
 def _rows(settings: Settings, sources: Sources) -> Iterator[Json]:
-    """Yield name, value, kind of source and place of each option, as JSON."""
+    """Yield each option as JSON: its name, its value, and the kind and the place of its source.
+
+    The place of a default is None.
+    """
     for name in type(settings).model_fields:
         value = getattr(settings, name)
         if name == "socket":
@@ -113,7 +120,7 @@ def _json_value(value: object) -> Any:
 
 
 def _hidden(value: object) -> Any:
-    """Return storage options without their values: any may be a password or a key."""
+    """Return storage options with their values hidden, since any may be a password or a key."""
     if isinstance(value, dict):
         return {name: _hidden(inner) for name, inner in value.items()}
     return value if isinstance(value, bool) else HIDDEN
@@ -145,7 +152,7 @@ def _value_lines(value: Any, field: FieldInfo) -> list[str]:
     """Return an option's value as text; a list of tables has one line per table."""
     match value:
         case None | []:
-            # Such options describe in words what the daemon does without a value.
+            # The description of such an option says in words what the daemon does by default.
             _, _, default = (field.description or "").partition("[default: ")
             return [default.rstrip("]") or "none"]
         case list():

@@ -1,4 +1,10 @@
-"""Folders of this user's private caches: their place on a local disk, and the free ones there."""
+"""Folders of this user's private caches: their place on a local disk, and the choice of one.
+
+`private_daemon` calls these functions. A private cache is the cache of a private daemon, which
+serves one user. The base is the folder of all private caches of this user. A cache folder in it is
+named after the digest, a keyed hash, of the daemon's credentials, so that daemons with different
+credentials have different caches; further folders for the same credentials have a number.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +27,13 @@ from shardcache.shared.private import (
 from shardcache.store.disk.mounts import mount_of
 
 BASE_LOCK = "folders.lock"
-"""Name of a file that is locked from the choice of a cache folder until a daemon has locked it."""
+"""Name of a file in the base.
 
-# Maximum number of a user's daemons on one node with the same credentials: those in containers do
-# not see each other's sockets.
+The file is locked from the choice of a cache folder until the daemon has locked that folder.
+"""
+
+# Maximum number of a user's daemons on one node with the same credentials. There may be several,
+# since daemons in containers do not see each other's sockets.
 _MAX_FOLDERS = 16
 # A cache of other credentials is removed if it has not been used for this time.
 _OLD_S = 86_400.0
@@ -37,11 +46,14 @@ _WRITABLE_BY_OTHERS = 0o022
 
 
 def cache_base(env: Mapping[str, str]) -> Path:
-    """Return the folder of this user's private caches, created if it is missing.
+    """Return the base, which is created if it is missing. Only this user can write to it.
 
-    Only this user can write to it. In order of precedence: `$SHARDCACHE_CACHE_DIR`; the job's own
-    folder on a local disk, if its scheduler names one; the user's cache folder. Raises
-    CacheDirError if the folder is on a network filesystem or cannot be used.
+    The base is, in order of precedence: `$SHARDCACHE_CACHE_DIR`; the job's own folder on a local
+    disk, if its scheduler names one; the user's cache folder. Raises CacheDirError if the folder is
+    on a network filesystem or cannot be used.
+
+    Args:
+        env: the environment's variables.
     """
     named = env.get("SHARDCACHE_CACHE_DIR")
     if named:
@@ -64,14 +76,16 @@ def cache_base(env: Mapping[str, str]) -> Path:
 
 @contextmanager
 def errors_of_cache() -> Iterator[None]:
-    """Turn each DaemonError about the cache folder into a CacheDirError.
+    """Turn a DaemonError from the block, which is about a cache folder, into a CacheDirError.
 
-    Its remedy names the variable of the cache folder, not that of the sockets' folder.
+    The remedy of the new error names the variable of the cache folder; that of a DaemonError names
+    the variable of the sockets' folder.
     """
     try:
         yield
     except DaemonError as exn:
-        if is_file_limit(exn.__cause__):  # in another folder, too
+        # The process's limit on file sizes applies in any folder, so that error stays as it is.
+        if is_file_limit(exn.__cause__):
             raise
         raise CacheDirError(
             f"no place for the cache: {exn.message}",
@@ -86,7 +100,7 @@ def _scratch_folders(env: Mapping[str, str]) -> Iterator[Path]:
         names.append("TMPDIR")
     for folder in [Path(env[name]) for name in names if env.get(name)]:
         mount = mount_of(folder)
-        # A shared folder outlives the job, and others fill it.
+        # A shared folder is not used, since it outlives the job, and other users fill it.
         is_shared = str(folder) in _SHARED_FOLDERS
         is_local = not (is_shared or mount.is_network or mount.is_memory)
         if is_local and folder.is_dir() and os.access(folder, os.W_OK):
@@ -94,13 +108,14 @@ def _scratch_folders(env: Mapping[str, str]) -> Iterator[Path]:
 
 
 def place_in_cache(base: Path, name: str) -> PrivatePlace | None:
-    """Return the place, in its cache, of a running daemon with these credentials; None without one.
+    """Return the place in its cache folder of a running daemon with these credentials.
 
-    Its other socket, where processes look first, is missing or cannot be seen: a logout removes
-    `/run/user/UID`, and a job or container may have another `$XDG_RUNTIME_DIR`.
+    Returns None if no such daemon runs. The function is called when the daemon's other socket,
+    where processes look first, is missing or cannot be seen: a logout removes `/run/user/UID`, and
+    a job or container may have another `$XDG_RUNTIME_DIR`.
 
     Args:
-        base: folder of the private caches.
+        base: the base.
         name: `digest` of the credentials.
     """
     for number in range(_MAX_FOLDERS):
@@ -120,7 +135,12 @@ def _folder_name(name: str, number: int) -> str:
 def free_folder(base: Path, name: str) -> Path:
     """Return a cache folder for these credentials that no daemon has locked.
 
-    As long as the caller has the lock of `base`, no daemon will lock it.
+    The folder is created if it is missing. The caller must have locked `BASE_LOCK`; no daemon locks
+    the folder as long as it has that lock.
+
+    Args:
+        base: the base.
+        name: `digest` of the credentials.
     """
     for number in range(_MAX_FOLDERS):
         folder = base / _folder_name(name, number)
@@ -145,18 +165,19 @@ def _try_locking(folder: Path) -> Iterator[bool]:
 def remove_old(own: Path) -> None:
     """Remove caches of other credentials that no daemon has used for a day.
 
-    Those of temporary credentials are never used again.
+    Caches of temporary credentials are never used again once the credentials have expired.
 
     Args:
-        own: the cache folder of this daemon, beside the others.
+        own: the cache folder of this daemon, which is in the same base as the others.
     """
     for other in own.parent.iterdir():
         name, _, _number = other.name.partition(".")
-        # The sockets' folder may be the same: its files have such names, too.
+        # The base may also be the folder of the sockets, in which files have such names, too.
         is_cache = is_digest(name) and other.is_dir()
         if other == own or not is_cache:
             continue
-        # A daemon sets the time of its folder when it starts and ends; transfers change `partial`.
+        # A daemon sets the modification time of its folder when it starts and ends. Transfers
+        # change that of `partial` in between.
         times_s = [path.stat().st_mtime for path in (other, other / "partial") if path.exists()]
         if time.time() - max(times_s) > _OLD_S:
             with _try_locking(other) as is_free:

@@ -1,4 +1,7 @@
-"""The commands `serve` and `stop`."""
+"""The commands `serve` and `stop`, which start and stop a daemon.
+
+A private daemon is one that a single user has started, in contrast to the daemon of the node.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from shardcache.shared.protocol import Json
 from shardcache.shared.unix_socket import connected, credentials
 
 _ANSWER_S = 10.0  # time limit for connecting to a daemon
-_STOP_S = 60.0  # time limit for its end after SIGTERM
+_STOP_S = 60.0  # time limit for the daemon's end after SIGTERM
 
 
 @common.examples(
@@ -109,7 +112,14 @@ def stop(yes: bool, as_json: bool, socket: Path | None) -> None:
 
 
 def _readers_warning(page: Json, *, is_private: bool) -> str:
-    """Return the number of a daemon's readers, and their reaction to its end; empty without any."""
+    """Return a warning with the number of a daemon's readers, and their reaction to its end.
+
+    The warning is empty if the daemon has no readers.
+
+    Args:
+        page: the daemon's status page.
+        is_private: True for a private daemon, whose readers start another.
+    """
     readers = sum(job["sessions"] for job in page["jobs"])
     if not readers:
         return ""
@@ -124,13 +134,13 @@ def _stop(path: Path, reported_pid: int) -> None:
     """Send SIGTERM to the daemon that listens at a socket, and wait for its end.
 
     Args:
-        path: of the socket.
-        reported_pid: the daemon's, in its status.
+        path: path of the socket.
+        reported_pid: process id of the daemon as its status has it.
     """
     with connected(path, _ANSWER_S) as sock:
         pid, _, _ = credentials(sock)
     if pid != reported_pid:
-        # The socket is a service manager's, or the daemon runs in another PID namespace.
+        # A service manager has opened the socket, or the daemon runs in another PID namespace.
         raise DaemonError(
             "the daemon's socket was opened by another process",
             url=str(path),

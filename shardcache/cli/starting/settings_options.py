@@ -1,4 +1,8 @@
-"""The fields of `Settings` as options of commands; it is imported only when it is needed."""
+"""The fields of `Settings` as options of commands, such as --cache-dir of `serve`.
+
+The module `config.settings` takes time to import, so it is imported only when the options of such a
+command are needed.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +41,18 @@ config_option = click.option(
 
 
 def given_options(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of `Settings` that are on the command line."""
+    """Return the options of `Settings` that are on the command line.
+
+    Args:
+        flags: values of all options; None or () for an option that is not given.
+    """
     return {name: value for name, value in flags.items() if value not in (None, ())}
 
 
 def _option(name: str, field: FieldInfo) -> click.Option:
     """Return the option for a field of `Settings`."""
     metavar = None
-    # By default a text, which pydantic parses.
+    # The value of most options is a text for click; pydantic parses it.
     kind: click.ParamType[Any] | type[str] = str
     if get_origin(field.annotation) is Literal:
         kind = click.Choice(get_args(field.annotation))
@@ -61,7 +69,10 @@ def _option(name: str, field: FieldInfo) -> click.Option:
 
 
 def _fits_flag(field: FieldInfo) -> bool:
-    """Return False for tables such as `[[origin]]`, which only the config file can express."""
+    """Return True if a flag can express the values of a field.
+
+    Only the config file can express tables such as `[[origin]]`.
+    """
     from pydantic import BaseModel
 
     kinds = [kind for kind in get_args(field.annotation) if isinstance(kind, type)]
