@@ -191,8 +191,7 @@ class WebDataset(OriginalWebDataset):  # type: ignore[misc]
             stages.append(_add_local_paths)
         if select_files is not None:
             stages.append(functools.partial(_keep_members, keep=select_files))
-        # This skips the constructor of webdataset's class, which builds the stages that the source
-        # replaces, and calls the constructor of its base class.
+        # webdataset's own constructor is skipped: it builds the stages that the source replaces.
         super(OriginalWebDataset, self).__init__(*stages)
         if is_endless:
             self.repeat()

@@ -232,7 +232,7 @@ class ShardLoader(Generic[B_co]):
     # iteration that reads the kept source may be gone by then.
 
     def _make_main(self, iteration: Iteration, source: Source) -> None:
-        """Let an iteration count as the reading of its epoch, unless a later one already does."""
+        """Let an iteration count as the reading of its epoch, unless a later epoch is read."""
         self._reader.bookmark.make_main(iteration)
         self._keep(source, iteration)
 
