@@ -18,7 +18,7 @@ from shardcache.errors import SampleError, ShardcacheError
 
 Handler = Callable[[Exception], bool]
 
-_MAX_WARNINGS = 5  # in each epoch of a reader
+_MAX_WARNINGS = 5  # maximum number of warnings in each epoch of a reader
 _ADVICE = 'on_error="warn" skips such samples'
 
 
@@ -60,7 +60,7 @@ def _warn(exn: Exception, further: str = "") -> None:
     # The errors of shardcache are sentences. Other errors need their type: the text of a KeyError
     # is just a key, and the text of an AssertionError is often empty.
     text = str(exn) if isinstance(exn, ShardcacheError) else repr(exn)
-    warnings.warn(text + further, stacklevel=3)  # the line that called the handler
+    warnings.warn(text + further, stacklevel=3)  # 3: the warning names the handler's caller
 
 
 @dataclass(slots=True)

@@ -484,6 +484,6 @@ def _handover(zero_copy: bool | str | Collection[str]) -> Handover | None:
     """Return the handover that the argument describes; None if all members are copied."""
     if not zero_copy:
         return None
-    from shardcache_client.sharing.handover import Handover  # needs numpy
+    from shardcache_client.sharing.handover import Handover  # imported here, as it needs numpy
 
     return Handover.of(zero_copy)

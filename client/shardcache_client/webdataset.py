@@ -379,7 +379,7 @@ def _is_item_by_item(stage: Any) -> bool:
 
     True for the stages of this module, and for the stages of webdataset in `_ITEM_BY_ITEM`.
     """
-    if isinstance(stage, functools.partial):  # `_keep_members` with its argument
+    if isinstance(stage, functools.partial):  # this is `_keep_members` with its argument
         function = stage.func
     else:
         function = getattr(stage, "f", stage)  # a stage of webdataset has its function as `f`

@@ -38,7 +38,7 @@ else:
 U = TypeVar("U")
 F = TypeVar("F", bound=Callable[..., Any])
 
-_MAX_SHOWN_CHARS = 100  # of a value, in an error's text
+_MAX_SHOWN_CHARS = 100  # maximum number of characters of a value that an error shows
 _MAX_WHOLE = 2**62  # the largest whole number that a dataset's state can hold
 _SEED_BITS = 256
 MAX_PROCESSES = 2**20

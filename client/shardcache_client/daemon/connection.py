@@ -38,7 +38,8 @@ _NEXT_REPORT_S = 60.0
 _ON_WAIT_INTERVAL_S = 1.0
 # Extra wait for an answer after the deadline, which may have passed while this process was stopped.
 _LAST_LOOK_S = 1.0
-_SHOWN_CHARS = 100  # of an unknown message type, in the error's text
+# Maximum number of characters of an unexpected message type in an error's text.
+_SHOWN_CHARS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +359,8 @@ def _check_answer(message: Json) -> None:
     """Raise ProtocolError unless a message of the daemon has the fields of its type."""
     kind = protocol.take(message, "type", str)
     protocol.ANSWERS.get(kind, protocol.UNKNOWN).check(message)
-    protocol.UNKNOWN.check(message)  # a message of any type may have an `id`, which is checked here
+    # A message of any type, even an unknown one, may have the `id` of a request, which is checked.
+    protocol.UNKNOWN.check(message)
 
 
 def hanging_daemon(socket: str | Path, how: str) -> errors.NoDaemonError:

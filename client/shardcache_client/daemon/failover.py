@@ -72,7 +72,7 @@ class Failover:
         """
         if outage is None:
             return deadline.at_s
-        if not self.can_replace:  # no other daemon could serve instead
+        if not self.can_replace:  # no other daemon can serve in place of this one
             restart_s = min(self._patience.limit_s, self._patience.away_s)
         elif self._has_answered:
             restart_s = self._patience.grace_s

@@ -21,7 +21,8 @@ log = logging.getLogger("shardcache")
 # Time limit of a start. It is long because a daemon's packages may take many seconds to import on a
 # node under load.
 _START_TIMEOUT_S = 120.0
-_SHOWN_CHARS = 1_000  # of the command's last messages
+# Number of characters of the start command's last messages that an error shows.
+_SHOWN_CHARS = 1_000
 _SHARING_HINT = (
     "to share one among users: shardcache serve --cache-dir /path/on/local/disk --capacity 500GB"
 )

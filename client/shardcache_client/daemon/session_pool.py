@@ -33,7 +33,7 @@ class SessionPool:
 
     def __init__(self, choice: DaemonChoice, patience: Patience, partial_reads: bool) -> None:
         self.settings = (choice, patience, partial_reads)
-        self._kept: list[Session] = []  # at most one
+        self._kept: list[Session] = []  # the kept session, if there is one
 
     @contextmanager
     def borrow(self, reader: ReaderIdentity) -> Iterator[Session]:
@@ -60,7 +60,8 @@ class SessionPool:
             session = self._kept.pop()
             if session.reader == reader:
                 return session
-            session.close()  # this process was forked, or its rank has changed
+            # The reader differs if this process was forked, or if its rank has changed.
+            session.close()
         return self.open(reader)
 
     def open(self, reader: ReaderIdentity) -> Session:
@@ -78,6 +79,7 @@ class SessionPool:
         return SessionPool, self.settings
 
 
+# Sessions that have been lent, which `_close_lent` closes when Python exits.
 _lent: weakref.WeakSet[Session] = weakref.WeakSet()
 
 

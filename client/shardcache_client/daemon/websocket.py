@@ -240,6 +240,7 @@ def _timeout_s(deadline_s: float) -> float:
     return max(deadline_s - time.monotonic(), 0.001)
 
 
+# The sockets of this process, which `_close_inherited` closes in a forked child.
 _open_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 

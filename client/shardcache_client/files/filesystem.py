@@ -80,7 +80,9 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
     """
 
     protocol = "shardcache"
-    _strip_tokenize_options = ("fo",)  # all urls of one protocol share an instance
+    # fsspec leaves out this argument when it compares filesystems. So all urls of one protocol
+    # share a filesystem object, whatever their paths.
+    _strip_tokenize_options = ("fo",)
 
     @checked(
         OTHER_WORDS,

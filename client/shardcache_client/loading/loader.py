@@ -107,7 +107,7 @@ class ShardLoader(Generic[B_co]):
         self._times = EpochTimes(0)  # times of the latest epoch; empty before the first
         try:
             self._template = self._new_template()
-        except (TypeError, ValueError) as exn:  # DataLoader's own checks of its arguments
+        except (TypeError, ValueError) as exn:  # raised by DataLoader's checks of its arguments
             raise ConfigError(f"the DataLoader refuses its arguments: {exn}") from exn
         # A source whose workers the next iteration may use, and the iteration that reads the source
         # now or read it last.

@@ -103,7 +103,8 @@ class LockProbe:
 
     def _sample(self) -> None:
         """Take the samples, in the probe's thread, while pieces of work are being done."""
-        pauses = Random()  # not the generator that training seeds
+        # A separate generator: training depends on the sequence of the global one.
+        pauses = Random()
         # Processor time that the other threads must have used in total before a sample counts.
         needed_work_s = 0.0
         while self._use.samples < self._max_samples:

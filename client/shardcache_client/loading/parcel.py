@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-_PICKLE_PROTOCOL = 5  # the first with buffers outside of the pickle
+_PICKLE_PROTOCOL = 5  # the first protocol with buffers outside of the pickle
 
 
 class _Pickler(ForkingPickler):

@@ -94,7 +94,7 @@ def end_with_trainer() -> None:
     except ProcessLookupError:
         os._exit(1)
     except OSError:
-        return  # a kernel or sandbox without pidfds
+        return  # this kernel or sandbox has no pidfds
     watch = Thread(target=_exit_after, args=(pidfd,), name="shardcache-trainer", daemon=True)
     watch.start()
 

@@ -36,7 +36,7 @@ def _prepare_thread(device: int | None) -> None:
         device: index of the accelerator that the training thread uses; None if the thread does not
             pin memory.
     """
-    torch.set_num_threads(1)  # other threads have the other cores
+    torch.set_num_threads(1)  # the other cores are for the other threads that make batches
     if device is not None:
         # Without this, pinning memory would initialise the first device of the node on every rank.
         torch.accelerator.set_device_index(device)

@@ -150,7 +150,8 @@ class Acks:
         return _Cells(os.getpid(), count(number * _CELLS_PER_PROCESS))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if get_spawning_popen() is None:  # not pickled for a child that is being spawned
+        # Unless a child is being spawned, the pickle may go anywhere, and the copy is a new set.
+        if get_spawning_popen() is None:
             return Acks, ()
         return object.__new__, (Acks,), (DupFd(self.fd), self._name, self._receiver_pid)
 

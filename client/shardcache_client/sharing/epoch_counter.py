@@ -276,6 +276,7 @@ def _prepare_fork() -> None:
         counter.prepare_fork()
 
 
+# All counters of this process.
 _COUNTERS: weakref.WeakSet[EpochCounter] = weakref.WeakSet()
 # The counts are kept before the fork, so that a forked trainer does not see later changes.
 os.register_at_fork(before=_prepare_fork)

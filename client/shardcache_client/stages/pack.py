@@ -192,7 +192,7 @@ def _array_of(item: Any, tokens: Any) -> Any:
     if not hasattr(tokens, "shape"):
         try:
             tokens = numpy.asarray(tokens)
-        except ValueError:  # lists of different lengths
+        except ValueError:  # numpy makes no array of lists of different lengths
             raise _not_an_array(item, tokens) from None
         if tokens.size and tokens.dtype.kind not in "biuf":
             raise _not_an_array(item, tokens)

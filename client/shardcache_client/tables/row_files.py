@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 _REPAIR_REMEDY = "repair the file, or write it again"
 _PARQUET_BATCH_ROWS = 4_096
-_SHOWN_CHARS = 80  # of an invalid line, in an error's text
+_SHOWN_CHARS = 80  # number of bytes of an invalid line that an error shows
 
 
 # Each of these functions opens a file and returns its content uncompressed.

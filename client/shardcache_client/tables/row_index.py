@@ -31,7 +31,7 @@ _FOOTER = struct.Struct("=8sQQ")
 _PAIR = struct.Struct("=QQ")
 _BUCKETS = 256
 _BUCKET_SHIFT = 56  # leaves the first byte of a 64-bit hash, which is the number of the bucket
-_ALIGNMENT_BYTES = 8  # of the hashes, which are 64-bit numbers
+_ALIGNMENT_BYTES = 8  # the hashes begin at a multiple of this, as they are 64-bit numbers
 
 
 def _hash_of(key: str) -> int:
@@ -79,7 +79,7 @@ def write(file: IO[bytes], rows: Iterable[tuple[str, str]], folder: Path) -> Row
         offsets = opened.enter_context(tempfile.TemporaryFile(dir=folder))
         repeated = 0
         for bucket in buckets:
-            numbers = _numbers_in(bucket)  # alternately the hash and the offset of a row
+            numbers = _numbers_in(bucket)  # for each row in turn: its hash, then its offset
             pairs = sorted(zip(numbers[0::2], numbers[1::2], strict=True))
             hashes = array("Q", [key_hash for key_hash, _ in pairs])
             repeated += len(hashes) - len(set(hashes))

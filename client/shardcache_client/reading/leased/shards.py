@@ -34,7 +34,7 @@ from shardcache_client.samples.sample_view import WHOLE, View
 from shardcache_client.samples.slicing import ColumnSpans, Sample, SlicedColumn
 from shardcache_client.samples.token_blocks import BlockCutter
 
-if TYPE_CHECKING:  # imports numpy
+if TYPE_CHECKING:  # at run time, this import would need numpy
     from shardcache_client.sharing.handover import Handover, Loan
 
 
