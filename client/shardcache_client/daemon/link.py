@@ -191,7 +191,7 @@ class DaemonLink(ABC):
     # From one daemon to another
 
     def _replace_node(self, exn: errors.ShardcacheError, deadline: Deadline | None = None) -> None:
-        """Change from the node's daemon to the private one for a while.
+        """Change from the node's daemon to the private daemon for a while.
 
         Args:
             exn: the reason, which is logged.

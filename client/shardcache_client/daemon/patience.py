@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 # How often a waiting reader calls `on_wait` and checks that its training process still runs.
 _ON_WAIT_INTERVAL_S = 1.0
-# Minimum time for the daemon's explanation, even past the deadline: a running daemon gives one
-# immediately.
+# Minimum time for the daemon's explanation, even past the deadline. A daemon that runs gives an
+# explanation immediately.
 _LAST_REASON_S = 1.0
 # Extra wait for the shard after the deadline: it may have come while this process was stopped.
 _LAST_LOOK_S = 1.0
 
-# Upper bounds of the pause before the second try, and before any later one.
+# Upper bounds of the pause before the second try, and before any later try.
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 # How long an outage that the daemon announced may last before a warning is logged.
@@ -94,7 +94,7 @@ class Patience:
         """Wait until `poll` returns the shard, and log the reason of a long wait.
 
         Args:
-            url: the shard's, for messages.
+            url: url of the shard, for messages.
             deadline: end of the wait; restarts whenever more bytes have arrived.
             poll: waits for the shard until the given time; returns the shard, or None if it has not
                 come.
@@ -155,7 +155,7 @@ class Outage:
 
     Pauses are drawn between 0 and a bound that doubles with each try (full jitter: Brooker,
     "Exponential Backoff and Jitter", AWS Architecture Blog, 2015). All readers of a node lose their
-    daemon at the same moment; this spreads out their reconnects, yet keeps them fast.
+    daemon at the same moment; random pauses spread out their reconnects, yet keep them fast.
     """
 
     def __init__(self, cause: errors.NoDaemonError, begun_s: float) -> None:
@@ -167,6 +167,7 @@ class Outage:
         """
         self.begun_s = begun_s
         self._cause = cause
+        # True for a stop that the daemon has announced, until it lasts longer than a restart.
         self._is_quiet = isinstance(cause, errors.StoppingError)
         self._is_logged = False
         self._max_s = _FIRST_PAUSE_S
