@@ -203,6 +203,7 @@ class AdminClient:
         return _WatchedConnection(sock, self._path, self._silence_s)
 
     def _start_command(self) -> str:
+        """Return an example of the command that starts a daemon at this socket."""
         options = "--cache-dir /path/on/local/disk --capacity 500GB"
         if not self._is_default_path:
             options = f"--socket {shlex.quote(str(self._path))} {options}"

@@ -149,6 +149,7 @@ def _show_shards(lines: Iterable[Json]) -> bool:
 
 
 def _cached_share(row: Json) -> str:
+    """Return the share of a shard's bytes that are cached, as text."""
     if row["cached_bytes"] == row["size_bytes"]:
         return "all"
     return f"{row['cached_bytes'] / row['size_bytes']:.1%}"

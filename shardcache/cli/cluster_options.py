@@ -82,6 +82,7 @@ _HELP = {
 
 
 def _address(text: str) -> str:
+    """Return an IP address in its usual notation. Raises click.BadParameter."""
     try:
         return str(ipaddress.ip_address(text))
     except ValueError:
@@ -89,6 +90,7 @@ def _address(text: str) -> str:
 
 
 def _user(text: str) -> str:
+    """Return the name of a user unchanged. Raises click.BadParameter if it is malformed."""
     if not _USER.fullmatch(text):
         raise click.BadParameter(f"{text!r} is not the name of a user")
     return text

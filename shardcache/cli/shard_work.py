@@ -58,6 +58,7 @@ def print_lines(lines: Iterable[Json]) -> int:
     failed = 0
     for line in lines:
         common.print_json(line)
+        # A failure is an event "error", or the event of a shard that has failed, which has `ok`.
         if line.get("event") == "error" or line.get("ok") is False:
             failed += 1
     return failed

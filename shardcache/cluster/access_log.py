@@ -42,6 +42,7 @@ class TierFigures:
 
     def add(self, row: dict[str, object]) -> None:
         """Add one request that the node served as an owner, as the log's JSON object."""
+        # A part is a range of an object, so every successful answer has the status 206.
         if row["status"] != HTTPStatus.PARTIAL_CONTENT:
             self.refused += 1
         elif row["cache"] == "HIT":

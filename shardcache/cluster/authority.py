@@ -96,6 +96,7 @@ def expiry_s(tls: Tls) -> float:
 
 
 def _expiries(file: Path) -> list[datetime]:
+    """Return the end of validity of each certificate in a PEM file. Raises OSError, ValueError."""
     certificates = x509.load_pem_x509_certificates(file.read_bytes())
     return [certificate.not_valid_after_utc for certificate in certificates]
 
@@ -109,6 +110,7 @@ class _Authority:
     def __init__(self, folder: Path) -> None:
         file = folder / "ca.pem"
         key_file = folder / "ca.key"
+        # If only one of the files exists, loading fails: a new authority would replace that file.
         if file.exists() or key_file.exists():
             self._certificate, self._key = _load(file, key_file)
             return
@@ -207,6 +209,7 @@ def _load(file: Path, key_file: Path) -> tuple[x509.Certificate, ec.EllipticCurv
 
 
 def _subject(common_name: str) -> x509.Name:
+    """Return a certificate's subject with this name, cut to the length that is allowed."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:MAX_COMMON_NAME])])
 
 

@@ -113,6 +113,8 @@ def time_limits(stall_timeout_s: float) -> dict[str, int]:
 
 
 class _AtTemplate(Template):
+    """A line of the template, in which `@name` stands for a value."""
+
     delimiter = "@"  # nginx's own variables begin with $
 
 
@@ -138,6 +140,7 @@ def _parts_in_hand(values: Mapping[str, object]) -> Rows:
 
 @cache
 def _template() -> list[str]:
+    """Return the lines of the template."""
     template = files("shardcache.cluster").joinpath("nginx.conf.template")
     return template.read_text().splitlines()
 

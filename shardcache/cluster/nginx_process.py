@@ -51,6 +51,7 @@ def clear_front(front: Path) -> None:
 
 
 def _is_served(front: Path) -> bool:
+    """Return True if a program listens at the socket `front`."""
     with suppress(OSError), connected(front, _CONNECT_LIMIT_S):
         return True
     return False
@@ -182,5 +183,6 @@ def _children() -> list[int]:
 
 
 def _command(nginx: str, config: Path) -> list[str | Path]:
+    """Return the command that runs nginx with a configuration file, and logs to standard error."""
     # Without `-e`, nginx would first open a log in a folder that only root may write to.
     return [nginx, "-e", "stderr", "-c", config]

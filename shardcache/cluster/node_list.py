@@ -87,6 +87,7 @@ def parse(text: str) -> tuple[Node, ...]:
 
 
 def _check_unique(attribute: str, values: list[str]) -> None:
+    """Raise ConfigError if a value, which is a node's name or address, occurs twice."""
     for value, count in Counter(values).items():
         if count > 1:
             raise ConfigError(
@@ -168,7 +169,7 @@ def _resolve(name: str) -> str:
         ) from None
     addresses: set[str] = set()
     for *_, socket_address in records:
-        address = socket_address[0]  # without the port
+        address = socket_address[0]  # the port follows the address
         addresses.add(str(address))
     return min(addresses, key=_preference)
 

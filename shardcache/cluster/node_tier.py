@@ -156,6 +156,7 @@ class NodeTier:
         self._tell_ready()
 
     def _tell_ready(self) -> None:
+        """Call `ready` with the number of nodes and the digest of the tier."""
         count = len(self._tier.nodes)
         self._ready(f"{count} node{'' if count == 1 else 's'}, digest {self._tier.digest}")
 

@@ -145,6 +145,7 @@ async def _ask(
 
 
 def _context(tls: Tls) -> ssl.SSLContext:
+    """Return the TLS context of a client with this node's certificate. Raises ConfigError."""
     try:
         context = ssl.create_default_context(cafile=str(tls.ca))
         context.load_cert_chain(tls.certificate, tls.key)

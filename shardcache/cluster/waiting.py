@@ -51,6 +51,7 @@ def end_waiting(run_dir: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
+    """Write a text to a file, whose folder may be missing. Raises ConfigError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

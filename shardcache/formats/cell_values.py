@@ -100,6 +100,7 @@ def _bool(cell: bytes) -> bool:
 
 
 def _untagged(cell: bytes) -> Any:
+    """Return the value of a cell in tagged JSON."""
     return json.loads(cell, object_hook=_untag)
 
 
@@ -116,6 +117,7 @@ DECODERS: Mapping[str, Decoder] = {
 
 
 def _texts(cells: bytes, begin: int, ends: memoryview) -> list[str]:
+    """Return consecutive texts; a `RunDecoder`."""
     stops = [end - begin for end in ends.tolist()]
     joined = text(cells)
     # In ASCII, each byte is a character, so the offsets of bytes are those of characters.

@@ -62,6 +62,7 @@ def value(cell: bytes) -> Any:
     """Return the value of a cell, as `json.loads` does. Raises ValueError."""
     # Plain strings have a fast path, since readers call this for each field of each line.
     text = cell.decode()
+    # A string without escapes is its own text between the quotes.
     if text.startswith('"') and "\\" not in text:
         return text[1:-1]
     try:
@@ -171,6 +172,8 @@ class _Lines:
             first, last = fields.pop(column)
             if name == KEY:
                 key = _key_in(line[first - start : last - start])
+            # A field `__bad__`, and a key that is not usable, make the sample unusable. A field
+            # `__url__` has just been dropped.
             if name == BAD or (name == KEY and key is None):
                 self.table.add_fault(Fault.RESERVED, name)
                 return

@@ -187,6 +187,7 @@ class _Zip:
             yield entry.method
 
     def members(self) -> list[ZipMember]:
+        """Return the files in the zip, after their local headers have been checked."""
         directory = self._directory()
         members = [self._member(entry, directory.start) for entry in self._entries(directory)]
         # Members must not share bytes: a small zip could then hold terabytes.
@@ -230,6 +231,7 @@ class _Zip:
         directory_end = end
         may_be_zip_64 = entries == _IN_ZIP_64_SHORT or _IN_ZIP_64 in (size_bytes, start)
         locator = self._read(max(0, end - _LOCATOR.size), _LOCATOR.size)
+        # A number that fits by chance looks like a placeholder, so the locator must be there, too.
         if may_be_zip_64 and locator.startswith(_LOCATOR_SIGNATURE):
             directory_end = end - _LOCATOR.size - _END_64.size
             record = self._read(max(0, directory_end), _END_64.size)
@@ -337,6 +339,8 @@ class _Zip:
             raise self._corrupt(f"the member {shown!r} is not at byte {entry.header}")
         fields = _LOCAL.unpack_from(local)
         name_bytes, extra_bytes = fields[-2:]
+        # Both names are compared by bytes and by length: the header's name may be longer than the
+        # bytes that were read.
         if local[_LOCAL.size :] != entry.raw_name or name_bytes != len(entry.raw_name):
             raise self._corrupt(
                 f"the member at byte {entry.header} has another name than {shown!r}"
@@ -348,6 +352,7 @@ class _Zip:
         return ZipMember(entry.name, entry.method, entry.crc, start, end, entry.size_bytes)
 
     def _read(self, at: int, size_bytes: int) -> bytes:
+        """Return bytes of the file from an offset on; fewer, or none, beyond the file's end."""
         if at >= self._size_bytes:
             return b""
         return os.pread(self._fd, size_bytes, at)

@@ -111,6 +111,8 @@ class Grouping:
         extension_ids = samples.extension_ids
         for name, start_byte, end_byte, flaw in members:
             key, extension = split(name)
+            # Names without a key and metadata are left out. `startswith` comes first because it is
+            # much faster than the regular expression.
             if not key or (name.startswith(b"__") and _METADATA.match(name)):
                 continue
 
@@ -253,6 +255,7 @@ def is_of_macos(name: bytes) -> bool:
     These are AppleDouble files (`._NAME`), `.DS_Store`, and files in a folder `__MACOSX`.
     WebDataset takes them for samples, even between two members of another sample.
     """
+    # The first test is fast and excludes almost all names; the second compares whole components.
     if _MACOS_FOLDER in name and _MACOS_FOLDER in name.split(b"/"):
         return True
     return _MACOS_FILE.search(name) is not None

@@ -139,7 +139,7 @@ def parse_header(block: bytes) -> Header:
         raise ValueError(f"it gives a size of {size_bytes} bytes")
     name = name.partition(b"\0")[0]
     if kind == b"\0" and name.endswith(b"/"):
-        kind = DIRECTORY  # as written by tars from before the directory type existed
+        kind = DIRECTORY  # as old tar programs wrote it, which had no kind for directories
     if prefix[0] and kind not in _WITHOUT_PREFIX:
         name = prefix.partition(b"\0")[0] + b"/" + name
     return name, size_bytes, kind
@@ -303,6 +303,7 @@ class Tar:
         if self.ignore_trailing_data:
             return
         at = end + BLOCK_BYTES
+        # At least 1 byte is asked for each time: only the end of the tar gives none.
         piece = self._source(at, 1, _TAIL_BYTES)
         while piece:
             data = piece.lstrip(b"\0")

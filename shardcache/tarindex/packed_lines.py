@@ -88,6 +88,7 @@ def _lines(read: Read, start: int, end: int) -> Iterator[tuple[int, int, int]]:
     line_start = start
     at = start
     while at < end:
+        # In a shard that is still arriving, this waits for 1 byte only, and takes what is there.
         piece = read(at, 1, min(_PIECE_BYTES, end - at))
         feed = piece.find(b"\n")
         while feed >= 0:

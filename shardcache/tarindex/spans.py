@@ -103,9 +103,11 @@ def _blocks_suffice(
     begin_byte = begin_block * BLOCK_BYTES
     end_byte = begin_byte + blocks * BLOCK_BYTES
     try:
+        # No url is given, as errors are not shown.
         samples = samples_in(tar[begin_byte:end_byte], "")
     except ShardError:
         return False
+    # In the blocks alone, the sample is the first one, and its offsets begin at 0.
     return _members_of(samples, 0, 0) == _members_of(tables, number, begin_byte)
 
 
@@ -166,6 +168,8 @@ def irregular_in(
         end = tables.member_ends[number]
         own_blocks = sum(map(_member_blocks, tables.starts[first:end], tables.ends[first:end]))
         order = [column_places[extension] for extension in tables.extension_ids[first:end]]
+        # The sample is irregular if it has longer headers or something between its members, or if
+        # its members have another order than the columns.
         if own_blocks != blocks[place] or order != sorted(order):
             irregular.append(place)
     return irregular
@@ -239,6 +243,8 @@ class RowSpans:
             return
         irregular = frozenset(row.get("irregular", ()))
         for place, start in enumerate(self.starts):
+            # The place of a member is unknown in an irregular sample, and a sample with an empty
+            # span cannot be read from its blocks anyway.
             if place in irregular or start == self.stops[place]:
                 continue
             begin = start

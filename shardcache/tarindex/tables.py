@@ -38,7 +38,7 @@ _BLOCK_BYTES = 256 * 1024
 _CRC = struct.Struct("=I")
 _NUMBERS_PER_FAULT = 3  # number of the sample, `Fault`, index of the extension
 
-NumberTable: TypeAlias = memoryview  # of u64 or u32
+NumberTable: TypeAlias = memoryview  # its items are u64 or u32 numbers
 Tables: TypeAlias = "Samples | TarIndex"
 
 
@@ -386,7 +386,7 @@ class TarIndex:
         path: Path,
     ) -> Self:
         """Build the index from a sidecar's tables, without checking that the tables agree."""
-        pieces = []  # in the order of `table_sizes`
+        pieces = []  # a slice for each table, in the order of `table_sizes`
         start = 0
         for size_bytes in counts.table_sizes():
             pieces.append(tables[start : start + size_bytes])

@@ -218,7 +218,7 @@ class _Conversion:
                 raise InputError("the input contains no samples", remedy="check the path")
         except ShardcacheError as exn:
             self._failure = self._failure or exn
-        self._queue.put_nowait(None)
+        self._queue.put_nowait(None)  # no more shards will follow
 
     async def _write_shards(self) -> None:
         """Let one writer process write planned shards, until no more are left or a task failed."""
@@ -244,6 +244,7 @@ class _Conversion:
         A kept shard is not written again, but its part of the table may still be needed.
         """
         kept = self._kept_record(shard)
+        # A kept shard goes to the process only if the table is needed, for the shard's part of it.
         if kept is None or self._needs_table:
             request = _Request(shard.number, shard.name, shard.cut.first, shard.cut.last, kept)
             self._journal.shards[shard.name] = await writer.write(request)

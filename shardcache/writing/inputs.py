@@ -108,6 +108,7 @@ def recognize(names: Sequence[str], options: WriteOptions, scratch: Path) -> sou
 
 
 def _dataset_input(paths: Sequence[str], options: WriteOptions) -> sources.Input:
+    """Return the input for one Hugging Face dataset. Raises ConfigError for several."""
     if len(paths) > 1:
         raise ConfigError(
             "several datasets cannot be written at once",
@@ -127,6 +128,7 @@ def _dataset_input(paths: Sequence[str], options: WriteOptions) -> sources.Input
 
 
 def _files_input(kind: str, paths: Sequence[str], options: WriteOptions) -> sources.Input:
+    """Return the input for files of the kind "parquet" or "jsonl"."""
     facts = [sources.fact_of(Path(path)) for path in paths]
     # The identity has the files' names without their folders, so that a run can be resumed after
     # the files were moved.

@@ -99,6 +99,7 @@ def resume(text: bytes, settings: Mapping[str, Any], url: str) -> Journal:
 
 
 def _brief(value: object) -> str:
+    """Return a setting's value as JSON, cut to a length for messages."""
     text = json.dumps(value)
     if len(text) <= _SHOWN_CHARS:
         return text

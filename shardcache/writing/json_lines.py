@@ -184,6 +184,7 @@ def _packed(lines: Iterator[tuple[int, bytes, str]]) -> Iterator[Sample]:
 
 
 def _packed_block(first_number: int, lines: list[bytes]) -> Sample:
+    """Return the member with these lines, whose `count` is the number of lines not blank."""
     texts = [b"" if line.isspace() else line.rstrip(b"\r\n") for line in lines]
     content = b"\n".join(texts) + b"\n"
     samples = sum(1 for text in texts if text)

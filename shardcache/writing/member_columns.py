@@ -161,6 +161,7 @@ def columns_of(schema: pa.Schema, wanted: Mapping[str, str], url: str) -> list[M
                 remedy="rename one of them, or leave both out: --columns image=jpg,label=cls "
                 "names those to write",
             )
+        # Unless the user has chosen extensions, an extension begins with the column's name.
         if not wanted and ("/" in name or name.startswith("__")):
             raise ConfigError(
                 f"readers would not find a member named after the column {name!r}",
@@ -244,6 +245,7 @@ def _dtype(type_: pa.DataType) -> str | None:
 
 
 def _file_content(value: Mapping[str, Any]) -> bytes:
+    """Return the content of a value of kind "file". Raises InputError."""
     if value["bytes"] is not None:
         return bytes(value["bytes"])
     if value["path"] is None:

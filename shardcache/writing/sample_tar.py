@@ -242,6 +242,7 @@ def member_bytes(name_bytes: int, content_bytes: int) -> int:
 
 def header(name: bytes, size_bytes: int) -> bytes:
     """Return the header of a regular file in GNU format, ten times as fast as tarfile does."""
+    # Long names and large sizes, which are rare, need GNU's extensions.
     if len(name) > _NAME_BYTES or size_bytes >= _MAX_OCTAL_BYTES:
         return _tarfile_header(name, size_bytes)
     size = b"%011o\0" % size_bytes

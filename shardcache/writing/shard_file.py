@@ -115,6 +115,7 @@ class ShardFile:
         self.path.unlink(missing_ok=True)
 
     def _count_tokens(self, sample: Sample) -> None:
+        """Add the tokens of a sample to the count, if tokens are counted. Raises TokensError."""
         if self._token_member is None or self.tokens is None:
             return
         token_extension = self._token_member.extension.lower()

@@ -159,6 +159,7 @@ class ShardWriter:
         return self._thread.submit(self._runner.run, work).result()
 
     def _close(self) -> None:
+        """Close the destination, the event loop and its thread, in this order."""
         self._call(self._target.__aexit__(None, None, None))
         self._thread.submit(self._runner.close).result()
         self._thread.shutdown()

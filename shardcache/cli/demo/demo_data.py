@@ -88,6 +88,7 @@ def _write_photos(folder: Path, rng: random.Random) -> None:
 
 
 def _sample(number: int, rng: random.Random) -> dict[str, bytes]:
+    """Return the sample with a number: its key, and a value for each extension."""
     shape = list(SHAPES)[number % len(SHAPES)]
     return {
         "__key__": f"{number:06d}".encode(),
@@ -103,6 +104,14 @@ def _write_shards(
     samples: Sequence[Mapping[str, bytes]],
     counts: Iterable[int],
 ) -> None:
+    """Write samples to shards in a folder.
+
+    Args:
+        folder: the folder.
+        name_format: format string of the shards' names, with their number.
+        samples: the samples of all shards.
+        counts: number of samples in each shard.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     bounds = accumulate(counts, initial=0)
     for shard, (start, stop) in enumerate(pairwise(bounds)):
@@ -122,6 +131,7 @@ def _add(tar: tarfile.TarFile, sample: Mapping[str, bytes]) -> None:
 
 
 def _write_index(folder: Path, counts: Sequence[int]) -> None:
+    """Write the index of shards that have these numbers of samples, in wids's format."""
     rows = [{"url": f"{shard:06d}.tar", "nsamples": count} for shard, count in enumerate(counts)]
     index = {"wids_version": 1, "shardlist": rows}
     (folder / "index.json").write_text(json.dumps(index))

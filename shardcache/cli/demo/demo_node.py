@@ -116,7 +116,8 @@ class DemoNode:
                 try:
                     await self.status()
                     break
-                except NoDaemonError:  # not listening yet
+                except NoDaemonError:
+                    # The daemon does not listen yet. The pause ends early if the process ends.
                     with suppress(TimeoutError):
                         await asyncio.wait_for(process.wait(), _RETRY_S)
             yield

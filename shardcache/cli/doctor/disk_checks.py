@@ -57,6 +57,7 @@ def folder(context: Context) -> Finding:
 
 
 def _check_readable(place: Path) -> Finding:
+    """Check that this user, who is not the operator, can read the cache folder."""
     blocking = barrier(place, os.R_OK | os.X_OK)
     if blocking is None:
         return ok(f"{place} exists, and {this_user()} may read it")
@@ -70,6 +71,7 @@ def _check_readable(place: Path) -> Finding:
 
 
 def _check_writable(context: Context, place: Path) -> Finding:
+    """Check that this user, the operator, can write to the cache folder, or create it."""
     existing = nearest_existing(place)
     if os.statvfs(existing).f_flag & os.ST_RDONLY:
         mounted = mount_of(existing).folder
@@ -191,6 +193,8 @@ def space(context: Context) -> Finding:
         return failed(found, "no inode is free", remedy, **figures)
     if reachable_bytes >= capacity_bytes:
         return measured(found, figures)
+    # The cache cannot reach its capacity. Either the filesystem is too small even without other
+    # files, or other files take the space.
     can_grow = f"the cache can grow to {size(reachable_bytes)}"
     if total_bytes - min_free_bytes < capacity_bytes:
         cause = f"the filesystem is too small for the capacity: {can_grow}"
@@ -203,6 +207,7 @@ def space(context: Context) -> Finding:
 
 
 def _allocated_bytes(folder: Path) -> int:
+    """Return the space that a folder's files take on the disk."""
     blocks = sum(path.lstat().st_blocks for path in folder.rglob("*"))
     return blocks * _STAT_BLOCK_BYTES
 
@@ -272,6 +277,7 @@ def speed(context: Context) -> Finding | list[Finding]:
 
         written_bytes, write_rate = _measure(write, blocks * _BLOCK_BYTES, flush)
         # The page cache is dropped, so that the bytes are read from the disk.
+        # The offset and the length of 0 stand for the whole file.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         _, read_rate = _measure(read, written_bytes, lambda: None)
     # `runner` gives the first finding the name of the check, `disk.write`.

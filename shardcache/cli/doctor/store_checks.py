@@ -113,6 +113,7 @@ def _one_url_per_store(context: Context, settings: Settings) -> list[str]:
         if listable:
             urls[store_of(listable)] = listable
     if context.status is not None:
+        # The empty prefix stands for all cached shards.
         with closing(AdminClient(context.socket).shards("")) as cached:
             for row in islice(cached, _MAX_CACHED):
                 url = row["url"]
@@ -263,6 +264,7 @@ async def _speed(origin: Origin, obj: RemoteObject, settings: Settings) -> Findi
     amount = f"{size(timing.done_bytes)} in {duration(timing.elapsed_s)}"
     found = f"{size(rate)}/s over up to {connections} connections ({amount})"
     is_too_short = timing.elapsed_s < _MIN_ELAPSED_S
+    # The rate of a short read may be low even if the network is fast, so there is no warning then.
     if rate >= _SLOW_BYTES_PER_S or is_too_short:
         return measured(found, figures)
     cause = "training that reads faster than this will wait for the network"

@@ -159,7 +159,7 @@ class _Display:
         self._console = console
         self._bars = bars
         self._total = bars.add_task("total", total=None)
-        self._tasks: dict[str, TaskID] = {}  # by url
+        self._tasks: dict[str, TaskID] = {}  # the bars of arriving files, by url
         self._line_s = time.monotonic()  # time of the last line of progress
 
     def show(self, event: Json) -> None:

@@ -254,5 +254,7 @@ async def _in_folder_of(output: str, work: Callable[[Destination, str], Awaitabl
     from shardcache.writing.destination import Destination
 
     folder, _, name = output.rpartition("/")
+    # {} stands for no flags: settings come from environment and config file. The folder of a path
+    # such as /index.json is empty.
     async with Destination(folder or "/", Settings.load({}).origin) as destination:
         return await work(destination, name)

@@ -77,6 +77,7 @@ def _error_of_daemon(trouble: ShardcacheError | None) -> Text | None:
 
 
 def _used_space(cache: Row) -> str:
+    """Describe the space that the cache uses, and the free space on its disk."""
     uses = {"leased_bytes": "leased", "reserved_bytes": "reserved", "parts_bytes": "in parts"}
     texts = [
         f"{size(cache['used_bytes'])} of {size(cache['capacity_bytes'])}",
@@ -107,6 +108,7 @@ def _disk(page: Row) -> Text | None:
 
 
 def _pins(state: Row | None) -> str | None:
+    """Describe the pinned shards; None if no shard is pinned."""
     if not state or not state["shards"]:
         return None
     missing = f", {state['missing']:,} of them missing" if state["missing"] else ""
@@ -115,6 +117,7 @@ def _pins(state: Row | None) -> str | None:
 
 
 def _origin(counters: Row, rates: Row | None) -> str:
+    """Describe the bytes and requests of the origin, also per second if there are rates."""
     texts = []
     if rates:
         texts.append(speed(rates["origin_bytes_per_s"]))
@@ -146,6 +149,7 @@ def _tier(page: Row) -> Text | None:
 
 
 def _tier_troubles(state: Row) -> Iterator[str]:
+    """Yield each problem of a tier, in words."""
     if state["failing"]:
         yield "failing, bypassed"
     if state.get("stale"):
@@ -165,6 +169,7 @@ def _s3(page: Row) -> str | None:
 
 
 def _leases(counters: Row, rates: Row | None) -> str:
+    """Describe the leases: hits, and misses, which had to wait for a transfer."""
     hits = counters["hits"]
     misses = counters["misses"]
     rate = f"{rates['hits_per_s'] + rates['misses_per_s']:,.1f}/s · " if rates else ""
@@ -179,6 +184,7 @@ def _events(counters: Row) -> str:
 
 
 def _scrub(state: Row | None) -> str | None:
+    """Describe the scrub, the slow check of all cached shards; None if it is switched off."""
     if not state or not state["rate_bytes_per_s"]:
         return None
     corrupt = f", {state['corrupt']:,} corrupt" if state["corrupt"] else ""

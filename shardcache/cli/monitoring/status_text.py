@@ -120,6 +120,7 @@ def _first_rows(columns: Columns, max_rows: int, *, is_cut: bool) -> list[Render
 
 
 def _job_order(job: Row) -> tuple[bool, float, str]:
+    """Return the key by which jobs are sorted: waiting jobs first, then the most urgent ones."""
     is_waiting = bool(job.get("waiting"))
     ahead_s = job.get("ahead_s")
     if ahead_s is None:
@@ -163,10 +164,12 @@ def _job_columns(jobs: Sequence[Row], rates: Row | None, width: int) -> Columns:
 
 
 def _share(waiting_share: float | None) -> str:
+    """Return a share as a percentage; "" if it is unknown."""
     return "" if waiting_share is None else f"{waiting_share:.0%}"
 
 
 def _unmatched(job: Row) -> str:
+    """Return a note on the samples of a job that a join did not match; "" if there are none."""
     unmatched = job.get("samples_unmatched")
     if not unmatched:
         return ""
@@ -219,6 +222,7 @@ def _waited(job: Row) -> str:
 
 
 def _waiting_now(job: Row) -> str:
+    """Describe the readers of a job that wait now: number, time and reason; "" if none waits."""
     readers = job.get("waiting", 0)
     if not readers:
         return ""
@@ -234,6 +238,10 @@ def _waiting_now(job: Row) -> str:
 
 
 def _transfer_order(transfer: Row) -> tuple[bool, bool, float, str]:
+    """Return the key by which transfers are sorted.
+
+    First come transfers that a reader waits for, last those for `shardcache warm`.
+    """
     is_waited_for = transfer["class"] == "waiting"
     is_warming = transfer["class"] == "warm"
     needed_in_s = transfer.get("needed_in_s")
@@ -243,6 +251,7 @@ def _transfer_order(transfer: Row) -> tuple[bool, bool, float, str]:
 
 
 def _transfer_columns(rows: Sequence[Row], width: int, *, is_cut: bool) -> Columns:
+    """Return the columns of transfers, by heading; urls are cut if `is_cut`."""
     max_url_chars = sys.maxsize
     if is_cut:
         max_url_chars = max(_MIN_NAME_COLUMNS, width - _FIGURES_COLUMNS)
@@ -273,6 +282,7 @@ def _bytes_of_total(transfer: Row) -> str:
 
 
 def _needed(needed_in_s: float | None) -> str:
+    """Return the time until a reader needs a transfer's shard; "" if no reader plans to read it."""
     if needed_in_s is None:  # the shard is in no reader's plan
         return ""
     return duration(needed_in_s) if needed_in_s > 0 else "now"

@@ -282,6 +282,7 @@ class SampleSimulation:
         }
 
     def _ranks_of(self, node: int) -> range:
+        """Return the numbers of a node's ranks, which are counted through all nodes."""
         return range(node * self._run.ranks, (node + 1) * self._run.ranks)
 
     @property

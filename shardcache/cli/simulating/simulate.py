@@ -70,6 +70,7 @@ def _checked_picture(
 
 
 def _draw(run: SimulatedRun, file: Path) -> None:
+    """Write the drawing of a run's hit rates to a file. Raises ConfigError."""
     picture = run.picture()
     try:
         file.write_text(picture)
@@ -219,7 +220,7 @@ def _forecast_of_samples(
     from shardcache.config.origin_table import table_of
     from shardcache.config.settings import Settings
 
-    settings = Settings.load({})
+    settings = Settings.load({})  # without flags: from environment and config file
     simulation = SampleSimulation(
         run,
         SamplePositions.read(index, run.manifest),

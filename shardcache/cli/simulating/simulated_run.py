@@ -260,6 +260,7 @@ class SimulatedRun:
         return Path(__file__).with_name("hits.svg").read_text().format(**points, **sizes)
 
     def _total_bytes(self, fetched: Counter[str]) -> int:
+        """Return the size of all fetches, given the number of fetches of each shard."""
         return sum(times * self.size_bytes(shard) for shard, times in fetched.items())
 
 

@@ -127,6 +127,7 @@ def _hidden(value: object) -> Any:
 
 
 def _print_options(rows: list[Json], unknown_variables: list[Json]) -> None:
+    """Print a table of the options, and a warning for each variable that nothing reads."""
     from rich.text import Text
 
     from shardcache.config.settings import Settings
@@ -165,6 +166,7 @@ def _value_lines(value: Any, field: FieldInfo) -> list[str]:
 
 
 def _table_text(table: Json) -> str:
+    """Return a table such as `[[origin]]` on one line, without its empty fields."""
     fields = [f"{name}={value}" for name, value in table.items() if value not in ([], None)]
     return " ".join(fields)
 

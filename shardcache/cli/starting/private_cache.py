@@ -129,6 +129,7 @@ def place_in_cache(base: Path, name: str) -> PrivatePlace | None:
 
 
 def _folder_name(name: str, number: int) -> str:
+    """Return the name of a cache folder; the first one for a digest has no number."""
     return f"{name}.{number}" if number else name
 
 

@@ -223,7 +223,7 @@ def _detach(log: Path) -> None:
         os.environ.pop(name, None)
     with suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    with suppress(OSError):  # only some users may become less nice
+    with suppress(OSError):  # only privileged users may lower their niceness
         os.setpriority(os.PRIO_PROCESS, 0, 0)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     if os.fstat(output).st_size > _MAX_LOG_BYTES:

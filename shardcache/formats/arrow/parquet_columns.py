@@ -136,6 +136,9 @@ def _is_file(type_: pa.DataType) -> bool:
     return pa.types.is_struct(type_) and {field.name for field in type_} == _FILE_FIELDS
 
 
+# Conversions of values to cells
+
+
 def _same(values: pa.Array) -> pa.Array:
     return values
 
@@ -156,5 +159,6 @@ def _paths_of_files(values: pa.Array) -> pa.Array:
 
 
 def _tagged(values: pa.Array) -> pa.Array:
+    """Return cells with values of other types, as tagged JSON; nulls stay nulls."""
     cells = [None if value is None else cell_values.tagged(value) for value in values.to_pylist()]
     return pa.array(cells, pa.binary())

@@ -35,6 +35,7 @@ def copy(path: Path, out: BinaryIO) -> None:
 
 
 def _batches_of(parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a parquet file in batches, in order; no batch spans two row groups."""
     for group in range(parquet.num_row_groups):
         metadata = parquet.metadata.row_group(group)
         yield from parquet.iter_batches(
@@ -78,6 +79,7 @@ def _write(source: pa.Schema, batches: Iterable[pa.RecordBatch], out: BinaryIO) 
 def _stored(
     batch: pa.RecordBatch, columns: list[StoredColumn], schema: pa.Schema
 ) -> pa.RecordBatch:
+    """Return a batch in the form in which it is cached."""
     arrays = [column.convert(batch.column(column.source)) for column in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

@@ -78,6 +78,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_size(size_bytes: object) -> bool:
+    """Return True for a size that fits into 32 bits, and for None."""
     return size_bytes is None or (type(size_bytes) is int and 0 < size_bytes < 2**32)
 
 

@@ -72,6 +72,7 @@ _PICKLED = frozenset(("pickle", "graph", "graph:pickle"))
 
 
 def _flag(data: bytes) -> bool:
+    """Return the value of a leaf of the type bool."""
     return data[0] != 0
 
 
@@ -160,6 +161,7 @@ def _image(data: bytes) -> Any:
 
 
 def _images(data: bytes) -> list[Any]:
+    """Return the tensors of a list of image files."""
     return [_image(each) for each in items_of(data)]
 
 

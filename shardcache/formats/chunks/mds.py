@@ -66,6 +66,10 @@ class MdsFormat(Format):
 
 
 def _walk(read: Read, size_bytes: int, url: str) -> ColumnWalk:
+    """Read the header of a shard, and return the walk over its samples.
+
+    Raises CorruptShardError, TruncatedShardError, UnsupportedShardError, and what `read` raises.
+    """
     bytes_at = ForwardReader(read, size_bytes, url)
     offsets = read_offsets(bytes_at, size_bytes, url)
     if offsets[-1] != size_bytes:

@@ -60,6 +60,9 @@ _DTYPES = {
 }
 
 
+# Decoders of numbers that MDS stores as text, of lists, and of images
+
+
 def _json(data: bytes) -> Any:
     return json.loads(data)
 
@@ -77,10 +80,12 @@ def _decimal_text(data: bytes) -> Decimal:
 
 
 def _list_of(item: Callable[[bytes], Any], data: bytes) -> list[Any]:
+    """Return the values of a list, each decoded by `item`."""
     return [item(each) for each in items_of(data, _PLACEHOLDER_BYTES)]
 
 
 def _image_files(data: bytes) -> list[Any]:
+    """Return the PIL images of a list of image files, which has no placeholder."""
     return [image_file(each) for each in items_of(data)]
 
 
@@ -132,6 +137,7 @@ def decoder(encoding: str) -> Decoder | None:
 
 
 def _scalar(dtype: str, data: bytes) -> Any:
+    """Return a number as numpy's scalar of a type."""
     import numpy as np
 
     (value,) = np.frombuffer(data, dtype)

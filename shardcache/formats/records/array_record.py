@@ -115,6 +115,8 @@ class _ArrayRecord:
     def _footer(self) -> tuple[int, int]:
         """Return the offset of the footer, and the number of records."""
         last_block = self._size_bytes - BLOCK_BYTES
+        # A file has whole blocks: one at least for the records and the footer, and the last one for
+        # the postscript.
         if last_block < BLOCK_BYTES or self._size_bytes % BLOCK_BYTES:
             raise ValueError("it does not consist of whole blocks, or is not an ArrayRecord file")
         postscript = _numbers_in(self._message(last_block))

@@ -163,6 +163,7 @@ def _floats(data: bytes, start: int, end: int) -> Any:
 def _integers(data: bytes, start: int, end: int) -> Any:
     """Return the value of an Int64List, as `value` does."""
     packed = _packed(data, start, end, VARINT)
+    # A list that is short enough may be a single number, for which numpy is not needed.
     if packed and len(packed) <= MAX_VARINT_BYTES:
         number, number_end = varint(packed, 0, len(packed))
         if number_end == len(packed):  # the list has a single number

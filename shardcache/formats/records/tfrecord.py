@@ -132,7 +132,7 @@ def _check(data: bytes, check: bytes, what: str, url: str, crc32c: Crc32c) -> No
         url: url of the shard, for the error.
         crc32c: computes a CRC-32C.
     """
-    crc = crc32c(data, 0)
+    crc = crc32c(data, 0)  # 0, since there are no bytes before `data`
     rotated = (crc >> 15 | crc << 17) & 0xFFFFFFFF
     masked = (rotated + _MASK_DELTA) & 0xFFFFFFFF
     if check != _CRC.pack(masked):
@@ -225,6 +225,8 @@ class _RecordIndexer:
             start, end = contents.pop(column)
             if name == KEY:
                 key = record[start - at : end - at]
+            # A feature `__bad__`, and an empty key, make the sample unusable. A feature `__url__`
+            # has just been dropped.
             if name == BAD or (name == KEY and not key):
                 self._table.add_fault(Fault.RESERVED, name)
                 return
