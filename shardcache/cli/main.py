@@ -11,7 +11,7 @@ from shardcache.cli import common
 from shardcache.errors import ShardcacheError
 
 # The module of each command, in the order of the help. A module is imported only when its command
-# is used. That shortens the start of a private daemon, for which a reader waits, by a third.
+# is used. So a private daemon, for whose start a reader waits, starts in two thirds of the time.
 _MODULES = {
     "serve": "starting.serve",
     "stop": "starting.serve",

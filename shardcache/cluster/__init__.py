@@ -1,7 +1,7 @@
 """The cluster's tier: nginx on each node as a cache that all nodes share, before the object stores.
 
 The package writes nginx's configuration and the nodes' certificates, runs nginx on a node, and asks
-for the state of all nodes. It serves the commands `shardcache cluster`. The bytes of shards pass
+for the state of all nodes. The commands `shardcache cluster` use it. The bytes of shards pass
 through nginx alone; the daemon's side is `shardcache.origin.tier`.
 
 A part is a range of an object, the unit that the tier caches. Each part has an owner, one of the

@@ -92,8 +92,8 @@ def time_limits(stall_timeout_s: float) -> dict[str, int]:
             remedy="use the daemons' value, such as 20",
         )
     return {
-        # The limit for connecting to an owner, TLS handshakes included. It must not be so short
-        # that a busy owner counts as lost, since another owner would fetch the part again.
+        # The limit for connecting to an owner, TLS handshakes included. The limit must not be so
+        # short that a busy owner counts as lost, since another owner would fetch the part again.
         "connect_ms": connect_ms,
         # The limit for finding another owner.
         "tries_ms": 3 * connect_ms,

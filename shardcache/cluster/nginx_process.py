@@ -1,6 +1,6 @@
 """nginx as a child process: functions that find, check, start, reload and end it.
 
-`node_tier` calls these functions, which block. They need Linux. The front is the Unix socket at
+`node_tier` calls these functions, which block, and need Linux. The front is the Unix socket at
 which nginx serves the daemon of its own node.
 """
 

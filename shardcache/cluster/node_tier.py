@@ -47,8 +47,8 @@ class NodeTier:
         """Read the configuration. Raises ConfigError.
 
         Args:
-            read: reads the sources and returns the tier. It is called again whenever a file in
-                `watched` has changed.
+            read: reads the sources and returns the tier. The function is called again whenever a
+                file in `watched` has changed.
             name: name or address of this node in the tier.
             watched: files of the sources.
             say: called with each message for the operator.

@@ -123,8 +123,9 @@ class Format:
         needs: name of the file in the same folder without which a shard cannot be indexed; None if
             the shard is enough.
         lists: True if `listed` reads an index file that the format's own writer makes.
-        is_often_a_file: True if programs other than training read such files just as often. Such a
-            file does not count as a shard where a user may mean either shards or other files.
+        is_often_a_file: True if programs other than training read such files just as often. A file
+            of this format does not count as a shard where a user may mean either shards or other
+            files.
         is_numbered_behind: True if plain files are often named `NAME.SUFFIX-00000-of-00010`, with
             their number after the suffix.
     """

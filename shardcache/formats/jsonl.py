@@ -78,7 +78,7 @@ def _rows_decoder(columns: Sequence[str]) -> RowsDecoder:
     """Return the decoder of consecutive lines, which parses them as one list of objects.
 
     The decoder gets the bytes from the first value of the first line to the last value of the last
-    line. It adds the text before the first value and after the last one.
+    line. The decoder adds the text before the first value, and the text after the last value.
     """
     # Each object is to become the sample itself. So it begins with the fields that every sample
     # has, whose values the caller sets.

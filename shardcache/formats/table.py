@@ -65,7 +65,10 @@ def suffix_of(name: str) -> tuple[str, Format] | None:
 
 
 def _may_be_numbered(suffix: str, format_: Format) -> bool:
-    """Return True if a number may follow a suffix: in some formats, after that of a plain file."""
+    """Return True if a number may follow a suffix, which has to be a plain file's.
+
+    Only some formats allow such numbers.
+    """
     return format_.is_numbered_behind and format_.suffixes[suffix] is None
 
 

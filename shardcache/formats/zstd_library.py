@@ -1,4 +1,4 @@
-"""The library for zstd: Python's own from 3.14 on, before that a package of the same interface."""
+"""The library for zstd: Python's own from 3.14 on, and before that a package like it."""
 
 import sys
 from typing import Any

@@ -34,7 +34,7 @@ Metadata = dict[str, Any]
 Row = dict[str, Any]
 
 SUFFIX = ".samples"
-"""Ending of a sample table's url, in place of the `.json` of its index file in the same folder."""
+"""Ending of a sample table's url; the index file in the same folder ends with `.json` instead."""
 
 MAX_METADATA_BYTES = 16 * 1024
 """Limit for the metadata of one sample, as JSON."""

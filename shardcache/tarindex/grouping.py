@@ -264,10 +264,10 @@ def is_of_macos(name: bytes) -> bool:
 def split_name(name: bytes) -> tuple[bytes, bytes]:
     """Split a member's name at the first dot of its last component into key and extension.
 
-    Both are empty for a name without a dot. The result is that of WebDataset's regular expression
-    `^((?:.*/|)[^.]+)[.]([^/]*)$`, also for hidden files and for line feeds, which `.` does not
-    match. Unlike the expression, which backtracks, the function takes linear time even on hostile
-    names.
+    Key and extension are empty for a name without a dot. The result is that of the expression
+    `^((?:.*/|)[^.]+)[.]([^/]*)$` in WebDataset, also for hidden files and for line feeds, which `.`
+    does not match. Unlike the expression, which backtracks, the function takes linear time even on
+    hostile names.
     """
     stem, dot_or_nothing, extension = name.partition(b".")
     if stem and dot_or_nothing and b"/" not in extension:
@@ -291,8 +291,8 @@ def split_name(name: bytes) -> tuple[bytes, bytes]:
 def split_at_last_dot(name: bytes) -> tuple[bytes, bytes]:
     """Split a member's name at the last dot of its last component into key and extension.
 
-    Both are empty for a name without a dot, a hidden file whose name has no other dot, and a file
-    that macOS adds.
+    Key and extension are empty for a name without a dot, a hidden file whose name has no other dot,
+    and a file that macOS adds.
     """
     start = name.rfind(b"/") + 1
     dot = name.rfind(b".", start)

@@ -56,8 +56,8 @@ def split_lines(
             yield member
             continue
 
-        # A hard link's content lies before the previous member. Many links to one large member
-        # would be many times as many lines, and take hours.
+        # The content of a hard link lies before the end of an earlier member. With links, a small
+        # tar could repeat one large member many times, whose lines would take hours to index.
         if start < lines_end:
             raise UnsupportedShardError(
                 f"the member {name.decode()!r} is a hard link to other lines",

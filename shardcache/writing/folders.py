@@ -95,8 +95,8 @@ def list_folders(
         classes: True to add a member `cls` to each sample: the number of its folder among all
             first-level folders with samples, sorted.
         key_at: the dot before which keys end. With "last-dot", the dots before the last one become
-            underscores. None means the first dot, but is an error if numbered files would become
-            one sample.
+            underscores. None means the first dot, but then it is an error if numbered files would
+            become one sample.
 
     Raises ConfigError for two folders of the same name, a sample in no class folder, a loop of
     links, and files of several samples that would become one; InputError.

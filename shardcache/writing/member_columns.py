@@ -1,7 +1,7 @@
 """Columns of tables as members of samples: their extensions, contents and sizes.
 
 `row_tables` reads batches of rows from parquet files and Hugging Face's datasets. This module makes
-a sample of each row: each column becomes a member. It needs pyarrow.
+a sample of each row: each column becomes a member. The module needs pyarrow.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class MemberColumn:
     def lengths(self, values: pa.ChunkedArray) -> list[int | None]:
         """Return the length in bytes of each value's member, or None for a null.
 
-        Lengths of numbers and JSON are estimates. That of JSON is the mean size of the column's
-        values in Arrow's memory.
+        Lengths of numbers and JSON are estimates: for JSON, the mean size of the column's values in
+        Arrow's memory.
         """
         if self.kind in ("bytes", "text"):
             return pc.binary_length(values).to_pylist()  # type: ignore[no-any-return]

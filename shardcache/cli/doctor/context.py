@@ -162,7 +162,7 @@ class Context:
             self._find_process(self.status["pid"])
 
     def _find_process(self, pid: int) -> None:
-        """Set `uid` and `pid` to those of the daemon's process.
+        """Set `uid` and `pid` to the user and the process id of the daemon.
 
         Args:
             pid: the daemon's process id in its status. If the daemon runs in another PID namespace,

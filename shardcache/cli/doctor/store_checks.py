@@ -105,7 +105,8 @@ def _environment_of(context: Context) -> Iterator[str]:
 def _one_url_per_store(context: Context, settings: Settings) -> list[str]:
     """Return a url for each store that has cached shards or an [[origin]] table. Blocks.
 
-    The url is that of a cached shard if the store has one, otherwise one from the table.
+    A cached shard's url is used if the store has a cached shard, and otherwise a url from the
+    table.
     """
     urls = {}
     for table in settings.origin:
@@ -221,7 +222,7 @@ async def _reach(origin: Origin, obj: RemoteObject) -> Finding:
             url=obj.url,
         )
     if obj.ranges:
-        # The time is measured again, without that of connecting, which the first request needed.
+        # The time is measured a second time, since the first request had to connect.
         timing = await _read_beginning(origin, obj)
     first_byte_s = timing.first_byte_s
     found = (

@@ -1,8 +1,9 @@
 """Progress of one run of `get`: its events, and bars or lines that show them.
 
-A file is pending until it is in place in the destination, or has failed. It first arrives in the
-cache, and is then linked or copied. `fetch_into` reports to a `GetProgress`, which makes events;
-an event is a JSON object, printed by --json and shown as a bar or line otherwise.
+A pending file is one that is not yet in place in the destination, and has not failed. Each file
+first arrives in the cache, and is then linked or copied. `fetch_into` reports to a `GetProgress`,
+which makes events; an event is a JSON object, printed by --json and shown as a bar or line
+otherwise.
 """
 
 from __future__ import annotations

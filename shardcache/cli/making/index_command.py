@@ -248,7 +248,7 @@ def _store(file: Path, output: str, replaced_version: str | None = None) -> None
 async def _in_folder_of(output: str, work: Callable[[Destination, str], Awaitable[T]]) -> T:
     """Call `work` with the folder of an output and the output's name in it; return the result.
 
-    The folder is that of a path, or the prefix of a url. Raises the errors of a destination.
+    For a url, the folder is the prefix up to its last slash. Raises the errors of a destination.
     """
     from shardcache.config.settings import Settings
     from shardcache.writing.destination import Destination

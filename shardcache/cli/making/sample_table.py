@@ -1,6 +1,6 @@
 """Writing of a sample table: a tar with the keys, sizes, places and metadata of all samples.
 
-`shardcache index --samples` calls `write_table`. It reads the shards as a training job would: a
+`shardcache index --samples` calls `write_table`, which reads the shards as a training job would: a
 session with the daemon declares a plan, all shards in order; the daemon prefetches them into the
 cache, and a window leases one shard after another. The indexes are read from the cache.
 """

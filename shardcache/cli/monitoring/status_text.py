@@ -73,9 +73,9 @@ def draw(moment: Moment, width: int, height: int | None = None) -> RenderableTyp
     idle_line = _idle_jobs([job for job in jobs if not job["sessions"]])
     transfers = sorted(page["transfers"], key=_transfer_order)
     transfer_columns = _transfer_columns(transfers, width, is_cut=is_cut)
-    # Jobs get half of the lines, and in addition those that transfers do not need. Transfers get
-    # the other lines. A name may be folded into several lines, so the frame may still be too long;
-    # rich then crops it.
+    # Jobs get half of the lines, and in addition the lines that transfers do not need. Transfers
+    # get the other lines. A name may be folded into several lines, so the frame may still be too
+    # long; rich then crops the frame.
     lines = sys.maxsize
     if height is not None:
         lines = max(0, height - facts.row_count - _OTHER_LINES - len(idle_line))
@@ -234,13 +234,13 @@ def _waiting_now(job: Row) -> str:
     return text
 
 
-# Transfers: first those that readers wait for, then the others by the time when they are needed
+# Transfers: first the transfers that readers wait for, then the others by when they are needed
 
 
 def _transfer_order(transfer: Row) -> tuple[bool, bool, float, str]:
     """Return the key by which transfers are sorted.
 
-    First come transfers that a reader waits for, last those for `shardcache warm`.
+    Transfers that a reader waits for come first, and transfers of `shardcache warm` last.
     """
     is_waited_for = transfer["class"] == "waiting"
     is_warming = transfer["class"] == "warm"

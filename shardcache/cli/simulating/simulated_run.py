@@ -137,7 +137,7 @@ class SimulatedRun:
     def fetches(self, reads: Sequence[Read], disk_bytes: int) -> tuple[dict[str, list[str]], int]:
         """Return the shards that each policy fetches, and the maximum of the space in use.
 
-        The space is that of the policy "shardcache". Raises CapacityError.
+        The space in use is measured for the policy "shardcache". Raises CapacityError.
 
         Args:
             reads: the reads of a node.

@@ -1,11 +1,11 @@
 """`shardcache serve --private`: this user's own daemon, in the background.
 
-A private daemon serves one user on a node that has no daemon of its own. It belongs to an
-environment: the user, and the credentials in the environment's variables. A place is a folder with
-the daemon's socket and the files around it. Each private daemon has two places: one where the
-processes of its environment look first, and one in its cache folder, where processes of another
-job or container find it, too. The functions here are called by the command `serve`, which clients
-start when they find no daemon.
+A private daemon serves one user on a node that has no daemon of its own. Each one belongs to an
+environment: the user, and the credentials in the environment's variables. A place is the set of a
+daemon's files in a folder: its socket, log and lock. Each private daemon has two places: one where
+the processes of its environment look first, and one in its cache folder, where processes of another
+job or container find it, too. The command `serve` calls `start`; clients run the command when they
+find no daemon.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _MAX_LOG_BYTES = 1024 * 1024
 _STDIN = 0
 _STDOUT = 1
 _STDERR = 2
-# Variables that a service manager sets for a process that it starts. They concern an ancestor of
-# the private daemon, not the daemon itself.
+# Variables that a service manager sets for a process that it starts. The variables here were meant
+# for an ancestor of the private daemon, not for the daemon itself.
 _MANAGER_VARIABLES = (
     "NOTIFY_SOCKET",
     "LISTEN_FDS",
@@ -81,6 +81,8 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
     if "cache_dir" in flags:
         env["SHARDCACHE_CACHE_DIR"] = flags["cache_dir"]
     base = cache_base(env)
+    # An error about the folder `base` is raised as CacheDirError, whose remedy names that folder's
+    # variable.
     with errors_of_cache():
         # Daemons do not share credentials, so a cache folder is named after a keyed hash of the
         # environment's credentials. The key is a file in the folder `base`.
@@ -124,7 +126,7 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
 def _raise_limits() -> None:
     """Raise the job's soft limits, which are not meant for the daemon, to the hard limits.
 
-    Call it before anything is written, since one of the limits is that of the size of files.
+    Call this before anything is written, since one of the limits is on the size of files.
     """
     for kind in _LIMITS:
         _, hard = resource.getrlimit(kind)

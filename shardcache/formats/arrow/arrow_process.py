@@ -66,8 +66,8 @@ class _ArrowProcess(io.RawIOBase):
         """Read some of the process's output. Raises CorruptShardError."""
         assert self._process.stdout is not None
         count: int = self._process.stdout.readinto(buffer)  # type: ignore[attr-defined]
-        # Reading nothing into a buffer that has space means the end of the output. It is complete
-        # only if the process has succeeded.
+        # Reading nothing into a buffer that has space means the end of the output. The output is
+        # complete only if the process has succeeded.
         if not count and len(buffer):
             self._check_end()
         return count

@@ -2,8 +2,9 @@
 
 `arrow_process` starts the program in a process of its own, since the decoder is much C++ code that
 reads untrusted files: a fault in the decoder must not end the daemon. If the file is damaged, the
-program writes the reason to its standard error. It ends when the reader of its output does. Its
-memory is limited, since a file of some kilobytes may decompress to more than a node's memory.
+program writes the reason to its standard error. The program ends when the reader of its output
+does. Its memory is limited, since a file of some kilobytes may decompress to more than a node's
+memory.
 """
 
 import signal

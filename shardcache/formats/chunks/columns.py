@@ -1,7 +1,7 @@
 """Columns of MDS and LitData, in which each sample of a shard has the same columns.
 
 The values of a sample are stored one after another. `ColumnWalk` indexes a shard by its offset
-table and its columns. It can begin while the shard is still arriving.
+table and its columns. The walk can begin while the shard is still arriving.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """ArrayRecord files: each record is a sample, with the columns that a TFRecord file's would have.
 
 An ArrayRecord file is a Riegeli file (`riegeli_chunks`): records are in compressed chunks, and a
-block's header is inserted every 64 KiB. Records are thus no ranges of the file. So a copy is
-cached instead: eight bytes of magic, then each record after its length (u64). The last block of
+block's header is inserted every 64 KiB. So a record is not a range of the file. A copy is cached
+instead, with eight bytes of magic, and then each record after its length (u64). The last block of
 an ArrayRecord file holds a postscript, which says where the footer is. The footer says how many
 records there are, and the chunks of records end where it begins.
 """
