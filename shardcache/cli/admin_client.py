@@ -103,13 +103,22 @@ class AdminClient:
         return self._until_done("/v1/verify", {"prefix": prefix})
 
     def _json(self, method: str, path: str, body: Json | None = None) -> Json:
-        """Return the answer to a request, which is one JSON object."""
+        """Return the answer to a request, which is one JSON object.
+
+        Args:
+            method: "GET" or "POST".
+            path: path of the url, with its query.
+            body: body of the request; None for a request without a body.
+        """
         with self._request(method, path, body) as response:
             answer: Json = _printable_json(json.loads(response.read()))
             return answer
 
     def _lines(self, method: str, path: str, body: Json | None = None) -> Lines:
-        """Yield the lines of the answer to a request; raise the error that one of them reports."""
+        """Yield the lines of the answer to a request; raise the error that a line reports.
+
+        The arguments are those of `_json`.
+        """
         # A POST starts work that may fetch shards. Unless the user named a socket, the work goes to
         # the daemon that has this process's credentials. A private daemon gets the credentials with
         # the request.
@@ -146,7 +155,7 @@ class AdminClient:
         """Yield the answer to a request, after its head has been read.
 
         Errors of the connection become errors with a remedy, also those that occur while the block
-        reads from the answer.
+        reads from the answer. The arguments are those of `_json`.
         """
         where = str(self._path)
         content: bytes | None = None

@@ -113,7 +113,8 @@ def _follow(
 ) -> tuple[Json, int]:
     """Show the progress, each failure as it occurs, and each remedy once at the end.
 
-    Returns the `done` event of the work, and the number of failures.
+    Returns the `done` event of the work, and the number of failures. The arguments are those of
+    `carry_out`.
     """
     from rich.text import Text
 

@@ -20,6 +20,11 @@ def make_folder(folder: Path, mode: int, user: str) -> None:
     """Create a folder unless it exists.
 
     A folder that root creates is given to `user` and the user's group.
+
+    Args:
+        folder: path of the folder.
+        mode: permissions of the new folder.
+        user: user of nginx's workers.
     """
     if folder.exists():
         return

@@ -131,24 +131,41 @@ class _RawEntry(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """A checked entry of the directory: a member whose local header has not been read yet."""
+    """A checked entry of the directory: a member whose local header has not been read yet.
+
+    Attributes:
+        name: name of the member, in UTF-8.
+        raw_name: the name as it is stored, which the local header repeats.
+        method: number of the compression method.
+        crc: CRC-32 of the content.
+        header: offset of the local header in the file.
+        stored_bytes: size of the compressed content.
+        size_bytes: size of the content, uncompressed.
+    """
 
     name: bytes
     raw_name: bytes
     method: int
     crc: int
-    header: int  # offset of the local header in the file
+    header: int
     stored_bytes: int
     size_bytes: int
 
 
 class _Directory(NamedTuple):
-    """The place of the directory."""
+    """The place of the directory.
 
-    start: int  # offset of the directory in the file
+    Attributes:
+        start: offset of the directory in the file.
+        size_bytes: size of the directory.
+        entries: number of entries.
+        base: offset of the zip in its file, more than 0 if other data precedes the zip.
+    """
+
+    start: int
     size_bytes: int
-    entries: int  # number of entries
-    base: int  # offset of the zip in its file, more than 0 if other data precedes the zip
+    entries: int
+    base: int
 
 
 def members_of(file: BinaryIO, url: str) -> list[ZipMember]:
@@ -319,7 +336,13 @@ class _Zip:
         return _Entry(name, raw_name, method, raw.crc, base + header, stored_bytes, size_bytes)
 
     def _long_numbers(self, numbers: tuple[int, int, int], extra: bytes, shown: str) -> list[int]:
-        """Return an entry's numbers, with each that is too large replaced from its zip64 field."""
+        """Return an entry's numbers, with each placeholder replaced from the zip64 field.
+
+        Args:
+            numbers: the numbers as they are in the entry.
+            extra: the extra fields of the entry.
+            shown: name of the member, for errors.
+        """
         longs = iter(_longs_in(extra))
         long_numbers = []
         for number in numbers:

@@ -48,9 +48,14 @@ def index_tar(
     the same extension, for which WebDataset raises, and a sample with a member whose content is not
     contiguous or not in the tar.
 
-    Raises OSError, UnsupportedShardError for too many lines, what iterating a `Tar` with these
-    options raises, and with `require_adjacent` TornSampleError if members of one sample are not
-    adjacent.
+    Raises OSError, UnsupportedShardError for too many lines, and what iterating a `Tar` raises.
+
+    Args:
+        path: path of the tar.
+        url: url of the shard, which decides the key split, and is named in errors.
+        require_end: True to reject a tar without an end-of-archive block.
+        ignore_trailing_data: True to accept a tar with data after the end-of-archive block.
+        require_adjacent: True to raise TornSampleError if the members of a sample are not adjacent.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 

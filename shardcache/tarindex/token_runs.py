@@ -69,6 +69,12 @@ def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) ->
     unusable sample, a member that is not an array of tokens with one dimension, or members of
     different types. Such samples are not skipped, since blocks cut from a shard without some of its
     tokens would be different blocks.
+
+    Args:
+        tables: the samples of the shard.
+        tar: the bytes of the tar.
+        member: the extension of the members with tokens, and the type of the tokens.
+        url: url of the shard.
     """
     if tables.faults:
         raise _unsupported(fault_of(tables, min(tables.faults)) or "", url)

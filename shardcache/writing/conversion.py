@@ -86,7 +86,13 @@ class _Request(NamedTuple):
 
 
 class _PlannedShard(NamedTuple):
-    """A shard to be written: its number and name in the index, and its samples."""
+    """A shard that has been planned.
+
+    Attributes:
+        number: number of the shard in the index.
+        name: name of the shard.
+        cut: the samples of the shard.
+    """
 
     number: int
     name: str
@@ -397,7 +403,14 @@ async def _write_shard(
     member: TokenMember | None,
     request: _Request,
 ) -> Stored:
-    """Write the shard of a request, and return its record."""
+    """Write the shard of a request, and return its record.
+
+    Args:
+        source: the samples of the input.
+        destination: the destination of the shard.
+        member: the member whose tokens are counted; None to count no tokens.
+        request: the request.
+    """
     shard = ShardFile(destination.draft(request.name), member)
     try:
         for sample in source.read(request.first, request.last):

@@ -159,7 +159,13 @@ class _Listing:
         self._labels = labels
 
     def add(self, root: Path, prefix: str, key_at: KeyAt | None) -> None:
-        """Add the samples of the folder `root`, with keys that begin with `prefix`."""
+        """Add the samples of a folder.
+
+        Args:
+            root: the folder.
+            prefix: beginning of all keys; "" unless there are several folders.
+            key_at: the dot before which keys end, as for `list_folders`.
+        """
         for key, members in _members_by_key(root, key_at):
             self.files += len(members)
             if not key:
@@ -300,7 +306,14 @@ def _stem_to_last_dot(name: str) -> str:
 
 
 def _check_names(key: str, files: Sequence[str], key_at: KeyAt | None, root: Path) -> None:
-    """Raise ConfigError if files that are probably several samples would have the same key."""
+    """Raise ConfigError if files that are probably several samples would have the same key.
+
+    Args:
+        key: the key.
+        files: paths of the files with this key, below the root.
+        key_at: the dot before which keys end; None if the user has not chosen one.
+        root: the folder, for the error.
+    """
     if key_at == "last-dot":
         stems = sorted({file.rpartition(".")[0] for file in files})
         if len(stems) > 1:

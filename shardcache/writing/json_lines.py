@@ -143,7 +143,13 @@ class JsonLines:
         return inflated
 
     def _member(self, line: bytes, number: int, path: str) -> tuple[str, bytes]:
-        """Return extension and content of the member for a line. Raises InputError."""
+        """Return extension and content of the member for a line. Raises InputError.
+
+        Args:
+            line: the line.
+            number: number of the line, for the error.
+            path: path of the line's file, for the error.
+        """
         if self._field is None:
             return "json", line.rstrip(b"\r\n")
         try:

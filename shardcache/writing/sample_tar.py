@@ -154,9 +154,14 @@ def _check_name(key: str, extension: str) -> None:
 
 
 def encoded(key: str, extension: str, value: Any) -> bytes:
-    """Return a member's content.
+    """Return a member's content; `sample_of` describes how values are encoded.
 
     Raises SampleError for a value that the extension cannot encode.
+
+    Args:
+        key: key of the sample, for the error.
+        extension: extension of the member.
+        value: the value.
     """
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)

@@ -149,7 +149,15 @@ def _replacing(name: str, parent: int) -> Iterator[str]:
 
 
 def _copy(source: int, name: str, parent: int, ref: ShardRef, on_copied: OnCopied) -> str:
-    """Make a copy under a name in a folder; return its state, "cloned" or "copied"."""
+    """Make a copy under a name in a folder; return "cloned" or "copied".
+
+    Args:
+        source: descriptor of the cached file.
+        name: name of the copy.
+        parent: descriptor of the folder.
+        ref: the file, for the mark.
+        on_copied: called with the number of bytes that have been copied.
+    """
     flags = os.O_WRONLY | os.O_CLOEXEC
     try:
         # A file without a name vanishes if this process is killed, but some filesystems lack such

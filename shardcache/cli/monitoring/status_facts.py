@@ -193,7 +193,7 @@ def _scrub(state: Row | None) -> str | None:
 
 
 def bar(done: float, total: float | None, width: int) -> ProgressBar | str:
-    """Return a progress bar; empty if the total is unknown."""
+    """Return a progress bar of a width in columns; "" if the total is unknown."""
     if not total:
         return ""
     return ProgressBar(total=total, completed=min(done, total), width=width)

@@ -215,7 +215,15 @@ def _forecast_of_samples(
     range_part_size: int | None,
     whole_from_percent: int | None,
 ) -> Json:
-    """Return the forecast for a permutation of all samples, with the fields of `_forecast`."""
+    """Return the forecast for a permutation of all samples, with the fields of `_forecast`.
+
+    Args:
+        run: the run.
+        index: path of the index file, whose table of samples is read.
+        line_bytes_per_s: bandwidth of each node's network.
+        range_part_size: the daemon's option of that name; None for the configured value.
+        whole_from_percent: the daemon's option of that name; None for the configured value.
+    """
     from shardcache.cli.simulating.sample_simulation import SamplePositions, SampleSimulation
     from shardcache.config.origin_table import table_of
     from shardcache.config.settings import Settings

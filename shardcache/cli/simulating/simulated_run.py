@@ -270,7 +270,14 @@ def _reads_of(
     epoch: int,
     begin_s: float,
 ) -> Iterator[Read]:
-    """Yield the reads of a rank in an epoch that begins at `begin_s`."""
+    """Yield the reads of a rank in an epoch.
+
+    Args:
+        visits: the rank's visits to shards, in order.
+        session: number of the rank's session.
+        epoch: number of the epoch.
+        begin_s: time at which the epoch begins.
+    """
     for position, visit in enumerate(visits):
         start_s = begin_s + visit.first
         end_s = begin_s + visit.end

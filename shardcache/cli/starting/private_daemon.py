@@ -142,6 +142,12 @@ def _settings(
     """Return the daemon's options, from flags, environment and config file.
 
     The config file may be the node's, so its settings of socket, cache folder and HTTP are ignored.
+
+    Args:
+        flags: the options on the command line.
+        config: path of the config file; None for the default one.
+        place: the place of the daemon's socket.
+        folder: the daemon's cache folder.
     """
     from shardcache.config.option_sources import VARIABLE_PREFIX
     from shardcache.config.settings import Settings

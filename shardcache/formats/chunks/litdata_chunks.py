@@ -152,7 +152,12 @@ def _listed(row: Any) -> ListedShard:
 
 
 class _Fault(NamedTuple):
-    """The reason why chunks are not supported, and a remedy."""
+    """A reason why chunks are not supported.
+
+    Attributes:
+        what: the reason.
+        remedy: the remedy for it.
+    """
 
     what: str
     remedy: str

@@ -128,7 +128,14 @@ def _pieces(path: Path, offsets: "array[int]", frames: list[_Frame], url: str) -
 
 
 def _decompressed(frame: _Frame, read: Read, nth: int, url: str) -> Iterator[bytes]:
-    """Yield the content of a frame in pieces of bounded size, however large the frame is."""
+    """Yield the content of a frame in pieces of bounded size, however large the frame is.
+
+    Args:
+        frame: the frame.
+        read: reads bytes of the file.
+        nth: number of the frame, for errors.
+        url: url of the shard, for errors.
+    """
     zstd = zstd_library()
     limits = {zstd.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG}
     decoder = zstd.ZstdDecompressor(options=limits)
