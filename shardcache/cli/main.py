@@ -1,4 +1,8 @@
-"""The program `shardcache`: the group of all commands, in which errors become exit codes."""
+"""The program `shardcache`: the group of all commands, in which errors become exit codes.
+
+`app` is the program's entry point. A command may raise any ShardcacheError: `App` prints the error
+with its remedy, and exits with the code for it.
+"""
 
 from collections.abc import Iterator, MutableMapping
 from importlib import import_module

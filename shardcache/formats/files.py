@@ -1,4 +1,7 @@
-"""Reading of a shard's file at any offset, as the formats do it to index the shard."""
+"""Reading of a shard's file at any offset.
+
+The formats use `opened` to index a shard that has arrived as a whole.
+"""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,7 @@
-"""The library for zstd: Python's own from 3.14 on, and before that a package like it."""
+"""The library for zstd: Python's own module, or a package with the same interface before 3.14.
+
+The formats import the library through this function only when a file needs it.
+"""
 
 import sys
 from typing import Any

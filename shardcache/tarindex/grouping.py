@@ -317,7 +317,7 @@ class _Extensions:
 
     def __init__(self, names: list[str]) -> None:
         self._names = names
-        self._ids: dict[bytes, int] = {}  # by the extension as spelt in the tar
+        self._ids: dict[bytes, int] = {}  # ids by the extension as spelt in the tar
         self._ids_of_lowered: dict[str, int] = {}
         self._last_seen: list[int] = []  # by id, the number of the last sample; -1 for none
         self._reserved_ids: set[int] = set()

@@ -489,5 +489,5 @@ def _without_unused(records: Records) -> Records:
     """Drop unused records to save memory, since a damaged or hostile header may have a million."""
     used = {keyword: value for keyword, value in records.items() if keyword in _USED_KEYWORDS}
     if any(keyword.startswith(_SPARSE) for keyword in records):
-        used[_SPARSE] = b""  # only their presence matters
+        used[_SPARSE] = b""  # only the presence of such records matters
     return used

@@ -31,7 +31,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol, Self, TypeAlias
 
 from shardcache.errors import CorruptShardError
 
-_SHOWN_CHARS = 200  # of a name that a message quotes
+_SHOWN_CHARS = 200  # messages quote at most this much of a name
 _MAGIC = b"shardix1"
 _PROLOGUE = struct.Struct("=8s7QI")
 _BLOCK_BYTES = 256 * 1024

@@ -23,7 +23,7 @@ from shardcache.cli.demo.demo_node import RANKS, DemoNode, s3_server
 from shardcache.cli.demo.demo_outcome import DemoOutcome, Epoch, epochs_of, show
 from shardcache.errors import ConfigError, ShardcacheError
 
-_IMAGES = 577  # not divisible by the number of ranks or workers
+_IMAGES = 577  # a number that cannot be divided by the number of ranks or workers
 _PIXELS = 64
 _STOP_AFTER = 8  # number of batches of the last epoch to stop after, about half of them
 

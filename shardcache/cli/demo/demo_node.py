@@ -56,7 +56,7 @@ def s3_server() -> Iterator[str]:
     """Serve S3 with an empty bucket from this process's memory; yield its endpoint."""
     from moto.server import ThreadedMotoServer
 
-    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # no log line per request
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # hides its line per request
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
     try:

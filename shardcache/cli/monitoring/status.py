@@ -1,4 +1,8 @@
-"""`shardcache status` and `shardcache top`: the daemon's status page, once and live."""
+"""`shardcache status` and `shardcache top`: the daemon's status page, once and live.
+
+The status page is a JSON object that the daemon returns. `status_text` draws it, and `top_screen`
+shows it at an interval.
+"""
 
 from __future__ import annotations
 

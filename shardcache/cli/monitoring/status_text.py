@@ -100,7 +100,15 @@ def _idle_jobs(jobs: Sequence[Row]) -> list[RenderableType]:
 
 
 def _first_rows(columns: Columns, max_rows: int, *, is_cut: bool) -> list[RenderableType]:
-    """Return a blank line, a table of the first rows, and the number of rows left out, if any."""
+    """Return a blank line, a table of the first rows, and the number of rows left out, if any.
+
+    Returns nothing if there are no rows.
+
+    Args:
+        columns: cells of all rows, by the headings of the columns.
+        max_rows: maximum number of rows to show.
+        is_cut: True to cut cells rather than to wrap them, except in the elastic column.
+    """
     rows = list(zip(*columns.values(), strict=True))
     if not rows:
         return []

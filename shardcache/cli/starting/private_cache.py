@@ -62,7 +62,7 @@ def cache_base(env: Mapping[str, str]) -> Path:
         home = env.get("XDG_CACHE_HOME")
         user_cache = Path(home) if home else Path.home() / ".cache"
         base = next(_scratch_folders(env), user_cache / "shardcache-private")
-    base = base.absolute()  # the daemon changes its working folder
+    base = base.absolute()  # the daemon changes its working folder, so relative paths would break
     mount = mount_of(base)
     if mount.is_network:
         raise CacheDirError(

@@ -40,7 +40,7 @@ class ArrayRecordFormat(Format):
     name = "ArrayRecord"
     suffixes = {".array_record": None, ".arrayrecord": None}  # noqa: RUF012  # a Mapping
     is_often_a_file = True
-    is_numbered_behind = True  # as TensorFlow Datasets does
+    is_numbered_behind = True  # TensorFlow Datasets names files like this
     repacks = True
 
     def index(self, path: Path, url: str, options: IndexOptions) -> Samples:

@@ -77,7 +77,7 @@ class TFRecordFormat(Format):
     name = "TFRecord"
     suffixes = with_compressions(".tfrecord", ".tfrecords")
     is_often_a_file = True
-    is_numbered_behind = True  # as TensorFlow Datasets does
+    is_numbered_behind = True  # TensorFlow Datasets names files like this
 
     def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
         """As `Format.index`."""
