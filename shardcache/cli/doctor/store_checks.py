@@ -118,6 +118,8 @@ def _one_url_per_store(context: Context, settings: Settings) -> list[str]:
         with closing(AdminClient(context.socket).shards("")) as cached:
             for row in islice(cached, _MAX_CACHED):
                 url = row["url"]
+                # A url whose secrets are hidden cannot be requested, and objects of the protocol
+                # memory:// exist only in the daemon's process.
                 is_redacted = HIDDEN in url
                 is_of_other_process = protocol_of(url) == "memory"
                 if not (is_redacted or is_of_other_process):
@@ -199,6 +201,7 @@ class _Stores:
         """
         try:
             async with asyncio.timeout(_LIMIT_S):
+                # Progress is ignored: the function is called as objects and bytes arrive.
                 shards = await expand(url, self._origins, lambda _count: None)
                 shard = shards[0].url
                 self._allow.check(shard, self._peer)

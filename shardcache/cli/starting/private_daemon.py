@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from shardcache.config.settings import Settings
     from shardcache.store.store import Store
 
-_IDLE_EXIT_S = 600.0
+_IDLE_EXIT_S = 600.0  # a private daemon without readers ends after this time
 _MAX_LOG_BYTES = 1024 * 1024
 _STDIN = 0
 _STDOUT = 1
@@ -74,6 +74,10 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
 
     Raises the errors of `shardcache serve`; CacheDirError if there is no local disk for the cache;
     DaemonError if the daemon ends before it serves; NoDaemonError if it was killed.
+
+    Args:
+        flags: the options of `serve` on the command line.
+        config: path of the config file; None for the default one.
     """
     _raise_limits()
     place = PrivatePlace.find()
@@ -87,13 +91,16 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
         # Daemons do not share credentials, so a cache folder is named after a keyed hash of the
         # environment's credentials. The key is a file in the folder `base`.
         credentials_digest = digest(base)
+    # With both locks, only one process of this user looks for a daemon, and starts one, at a time.
+    # The daemon inherits the locks, and releases them once it serves.
     with ExitStack() as stack:
         lock = stack.enter_context(locked(place.lock, is_inherited=True))
         base_lock = stack.enter_context(locked(base / BASE_LOCK, is_inherited=True))
         # 1. A daemon listens where this environment's processes look first.
         if is_listening(place.socket):
             if not place.shows_cache():
-                # The daemon's cache is in another mount namespace, or its record is being written.
+                # The daemon's cache is in another mount namespace, or the file that names the cache
+                # is being written. In the second case, another attempt succeeds.
                 raise NoDaemonError(
                     "a private daemon has just been started, but this process cannot see its cache",
                     remedy="try again",
