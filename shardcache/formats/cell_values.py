@@ -20,6 +20,7 @@ from shardcache.formats.format import Decoder, RunDecoder
 from shardcache.formats.plain_values import number_decoder, text
 
 TEXT = "text"
+# An empty encoding means that a cell's bytes are the value, so no decoder is looked up.
 BYTES = ""
 BOOL = "bool"
 TAGGED = "tagged"
@@ -113,7 +114,9 @@ DECODERS: Mapping[str, Decoder] = {
 """The decoder of each encoding, except that of bytes, which need no decoding."""
 
 
-# Decoders of consecutive cells; see `RunDecoder`.
+# Decoders of consecutive cells of one column, as `RunDecoder` describes them. `cells` has the bytes
+# of all these cells. `begin` is the offset in the shard of the first of these bytes, and `ends` has
+# the offset in the shard at which each cell ends.
 
 
 def _texts(cells: bytes, begin: int, ends: memoryview) -> list[str]:

@@ -228,7 +228,9 @@ class Leasing:
             if version not in (None, shard.facts.version):
                 return None
             self._store.touch(shard)
-            self._planner.now.found(key)  # a use of the shard, which eviction takes into account
+            # `now` is the planner's schedule, advanced to the present time. `found` records this
+            # use of the shard, which eviction takes into account.
+            self._planner.now.found(key)
             return shard
         file = self._store.parts.get(key)
         if file is None or not file.has(span) or version not in (None, file.version):
@@ -264,6 +266,7 @@ class Leasing:
         if facts is None or not _is_enough(facts, ref):
             return None
         if hit:
+            # This use of the shard is recorded, as eviction takes it into account.
             self._planner.now.found(shard.key)
         return Published(shard, facts, hit)
 
@@ -325,8 +328,9 @@ class Leasing:
             if not is_cached or not self._store.is_suspect(shard):
                 return
             facts = await self._store.facts(shard)
-            # A damaged index explains the report, so the tar is only checked if the index is sound
-            # or there is none. `_has_index` takes a damaged index out of use.
+            # A damaged index explains the reader's report. So the tar is checked only if there is
+            # no index (`samples` is None), or `_has_index` finds the index sound. `_has_index` does
+            # more than its name says: it also takes a damaged index out of use.
             if facts.samples is None or await self._has_index(shard, facts):
                 log.warning(
                     "checking a shard that a reader found damaged",

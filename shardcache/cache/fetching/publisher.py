@@ -191,6 +191,7 @@ class Publisher:
         """
         while self._inflating is not None:
             with claim.waiting_behind(self._inflating):
+                # Waits for the signal that is notified below, when the other shard is inflated.
                 await self._residency.wait_for_change(claim)
         self._inflating = claim
         try:
@@ -202,9 +203,11 @@ class Publisher:
     async def _grow(self, claim: KeyClaim, size_bytes: int) -> None:
         """Reserve space that is written at once, and count it as written.
 
-        The space is needed now, not at the time of the shard's next use: it is for a shard that has
-        been downloaded already.
+        The space is for a shard that has been downloaded already. So it is needed now, not at the
+        time of the shard's next use.
         """
+        # `reserve` takes a function, as the time at which a shard is needed may change during the
+        # wait for space. Here it is always `NOW`, the most urgent time.
         await self._residency.reserve(claim, size_bytes, lambda: NOW)
         assert claim.reservation is not None
         claim.reservation.written(size_bytes)

@@ -1,8 +1,9 @@
 """All connected readers, their jobs, and the most recent jobs without readers.
 
 A reader is one session of a training process, or of another program that reads by a plan. The
-readers that give the same job name and belong to the same user are one job. The workers of one
-DataLoader are readers of their own, called mates here.
+readers that give the same job name and belong to the same user are one job. Each worker process of
+a DataLoader is a reader of its own, and the workers of one DataLoader are called mates. The bill of
+a job is the number of bytes and requests that were fetched and read for the job, with their cost.
 """
 
 from collections.abc import Iterator
@@ -57,7 +58,7 @@ class Readers:
         Args:
             job_name: name of the job.
             uid: id of the user.
-            loader: the loader that the reader is a worker of; None if there is none.
+            loader: the loader that the reader is a worker of; None for a reader that is no worker.
         """
         if len(job_name) > MAX_JOB_CHARS:
             raise ProtocolError(
@@ -74,9 +75,9 @@ class Readers:
         return reader
 
     def _join(self, job_name: str, uid: int) -> Job:
-        """Count a further reader of a job, which need not be known yet; return the job.
+        """Count a further reader of a job, and return the job, which may be new.
 
-        The job is the most recently joined one from now on.
+        The job moves to the end of `_jobs`, as the most recently joined job.
         """
         job = self._jobs.pop((job_name, uid), None)
         if job is None:
@@ -102,5 +103,6 @@ class Readers:
             workers.discard(reader)
             if not workers:
                 del self._workers[reader.job.key, reader.loader]
+        # `now` is the planner's schedule, advanced to the present time.
         self._planner.now.forget(reader)
         self._changed.notify()

@@ -105,7 +105,7 @@ class Lane:
         self.gaps = sorted([*self.gaps, *first_missing])[:_MAX_GAPS]
 
     def to_json(self, visible: Visible) -> Json:
-        """Return the timeline as JSON; urls that are not `visible` are hidden."""
+        """Return the lane as JSON; urls that are not `visible` are hidden."""
         name, uid = self.client
         return {
             "name": name,
@@ -119,8 +119,9 @@ class Lane:
 def gaps(lanes: Iterable[Lane]) -> list[Use]:
     """Return the soonest use of each shard that is not cached, over all jobs.
 
-    After the soonest few, only shards that are being fetched are among them, as the page shows the
-    job that each transfer is for.
+    The result has two kinds of uses: first the soonest `_MAX_GAPS` uses, whatever the state of the
+    shard; then, of the later uses, those whose shards are being fetched. The page needs the second
+    kind to show the job that each transfer is for.
     """
     soonest: dict[str, Use] = {}
     for use in sorted(use for lane in lanes for use in lane.gaps):

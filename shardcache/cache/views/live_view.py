@@ -55,9 +55,9 @@ class LiveView:
         self._turns = turns
         self._lanes: list[Lane] = []
         self._refreshing = asyncio.Lock()
-        # Times by the monotonic clock: of the last refresh, and from which on the next refresh
-        # includes the lanes.
+        # Time of the last refresh, by the monotonic clock.
         self._refreshed_s = -math.inf
+        # The first refresh at or after this time also refreshes the lanes.
         self._lanes_due_s = -math.inf
 
     async def refresh(self) -> None:
@@ -109,7 +109,10 @@ class LiveView:
             }
 
     def _waits_for_transfer(self, transfer: Transfer, visible: Visible) -> Iterator[Json]:
-        """Yield the waits for a shard of readers that have nothing else to read, by job."""
+        """Yield, for each job, the waits of its readers for the shard of a transfer.
+
+        Only readers that have nothing else to read count as waiting.
+        """
         by_client: defaultdict[JobKey | None, list[Wait]] = defaultdict(list)
         for wait in transfer.waits:
             if wait.since_s is not None:
@@ -120,6 +123,8 @@ class LiveView:
             longest = longest_wait(waits)
             assert longest is not None
             assert longest.since_s is not None
+            # A wait has no stages before it has joined the transfer. A wait for a range may be in
+            # another stage than the transfer.
             stages = longest.stages or transfer.stages
             reason = stages.present.value
             if visible(url):

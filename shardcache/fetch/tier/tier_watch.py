@@ -1,16 +1,24 @@
-"""Watch over one request to the tier: its owner may have lost it, or the store may be quicker.
+"""Watch over one request to the tier: the owner may have lost it, or the store may be quicker.
 
 The tier is a cache that the nodes of a cluster share, with an nginx on each node. Each part has an
-owner, which is the node that fetches the part from the object store for all of them. A daemon sends
-its request to its own node's nginx, which passes the request on to the owner. The owner has the
-request in hand while its nginx is working on a request for the part. A denial is the owner's answer
-that it has no such request in hand. The owner has lost the request if it denies it though it has
-not sent the part.
+owner, which is the node that fetches the part from the object store for all nodes. A daemon sends
+its request to its own node's nginx, which passes the request on to the owner.
 
-If several nodes request a part, nginx sends it to the later ones only once it is whole. A node that
-turned to the object store because of that delay would make the tier slower for all nodes. So the
-request waits as long as the owner has it in hand, and a part is requested from the store only if it
+The owner has a request in hand while its nginx is working on that request or on another request for
+the same part. The daemon can ask the owner a question: does the owner have a request for the part
+in hand? A denial is the answer no. After the part has been sent, a denial is normal. If the part
+has not been sent, a denial means that the owner has lost the request.
+
+If several nodes request a part, the first node gets its bytes as they arrive from the object store.
+The owner's nginx sends it to the other nodes only once the part is complete, so their requests are
+silent for a while. If such a node turned to the object store, the store would have to send the same
+part again. That would slow down the store's answers to the tier, and so the tier itself. So the
+request waits as long as the owner has it in hand. The part is requested from the store only if it
 takes much longer than the tier's other parts.
+
+Times are reading times, unless a name or comment says otherwise. The reading time of a request is
+the time for which the daemon was ready to receive bytes. It stands still while the scheduler pauses
+the read, so a pause does not make the owner look slow.
 
 `_TierRequests` runs `send` and `watch` of a `WatchedRequest` as a race: `watch` asks the owner
 questions, and may request the part from the object store.
@@ -32,7 +40,7 @@ from shardcache.transport.between.flow import Commit, Received
 from shardcache.transport.between.messages import Answer
 from shardcache.transport.between.parts import PartSums
 
-# Status of the owner's answer if it has no request for the parts in hand.
+# Status of a denial: the owner answers that it has no request for the parts in hand.
 _NOT_IN_HAND = 404
 # A status of this number or more comes from this node's own nginx, which cannot reach the owner.
 _UNREACHABLE = 500
@@ -70,14 +78,25 @@ class OwnerState(Enum):
 
 
 class OwnerQuestions:
-    """Questions to the owner of a span's parts, which are sent through this node's nginx."""
+    """Questions to the owner of a span's parts, which are sent through this node's nginx.
+
+    Args:
+        span: the span whose parts the questions are about.
+        stall_timeout_s: time after which a silent request is given up. An answer has to come within
+            the share `QUESTION` of this time.
+    """
 
     def __init__(self, span: RequestSpan, stall_timeout_s: float) -> None:
         self._span = span
+        # Time in which an answer has to come. `QUESTION` is a share of the stall time-out.
         self._limit_s = QUESTION * stall_timeout_s
 
     async def address(self, route: Route) -> str:
-        """Return the address of the node that owns the parts; empty if it is unknown."""
+        """Return the address of the node that owns the parts; "" if no answer comes.
+
+        Args:
+            route: the route of the request for the parts.
+        """
         answer = await self._ask(replace(route, question="name"))
         if answer is None:
             return ""
@@ -87,7 +106,7 @@ class OwnerQuestions:
         """Ask the owner of the parts whether it has a request for them in hand.
 
         Args:
-            route: the route of that request.
+            route: the route of the request for the parts.
         """
         answer = await self._ask(replace(route, question="alive"))
         if answer is None:
@@ -99,11 +118,15 @@ class OwnerQuestions:
         return OwnerState.HAS_THEM
 
     async def _ask(self, route: Route) -> Answer | None:
-        """Return the answer to a question; None if no answer comes in time."""
+        """Return the answer to a question; None if no answer comes in time.
+
+        Args:
+            route: a route with a question, which is sent in place of a request for the parts.
+        """
         span = self._span
         try:
             async with asyncio.timeout(self._limit_s):
-                # No body is read for a question, so there is no read (None).
+                # The answer to a question has no body, so there is no read of a body (None).
                 return await span.origin.ask_tier(route, span.obj, span.parts, None)
         except (OriginError, TimeoutError):
             return None
@@ -154,11 +177,11 @@ class WatchedRequest:
         self._read = read
         self._hedging = shared.scheduler.origin(span.claim.origin_name).hedging
         self._size_bytes = span.parts.size_bytes
-        # Reading time when the owner was last asked about the request; minus infinity before the
-        # first question.
+        # Reading time of the latest question to the owner; minus infinity before the first one.
         self._asked_s = -math.inf
-        # Reading time of the first question since bytes last came that the owner has answered with
-        # a denial. None unless its latest answer was a denial, too.
+        # Reading time of the question with which the present run of denials began. A run ends when
+        # the owner gives another answer, and starts again when bytes have come. None while there is
+        # no run of denials.
         self._denied_s: float | None = None
 
     async def send(self) -> list[PartSums] | None:
@@ -167,14 +190,15 @@ class WatchedRequest:
         Return None if the tier does not serve this object, which has to come from the origin then.
         """
         span = self._span
+        # `limit` times the read, and raises StalledError if too few bytes come for too long.
         async with self._read.limit():
             answer = await span.origin.ask_tier(self._route, span.obj, span.parts, self._read)
         if answer is None:
             return None
 
         sums = sums_of(answer, span.obj)
-        # A part that was not in the tier's cache has come from the object store, so its time is one
-        # of the origin's part times.
+        # A part that was not in the tier's cache ("HIT") has come from the object store. So its
+        # time counts among the times that parts take from the origin.
         if answer.headers.get("x-shardcache-tier") != "HIT":
             self._hedging.took(self._size_bytes, self._read.reading_time.elapsed_s)
         return sums
@@ -182,8 +206,8 @@ class WatchedRequest:
     async def watch(self, end_first: Commit) -> list[PartSums] | None:
         """Watch the request; return the checksums of the parts if the origin sends them sooner.
 
-        The watch runs until the request ends, and is cancelled then. It ends the request itself
-        before it raises an error. Raises OriginUnavailableError if the owner is silent,
+        The watch runs until the request ends, and is cancelled then. The watch ends the request
+        itself before it raises an error. Raises OriginUnavailableError if the owner is silent,
         LostRequestError if the owner has lost the request, SlowOwnerError if the owner has been
         slow repeatedly.
 
@@ -191,12 +215,16 @@ class WatchedRequest:
             end_first: ends the request to the tier; returns False if that has already ended.
         """
         while True:
+            # Two times are compared, and the earlier one ends the pause between two looks:
+            # - `look_s`: the part may be late. After each look, the request has to take a tenth
+            #   longer (`LOOK_AGAIN`) before the next look.
+            # - `question_s`: no bytes have come, and no question has been asked, for a while.
             look_s = max(self._usual_s, LOOK_AGAIN * self._read.reading_time.elapsed_s)
             question_s = max(self._usual_s, self._next_question_s)
             await self._read.reading_time.reaches(min(look_s, question_s))
 
-            # The owner is asked for any of three reasons: the part is late; its bytes come slowly;
-            # or no bytes and no answer have come for a while.
+            # The owner is asked for any of three reasons: the part is late; the part's bytes come
+            # slowly; or no bytes have come, and no question has been asked, for a while.
             left_s = self._left_s()
             is_question_due = self._read.reading_time.elapsed_s >= self._next_question_s
             if left_s is None and not self._sends_slowly and not is_question_due:
@@ -217,7 +245,10 @@ class WatchedRequest:
 
     @property
     def _next_question_s(self) -> float:
-        """Reading time at which the owner is asked next, unless bytes come before that."""
+        """Reading time at which the owner is asked next, unless bytes come before that.
+
+        `QUESTION` is the share of the stall time-out that has to pass without bytes or questions.
+        """
         return max(self._asked_s, self._read.last_byte_s) + QUESTION * self._stall_timeout_s
 
     def _left_s(self) -> float | None:
@@ -240,8 +271,9 @@ class WatchedRequest:
         """Request the parts from the object store if they are late, then judge the owner's answer.
 
         An owner that answers promptly is not slow itself: it is waiting for the object store. An
-        owner that neither answers nor sends bytes may be dead. The next owner on the ring then
-        fetches its parts, once for all nodes, so they are not requested from the object store here.
+        owner that neither answers nor sends bytes may be dead. The next owner on the ring of nodes
+        then fetches the dead owner's parts, once for all nodes. So this method does not request
+        them from the object store.
 
         Return the checksums of the parts if the object store has sent them, otherwise None.
 
@@ -250,7 +282,8 @@ class WatchedRequest:
             asking: brings the owner's answer.
             end_first: ends the request to the tier; returns False if that has already ended.
         """
-        # 1. Wait a little for the owner's answer. Without a prompt answer, its bytes decide.
+        # 1. Wait a little for the owner's answer. Without a prompt answer, the bytes that have come
+        #    since the question decide.
         self._asked_s = self._read.reading_time.elapsed_s
         await asyncio.wait([asking], timeout=MIN_STALL_SHARE * self._stall_timeout_s)
         if not asking.done():
@@ -264,7 +297,7 @@ class WatchedRequest:
             sums = await self._fetch_sooner(left_s, asking, end_first)
             if sums is not None:
                 return sums
-        # 3. Otherwise, the owner's answer counts.
+        # 3. The object store has not sent the parts sooner, so the owner's answer counts.
         await self._judge(await asking, end_first)
         return None
 
@@ -280,16 +313,20 @@ class WatchedRequest:
 
         self._denied_s = None
         if answer is OwnerState.HAS_THEM:
-            # The owner waits for the object store. The request must not count as stalled before
-            # its first byte.
+            # The owner is waiting for the object store. So the request must not count as stalled
+            # before the first byte has come. After that byte, the stall time-out applies as usual.
             if not self._read.received_bytes:
                 self._read.heard()
             return
 
+        # The owner is unreachable or silent. The request goes on if bytes have come nevertheless.
+        # There is nothing to do, either, if the request has already ended.
         if self._sends or not await end_first():
             return
-        # This node's nginx is alive, as it has sent bytes or answers now. So a new request can be
-        # sent, which it passes on to the next owner.
+        # The request has been ended, as the owner is unreachable or silent. If this node's nginx
+        # has sent bytes, or has given the answer itself, then this nginx is alive, and can pass a
+        # new request on to the next owner (`LostRequestError`). Otherwise this nginx may itself be
+        # dead, so the tier counts as unavailable.
         if self._read.received_bytes or answer is OwnerState.UNREACHABLE:
             raise LostRequestError
         raise OriginUnavailableError(
@@ -298,19 +335,23 @@ class WatchedRequest:
         )
 
     async def _judge_denial(self, end_first: Commit) -> None:
-        """Decide whether an owner that denies to have the request has lost it, or has answered it.
+        """Decide whether an owner that has denied the request has lost or has answered it.
 
-        An owner has no request in hand any more once it has sent the part. So the request counts as
-        lost only if the owner denies it for some time and no bytes come.
+        An owner that has sent the part has no request in hand any more, though the last bytes may
+        still be on their way. So the request counts as lost only if the owner's denials go on for
+        some time, and no bytes come in that time.
         """
         denied_s = self._denied_s
-        # This is the first denial, or bytes have come since the first one.
+        # Either this is the first denial, or bytes have come since the run of denials began. In the
+        # second case, the owner has sent the part, and the bytes are on their way. If they come
+        # slowly, the cause is the owner or its link, as it does not wait for the object store.
         if denied_s is None or self._read.last_byte_s > denied_s:
             self._denied_s = self._asked_s
             if denied_s is not None and self._sends_slowly:
                 await self._end_if_slow(end_first)
             return
 
+        # No bytes have come since the run of denials began.
         silent_s = self._asked_s - denied_s
         if silent_s >= QUESTION * self._stall_timeout_s and await end_first():
             raise LostRequestError
@@ -324,7 +365,8 @@ class WatchedRequest:
     def _sends_slowly(self) -> bool:
         """True if the bytes come much more slowly than the object store usually sends them.
 
-        The time counts from the first byte.
+        The time counts from the first byte, since the owner may have waited for the object store
+        before that. Right after the first byte, the result is False, as the rate is not known yet.
         """
         read = self._read
         if read.first_byte_s is None or not read.received_bytes:
@@ -338,8 +380,9 @@ class WatchedRequest:
     async def _end_if_slow(self, end_first: Commit) -> None:
         """Record that the owner is slow by itself, and end the request once that is certain.
 
-        An owner counts as slow once it was slower than the object store twice within a minute
-        (`SlowOwners`). Raises SlowOwnerError if the request was ended.
+        `SlowOwners.add` records one case of slowness. `SlowOwners.has` is True only once two cases
+        were recorded within a minute. So the request goes on after the first case, and is ended
+        after the second. Raises SlowOwnerError if the request was ended.
         """
         slow_owners = self._tier.slow_owners
         owner = await self._questions.address(self._route)
@@ -356,7 +399,7 @@ class WatchedRequest:
     ) -> list[PartSums] | None:
         """Return the checksums of the parts if the object store sends them much sooner.
 
-        Return None if it does not, or if no second request is allowed.
+        Return None if the object store does not, or if no second request is allowed.
 
         Args:
             left_s: time that the request to the tier will still take.
@@ -372,12 +415,16 @@ class WatchedRequest:
                 raise SlowOwnerError
             return None
 
-        # An owner that has not answered is more likely to be slow itself, so the request may then
-        # be hedged even without credit.
+        # To hedge means to send a second request, to the object store. `spend` takes credit, which
+        # each part that arrives adds to. `tries` also takes from a small stock of tries that need
+        # no credit. The tries are for an owner that has not answered, as it is more likely to be
+        # slow itself.
         is_allowed = self._hedging.spend() if asking.done() else self._hedging.tries()
         if not is_allowed:
             return None
 
+        # The store has to send the parts within a share of the time that the tier would still take.
+        # But the store always gets the time that it usually takes.
         begun_s = time.monotonic()
         limit_s = max(_MUCH_SOONER * left_s, self._usual_s)
         sums = await self._requests.fetch_within(
@@ -390,8 +437,8 @@ class WatchedRequest:
             return None
 
         self._hedging.took(self._size_bytes, time.monotonic() - begun_s)
-        # The object store has sent the whole part before the owner has answered a question, so the
-        # owner is slow.
+        # The object store has sent the parts before the owner has answered a question, so the owner
+        # is slow. `won` gives back the try that was taken above.
         if owner and not asking.done():
             self._hedging.won()
             slow_owners.add(owner, time.monotonic())

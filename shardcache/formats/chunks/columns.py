@@ -103,6 +103,8 @@ class ColumnWalk:
         url: str,
     ) -> None:
         columns.check(url)
+        # To the index, a column is a member of a sample, and the column's name is the member's
+        # extension, as in a tar.
         self.samples = Samples(
             extensions=list(columns.names),
             encodings=list(columns.encodings),

@@ -1,7 +1,8 @@
 """Uploads to S3, by the SDK.
 
-`S3Origin` calls `Uploads`. A condition is a header by which S3 stores an object only if it replaces
-a certain version, or none.
+`S3Origin` calls `Uploads`. A condition is a header of an upload. With `If-Match`, S3 stores the
+object only if it replaces a certain version. With `If-None-Match: *`, S3 stores the object only if
+there is no object at this key yet.
 """
 
 import re
@@ -23,7 +24,9 @@ from shardcache.origin.s3.s3_sessions import SdkSessions
 # files have at most 160 GB.
 _PART_BYTES = 16 * 1024**2
 _CONCURRENT_PARTS = 4
-# A size of parts that is larger than any file with a condition: such a file is then sent whole.
+# Size of a part of an upload with a condition. The SDK sends a file in parts only if it is larger
+# than a part. Uploads with a condition are of small files, such as index files, so no such file is
+# larger than this, and each is sent whole.
 _NO_PARTS_BYTES = 2**32
 _ATTEMPTS = 5
 _SILENCE_S = 60  # time without a received byte after which a request has failed

@@ -129,13 +129,18 @@ class HeldShards:
             # The daemon shows epochs by number; 0 stands for reading outside of an epoch.
             plan = Plan.of(manifest, 0, [shard])
             session.declare(plan)
+            # `partial=None`: the session's default decides whether the shard may be granted before
+            # all of it has arrived.
             window = ShardWindow(session, plan, partial=None, view_of=self._pipeline.view)
-            # The shard may need the space of the held shards. A reader that waits for long holds
-            # nothing in the end, so readers never wait for each other.
+            # The shard may need space in the cache that the held shards take. So one held shard is
+            # released in each second of the wait, as the session calls `on_wait` each second. After
+            # a long wait, this reader holds no shard, so two readers can never wait for each other.
             session.on_wait = self._release_oldest
             leased_shard = window.take(shard, manifest[shard].samples)
             leased_shard.open()
-            session.on_wait = None  # a cycle would keep the session of a reader that is gone
+            # This object refers to the session, once the shard is held, and `on_wait` refers back
+            # to this object. Such a cycle would keep the session open after both are out of use.
+            session.on_wait = None
             return _HeldShard(session, window, leased_shard)
         except BaseException:
             session.close()
