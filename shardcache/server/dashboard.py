@@ -1,7 +1,9 @@
 """The dashboard: a web page with the daemon's state.
 
-It consists of static files, and of updates that are one second apart. The updates are server-sent
-events (WHATWG HTML, 9.2). A moment is the content of one update: the state at that time, as JSON.
+The page consists of static files, which `PageFiles` serves, and of updates that are one second
+apart, which `stream_live` sends. The updates are server-sent events (WHATWG HTML, 9.2). A moment is
+the content of one update: the state at that time, as JSON. Each user sees only the shards that the
+user may read, so each user (`Peer`) gets moments of their own.
 """
 
 import asyncio
@@ -60,14 +62,19 @@ class PageFiles:
         entries = [entry for entry in folder.iterdir() if entry.is_file()]
         self._contents = {entry.name: entry.read_bytes() for entry in entries}
         self.version = _version_of(self._contents)
-        # The page names its files as "static/…". These names are replaced by the files' addresses,
-        # which are relative, because a proxy may serve the page below any path.
+        # In the page, the names of files begin with "static/". This beginning is replaced by the
+        # path with the version. The new path is relative, without a slash in front, because a proxy
+        # may serve the page below any path.
         versioned_path = f"{STATIC_PATH}{self.version}/".removeprefix("/")
         html = self._contents[PAGE]
         self._contents[PAGE] = html.replace(b'"static/', f'"{versioned_path}'.encode())
 
     async def serve_page(self, request: web.Request) -> web.Response:
-        """Serve the page itself, for which the browser has to ask each time it shows the page."""
+        """Serve the page itself.
+
+        "no-cache" lets the browser keep a copy of the page, but the browser has to ask each time
+        whether the copy is still the latest version.
+        """
         return self._answer(request, PAGE, "no-cache")
 
     async def serve_file(self, request: web.Request) -> web.Response:
@@ -130,6 +137,7 @@ class LiveTexts:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._view = service.cache.live_view
+        # No texts yet, of no refresh (0).
         self._latest = _Texts(0)
 
     async def moment(self, peer: Peer) -> str:
@@ -162,7 +170,8 @@ async def stream_live(request: web.Request) -> web.StreamResponse:
         async with limit:
             await _send_events(request.app, peer, response)
     except TimeoutError:
-        if not limit.expired():  # another timeout than the stream's limit
+        # The stream's limit ends the stream without an error. Any other timeout is an error.
+        if not limit.expired():
             raise
     except ConnectionError:
         pass  # the page was closed

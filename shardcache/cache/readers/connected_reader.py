@@ -1,8 +1,8 @@
 """One connected reader: its plan, its leases, and its waits.
 
 A plan lists what the reader will read, position by position: whole shards, or ranges of files. A
-lease is the reader's right to the shard at one position, from its request to its release. The
-messages of the reader's session arrive here (`ReaderSession`).
+lease is the reader's right to the shard at one position, from its request to its release. For each
+message of the reader's session, `ReaderSession` calls a method of `Reader`.
 """
 
 import time
@@ -35,8 +35,8 @@ LISTING = "listing the shards"
 
 _OF_A_PREVIOUS_PLAN = -1  # `Lease.position` once the reader has declared another plan
 
-# While a loader waits for one worker, it requests fewer batches than this of another: as many as
-# torch's `prefetch_factor` says, whose default is 2.
+# While a loader waits for one worker, the loader requests fewer than this number of batches of each
+# other worker. The true number is torch's `prefetch_factor`, whose default is 2.
 _BATCHES_AHEAD = 4
 _STILL_S = 3.0  # a worker that has neither taken nor released a shard for this long counts as idle
 
@@ -86,7 +86,7 @@ class Reader:
         self._disconnected = disconnected
         self._leases = LeaseTable()
         self._ranges = HeldRanges(shared.residency, shared.leasing, shared.counters, job.key)
-        self._moved_s = time.monotonic()  # when it last took or released a shard
+        self._moved_s = time.monotonic()  # when the reader last took or released a shard
 
     # The plan
 
@@ -202,7 +202,7 @@ class Reader:
                 acquired = await self._leasing.acquire(ref, Class.PLANNED, wait)
         finally:
             self._end_wait(wait)
-            self._leases.drop(number)  # this ends the request, with a lease or an error
+            self._leases.drop(number)  # the request has ended, with a lease or an error
         self._leases.add(lease)
         self._count_hit_or_miss(acquired)
         if isinstance(acquired, Published):
@@ -240,7 +240,7 @@ class Reader:
             self._counters.misses += 1
 
     def _grant(self, lease: Lease, acquired: Shard | Arrival | PartFile) -> None:
-        """Give a lease its shard or range, which is in use at once if the reader waits for it."""
+        """Give a lease its shard or range; mark it as in use now if the reader waits for it."""
         self._moved_s = time.monotonic()
         if isinstance(acquired, PartFile):
             assert lease.wait.bytes is not None
@@ -260,7 +260,7 @@ class Reader:
         return self.listing is not None and self.listing.is_of_ranges
 
     def need(self, number: int) -> None:
-        """Record that the reader has reached a lease's shard: it uses the shard, or waits for it.
+        """Record that the reader has reached a lease's shard, and uses the shard or waits for it.
 
         No-op if there is no such lease, as its request has failed.
         """
@@ -281,8 +281,8 @@ class Reader:
     def _use(self, lease: Lease) -> None:
         """Retain a granted shard, as the reader has reached it."""
         granted = lease.granted
-        # 1. The parts of a range are retained already. A range in a published file retains that
-        #    file only if it is the one that the reader waits for (see `AheadSpace`).
+        # 1. The parts of a range are retained already. A range in a published file retains the
+        #    file only if the reader waits for this range first of all (see `AheadSpace`).
         keeps_file = lease.wait.bytes is None or self._ranges.places.is_first(lease.number)
         if isinstance(granted, HeldRange) or not keeps_file:
             lease.state = LeaseState.GRANTED
@@ -331,7 +331,7 @@ class Reader:
             await self._index(lease, wait)
             lease.files = lease.files or arrival.files_for(wait)
         except ShardcacheError:
-            if self._leases.get(number) is lease:  # it may have been released during the wait
+            if self._leases.get(number) is lease:  # the lease was not released during the wait
                 self._drop(number)
                 await self._let_go(lease)
             raise
@@ -347,7 +347,7 @@ class Reader:
             await self._leasing.acquire(ref, Class.PLANNED, Wait(self.job.key, holder=self))
 
     async def release(self, number: int, *, read: bool, damage: str = "") -> None:
-        """Release a lease, or withdraw the request for one; no-op if it has ended.
+        """Release a lease, or withdraw its request; no-op if the lease has ended already.
 
         Args:
             number: id of the lease.
@@ -370,7 +370,7 @@ class Reader:
                 lease.task.cancel()
             return
 
-        # A retained shard counts as done. An arriving one that was reached has to be read for that.
+        # A retained shard counts as done. An arriving shard has to be reached and read to count.
         was_reached = lease.state is not LeaseState.GRANTED
         is_done = lease.retained is not None or (read and was_reached)
         if is_done:
@@ -407,11 +407,11 @@ class Reader:
             self._ranges.let_go(lease.granted)
 
     def take_damage(self) -> list[CorruptShardError]:
-        """Return new damage found in shards that the reader had in use; each is returned once."""
+        """Return the damage found in the reader's shards in use since the last call."""
         return self._leases.take_damage()
 
     def _drop(self, number: int) -> Lease | None:
-        """Remove a lease from the table, and return it; None if it has ended."""
+        """Remove a lease from the table, and return it; None if it has ended already."""
         self._ranges.places.leave(number)
         return self._leases.drop(number)
 
@@ -444,10 +444,10 @@ class Reader:
             self._transfers.hurry(transfer)
 
     def _end_wait(self, wait: Wait) -> None:
-        """End the wait for a lease; no-op if it was never begun."""
+        """End the wait for a lease; no-op if the wait was never begun."""
         if wait in self.clock:
             self.clock.end(wait)
-            assert wait.since_s is not None  # set when it began
+            assert wait.since_s is not None  # set when the wait began
             self._counters.measures.wait.observe(time.monotonic() - wait.since_s)
 
     @property
@@ -477,10 +477,10 @@ class Reader:
         return self._leases.retained()
 
     def kept_waiting(self) -> "Collection[Reader]":
-        """Return the workers of the same loader that keep their shards until this one gets its own.
+        """Return the loader's other workers that keep their shards until this worker gets its own.
 
-        While the loader waits for this worker's batch, it requests only a few more batches of the
-        others, which are too few for them to finish a shard with many samples.
+        While the loader waits for this worker's batch, the loader requests only a few more batches
+        of the other workers: too few for these workers to finish a shard with many samples.
         """
         if self.loader is None:
             return ()

@@ -42,11 +42,12 @@ class SequentialRun:
         """Record that a range is needed; return the range that will probably be needed after it.
 
         The predicted range has as many bytes as were read in order, at most `max_bytes`. For a
-        reader of the whole file, it is soon large enough to keep the network busy. None for a
-        reader that does not read in order: nothing is fetched ahead for it.
+        reader of the whole file, the predicted range is soon large enough to keep the network busy.
+        Returns None if the reader does not read in order: nothing is fetched ahead then.
         """
         start, end = needed
-        # A range that begins within the last one, or where that ends, continues the run.
+        # A range continues the run if it begins within the last range, or where the last range
+        # ends, and if it goes further than the last range.
         is_in_order = self.run_bytes > 0 and self.start <= start <= self.end < end
         if is_in_order:
             self.run_bytes += end - self.end
@@ -165,9 +166,9 @@ class HeldRanges:
     ) -> Published | PartFile:
         """Return a file with the range of a wait, as `Leasing.acquire_range` does.
 
-        The range has a place among `places`, by the number of its lease, until it is released. But
-        a range in a published file gives its place up, as it takes no space of its own, unless it
-        is the one that the reader waits for.
+        The range has a place among `places`, by the number of its lease, until the range is
+        released. A range in a published file takes no space of its own, so its place is given up at
+        once, unless it is the first range that the reader waits for.
 
         Args:
             number: id of the lease.
@@ -195,8 +196,15 @@ class HeldRanges:
         *,
         is_awaited: bool,
     ) -> Shard | PartFile | None:
-        """Return a file with a range, as `acquire` does; None if that takes waiting."""
-        # 1. The object store may have to be asked for the version, or about the signature.
+        """Return a file with a range, as `acquire` does; None if the caller would have to wait.
+
+        Args:
+            number: id of the lease.
+            ref: the object.
+            span: start and end of the range in bytes.
+            is_awaited: whether the reader has nothing else to read.
+        """
+        # 1. The object store may have to be asked for the version, or about the url's signature.
         if ref.version is None or not self._leasing.may_have(ref):
             return None
 
@@ -212,8 +220,8 @@ class HeldRanges:
             self._counters.hit_bytes += file.size_bytes
             return file
 
-        # 4. The bytes are in parts, which count against the space for ranges. Other ranges may wait
-        #    for that.
+        # 4. The bytes are in parts, which count against the space for ranges. If other ranges are
+        #    waiting for this space, this range has to wait as well.
         size_bytes = self._leasing.range_bytes(ref, span)
         if not self.places.try_enter(number, size_bytes, is_awaited=is_awaited):
             return None

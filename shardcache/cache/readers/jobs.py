@@ -11,6 +11,8 @@ from shardcache.cache.waiting.stages import Stage, Stages
 from shardcache.cache.waiting.waits import JobKey
 from shardcache.shared.units import user_name
 
+# The cause to which a wait is charged, by the stage of the transfer that the reader waits for. The
+# causes are names in the JSON of `shardcache status`.
 _WAIT_CAUSES = {
     Stage.ASKING: "network_s",
     Stage.NETWORK: "network_s",

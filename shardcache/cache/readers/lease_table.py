@@ -52,7 +52,7 @@ class LeaseTable:
         return lease
 
     def drop(self, number: int) -> Lease | None:
-        """Remove a lease or request, and return it; None if it has ended."""
+        """Remove a lease or request, and return it; None if it has ended already."""
         self._in_use.pop(number, None)
         return self._leases.pop(number, None)
 
@@ -66,13 +66,13 @@ class LeaseTable:
         return [shard for shard in shards if shard is not None]
 
     def note_damage(self, lease: Lease) -> None:
-        """Keep the damage found in a lease's shard to be reported; each is reported once."""
+        """Keep the damage found in a lease's shard, to be reported to the reader once."""
         if not lease.damage_seen and lease.damage is not None:
             lease.damage_seen = True
             self._damage.append(lease.damage)
 
     def take_damage(self) -> list[CorruptShardError]:
-        """Return new damage found in shards that the reader had in use; each is returned once."""
+        """Return the damage found in the reader's shards since the last call."""
         for lease in self._in_use.values():
             self.note_damage(lease)
         damage = self._damage

@@ -44,8 +44,9 @@ class Lease:
         granted: the shard, early access to it, or a range of it; None until the lease is granted.
         files: the checked files of the whole shard, if they were granted before its publication.
         damage_seen: True once damage of the shard has been put among the reports to the reader.
-        task: the task that waits for the shard, which is cancelled if the reader withdraws the
-            request; None for a lease that was granted without waiting.
+        task: the task that waits for the shard, which is the task that creates the lease. It is
+            cancelled if the reader withdraws the request. None for a lease that was granted without
+            waiting.
     """
 
     number: int
@@ -80,8 +81,8 @@ class Lease:
     def is_whole(self) -> bool:
         """True if the whole shard is granted, published or not.
 
-        False while a shard that was published as a plain file is still to be indexed for this
-        reader, which reads samples.
+        A shard may be published as a plain file, which has no index. For a reader of samples, this
+        is False until the shard has been indexed.
         """
         lacks_index = self.facts is not None and self.facts.samples is None
         if isinstance(self.granted, Arrival) and lacks_index and not self.wait.is_file:
@@ -104,5 +105,8 @@ class Lease:
 
 
 def has_more_samples(shard: Shard, count: int) -> bool:
-    """Return whether a shard is known to have more than a number of samples."""
+    """Return whether a shard is known to have more than `count` samples.
+
+    False if the number of the shard's samples is not known.
+    """
     return shard.facts is not None and (shard.facts.samples or 0) > count

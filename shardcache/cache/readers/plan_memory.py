@@ -26,7 +26,8 @@ class PlanMemory:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._positions = 0
-        self._plans: Counter[Listing] = Counter()  # by their list of shards
+        # By list of shards, the number of plans that use this list.
+        self._plans: Counter[Listing] = Counter()
         self._listings_bytes = 0
 
     def check(self, positions: int, listing: Listing, added: int) -> None:
@@ -48,7 +49,7 @@ class PlanMemory:
 
     def begin(self, listing: Listing) -> None:
         """Count a new plan, which has no positions yet. Raises as `check` does."""
-        # The plan has 0 positions, and 0 are added.
+        # The plan has 0 positions, and 0 positions are added, so only its list of shards counts.
         self.check(0, listing, 0)
         if listing not in self._plans:
             self._listings_bytes += listing.memory_bytes

@@ -4,17 +4,23 @@
 """
 
 RECENT_S = 30.0
-"""Period in seconds whose waits are added up, as many short waits are as bad as a long one."""
+"""Period in seconds whose waits are added up: many short waits are as bad as one long wait."""
 
 
 class RecentWaits:
     """Time waited in the last `RECENT_S` seconds, kept for each second of the monotonic clock."""
 
     def __init__(self) -> None:
+        # By second of the monotonic clock, the time waited in that second.
         self._waited_s: dict[int, float] = {}
 
     def add(self, since_s: float, until_s: float) -> None:
-        """Add an interval of waiting, which ends now. Times are by the monotonic clock."""
+        """Add an interval of waiting.
+
+        Args:
+            since_s: start of the interval, by the monotonic clock.
+            until_s: end of the interval, which is the present time.
+        """
         oldest = int(until_s - RECENT_S)
         expired = [second for second in self._waited_s if second < oldest]
         for second in expired:

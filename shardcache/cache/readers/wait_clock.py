@@ -1,7 +1,7 @@
 """Stopwatch of one reader, which runs while the reader has nothing to read.
 
-`Reader` begins and ends waits. To charge means to add the time since the last charge to the sums of
-the reader and of its job.
+`Reader` begins and ends waits. To charge means to add the time since the last charge to two sums:
+the waits of the reader, and the waits of the reader's job.
 """
 
 import time
@@ -13,9 +13,13 @@ from shardcache.cache.waiting.waits import Wait
 
 
 class WaitClock:
-    """The present waits of one reader, and the time that they take, which its job is charged for.
+    """The present waits of one reader, and the time that these waits take.
 
-    Waits may overlap. Their common time counts once, as time of the wait that began first.
+    The reader's job is charged for this time. Waits may overlap. The time for which several waits
+    overlap counts once, as time of the wait that began first.
+
+    Args:
+        job: the reader's job.
 
     Attributes:
         waited_s: the time waited since the reader connected, up to the latest `charge`.
@@ -25,6 +29,8 @@ class WaitClock:
         self.waited_s = 0.0
         self._job = job
         self._waits: list[Wait] = []  # longest first
+        # Time of the last charge, by the monotonic clock. The first charge comes with the first
+        # wait, before which there is nothing to charge.
         self._charged_until_s = 0.0
         self._recent = RecentWaits()
 
@@ -60,7 +66,7 @@ class WaitClock:
     def charge(self) -> None:
         """Charge the job for the time since the last call, if the reader has waited.
 
-        The causes follow from the stages of the transfer that it has waited for longest.
+        The causes follow from the stages of the transfer that the reader has waited for longest.
         """
         since_s = self._charged_until_s
         now_s = time.monotonic()

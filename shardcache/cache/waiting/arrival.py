@@ -1,15 +1,15 @@
 """Early access to a shard: readers can read it while it is still being downloaded.
 
 Early access is for readers with nothing else to read. It is offered only if the origin checks the
-version on every read: if the version were checked once, at the end, the beginning could be a mix of
-several versions. Readers see the contiguous finished parts from the first byte on, and the
-beginning of the part after them. Each part is fetched with If-Match, and none of its bytes are
-written before the response's header proves to be the expected one. It is only known at the end
-whether the whole shard is sound. So a reader may learn then that the beginning it has read belongs
-to a corrupt shard.
+version on every read. If the version were checked once, at the end, the beginning could be a mix of
+several versions. Readers see the finished parts from the first byte on, up to the first gap, and
+the bytes of the part in that gap that have arrived. Each part is fetched with If-Match, and no byte
+of a part is written before the response's header has proved to be the expected header. Only at the
+end of the download do the checks show whether the whole shard is sound. So a reader may learn then
+that the beginning it has read belongs to a corrupt shard.
 
 Once a shard of any origin has passed every check, readers with nothing else to read get its files
-before these are published. So nobody waits for a disk that is slow to sync them.
+before the files are published. So no reader waits for a disk that is slow to sync the files.
 
 `Fetcher` offers and fills an `Arrival`, `Publisher` publishes it, and a connected reader reads it.
 A partial is the file that a shard is downloaded into.
@@ -36,8 +36,8 @@ class Arrival:
             the transfer fails.
         damage: damage that readers of `files` have to be warned of; None if there is none.
         shard: the shard once it is published.
-        refused: the error for which `shard` is a plain file without samples; None if it has them,
-            or nobody wanted any.
+        refused: the error for which `shard` is a plain file without samples; None if the shard has
+            samples, or nobody wanted samples.
     """
 
     def __init__(self, partial: Partial, waits: set[Wait], coming: Coming, moved: Signal) -> None:
@@ -117,7 +117,7 @@ class Arrival:
 
         Args:
             have_bytes: the number of bytes that the reader can read already.
-            wait: the reader's wait, which counts as one for the transfer until this returns.
+            wait: the reader's wait, which is among the transfer's waits until this returns.
         """
         self._waits.add(wait)
         try:
@@ -132,7 +132,8 @@ class Arrival:
         """Return whether there are more than `have_bytes` of the beginning, or the whole shard."""
         if self.shard is not None or self.files_for(wait) is not None:
             return True
-        if self.partial.may_be_copied:  # `have_bytes` may be of a file with other bytes
+        # The shard may be cached in another form, whose bytes `have_bytes` does not count.
+        if self.partial.may_be_copied:
             return False
         return self.ready_bytes > have_bytes
 
@@ -157,7 +158,7 @@ class Arrival:
         self._failure = self._failure or exn
         if self.files is not None and isinstance(exn, DiskError):
             # Readers have the files already. The kernel may drop pages that it could not write to
-            # the disk, and these readers would then find other bytes: they have to be warned.
+            # the disk. These readers would then find other bytes in the files, so they are warned.
             message = f"it could not be written to disk: {exn.message}"
             self.damage = CorruptShardError(message, url=exn.url)
         self.files = None
@@ -174,7 +175,7 @@ class Arrival:
             self._when_left()
 
     def when_left(self, act: Callable[[], None]) -> None:
-        """Call `act` once no reader has the file open; at once if none has."""
+        """Call `act` once no reader has the file open; call it now if no reader has it open now."""
         if self.readers:
             self._when_left = act
         else:

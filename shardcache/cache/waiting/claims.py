@@ -2,12 +2,14 @@
 
 A key stands for one version of an object. Several transfers can lead to it, as plans may name the
 shard by its version or by its url alone. `Residency.claiming` makes the claim of a key, and removes
-it with its last transfer. `Fetcher` works under its lock. The checks for deadlocks and the
-scheduler of connections ask the claim what it waits for and how urgent it is.
+the claim with the key's last transfer. `Fetcher` works under the claim's lock. The checks for
+deadlocks, and the scheduler of connections, ask the claim what it waits for and how urgent it is.
 
-A wait (`Wait`) is that of one caller. It is for the whole object, or for a range of its bytes. An
-object is divisible if its ranges can be fetched by themselves. A reader is stuck if it has nothing
-else to read until there is space.
+A wait (`Wait`) belongs to one caller. The wait is for the whole object, or for a range of the
+object's bytes. An object is divisible if its ranges can be fetched by themselves. A reader is stuck
+if it has nothing else to read until there is space.
+
+A turn is the permission to do work that only one claim may do at a time, such as inflating a shard.
 """
 
 import asyncio
@@ -64,7 +66,7 @@ class KeyClaim:
     checked_s: float = -math.inf
 
     def join(self, transfer: Transfer) -> None:
-        """Add a transfer. It shares the signal of the others, as one of them works for all."""
+        """Add a transfer. All transfers share one signal, as one of them works for all."""
         self.transfers.append(transfer)
         transfer.join(self.moved, self.part_file)
         if self.wanted_bytes:
@@ -95,7 +97,10 @@ class KeyClaim:
 
     @property
     def is_blocked(self) -> bool:
-        """True while the claim can continue only once there is space, for it or the claim ahead."""
+        """True while the claim can continue only once there is space.
+
+        The space may be for this claim, or for the claim whose turn this claim waits for.
+        """
         if self.wanted_bytes > 0:
             return True
         return self.claim_ahead is not None and self.claim_ahead.is_blocked
@@ -134,7 +139,10 @@ class KeyClaim:
 
     @property
     def space_waits(self) -> list[Wait]:
-        """While the claim is blocked, the waits that cannot end before there is space."""
+        """While the claim is blocked, the waits that cannot end before there is space.
+
+        While ranges are served, waits for ranges can end without further space.
+        """
         return self.whole_waits if self.serves_ranges else self.waits
 
     @property
@@ -187,8 +195,8 @@ class KeyClaim:
         readers = [client for arrival in self._arrivals for client in arrival.readers]
         longest = longest_wait(self.waits)
 
-        # 1. If readers have nothing else to read, the longest wait counts. `alone` is True if
-        #    a reader reads the shard as it arrives: its parts should then arrive in order.
+        # 1. If readers have nothing else to read, the longest wait counts. `alone` is True if a
+        #    reader reads the shard as the shard arrives: the parts should then arrive in order.
         if longest is not None:
             return Priority(
                 Class.WAITING,
@@ -198,7 +206,8 @@ class KeyClaim:
             )
 
         # 2. If readers read the beginning, they will soon have read everything that has arrived,
-        #    and wait then. They come after those that wait already.
+        #    and will wait then. Their wait counts as beginning now, so they come after the readers
+        #    that wait already.
         if readers:
             return Priority(Class.WAITING, time.monotonic(), readers[0], alone=True)
 
@@ -221,7 +230,8 @@ class KeyClaim:
     ) -> Iterator[None]:
         """Mark the claim as waiting for space during the block.
 
-        Its transfers show this as their stage. After the block, all is marked as before.
+        The claim's transfers show the wait for space as their stage. After the block, the claim and
+        its transfers are marked as before.
 
         Args:
             wanted_bytes: the space, in addition to the claim's reservation.

@@ -1,6 +1,7 @@
 """A broadcast event, by which tasks wait for the next change of anything in the cache.
 
-The tasks look again after each notification whether what they wait for has come about.
+After each notification, each task checks its own condition again, and waits for the next
+notification if the condition is not met.
 """
 
 import asyncio
@@ -11,8 +12,8 @@ class Signal:
     """Broadcast event: `notify` wakes the tasks that are in `wait` at that moment.
 
     Attributes:
-        count: number of calls of `notify` so far. By comparing it, a task finds out whether it has
-            missed a call while it did something else.
+        count: number of calls of `notify` so far. A task that remembers this number can find out
+            later whether `notify` was called while the task did something else.
         next: the event that the next call of `notify` sets.
     """
 

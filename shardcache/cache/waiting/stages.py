@@ -1,6 +1,7 @@
 """Stages of a transfer, and the time spent in each.
 
-Status pages and timelines show them, and from them comes the answer to what a reader waited for.
+A stage is the step that a transfer is in, such as downloading. Status pages and timelines show the
+stages. The stages of a transfer also give the causes of a reader's wait for that transfer.
 """
 
 import enum

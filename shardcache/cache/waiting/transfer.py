@@ -2,7 +2,8 @@
 
 `Transfers` makes and ends transfers, `Fetcher` does their work. An object is divisible if its
 ranges can be fetched by themselves, because the origin checks the version with each request. A
-transfer can be for ranges alone. It wants the whole object from the first request for all of it on.
+transfer can begin with requests for ranges of an object alone. With the first request for the whole
+object, the transfer fetches the whole object from then on.
 """
 
 import asyncio
@@ -42,8 +43,8 @@ class Transfer:
         arriving: early access to the shard, while it can be offered.
         part_file: the file with the parts that have arrived, for readers of ranges.
         moved: notified when any of the above changes.
-        outcome: the shard once the transfer has succeeded, or the error; None as its result means
-            that only ranges were wanted, and all have been fetched.
+        outcome: the shard once the transfer has succeeded, or the error. The result None means that
+            only ranges were wanted, and that all of them have been fetched.
         task: the task that does the work; None until it is started.
     """
 
@@ -75,7 +76,8 @@ class Transfer:
         previous = self.moved
         self.moved = moved
         self.part_file = part_file
-        previous.notify()  # tasks that wait for this signal look again, and wait for the new one
+        # Tasks that wait for the previous signal look again, and then wait for the new signal.
+        previous.notify()
 
     def want_whole(self) -> None:
         """Want all of the object from now on."""

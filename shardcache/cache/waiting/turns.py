@@ -22,15 +22,21 @@ _PIECE = 32  # number of items after which the clock is read, as reading it take
 class Turns:
     """Turns on the event loop, which tasks get in the order in which they ask for them.
 
-    It would not be enough that each computation yields to the event loop between its pieces: if 64
-    readers join at the same moment, each would run a piece before the loop gets to anything else.
+    It would not be enough that each computation yields to the event loop between its pieces. If 64
+    readers joined at the same moment, each of the 64 computations would run a piece before the
+    event loop ran any other task.
     """
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
     async def take(self, items: Sequence[T], act: Callable[[Sequence[T]], object]) -> None:
-        """Call `act` with the items, piece by piece. Raises as `act` does."""
+        """Call `act` with the items, piece by piece. Raises as `act` does.
+
+        Args:
+            items: the items.
+            act: called with each piece, which is at most `_PIECE` successive items.
+        """
         done = 0
         while done < len(items):
             async with self._lock:
@@ -41,6 +47,7 @@ class Turns:
                     done += _PIECE
                     if time.perf_counter() > until_s:
                         break
+                # The event loop runs other tasks before this turn ends, so before the next turn.
                 await asyncio.sleep(0)
 
     async def wait(self) -> None:

@@ -67,8 +67,8 @@ class Wait:
         client: the reader's job; None if the caller is not a reader.
         since_s: the time at which the reader had nothing else to read, by the monotonic clock; None
             while it still has something to read.
-        partial: whether the caller accepts a shard that is still arriving.
-        unpublished: whether the caller accepts a shard's checked files before they are published.
+        partial: True if the caller accepts a shard that is still arriving.
+        unpublished: True if the caller accepts a shard's checked files before their publication.
         stages: stages of the transfer, or of this wait alone if `has_own_stages`; None before the
             wait has joined a transfer.
         has_own_stages: True once the wait's range is in another stage than the transfer.
@@ -78,7 +78,8 @@ class Wait:
         in_order: True if the caller reads the range in order, so that its first byte ends the wait.
         ahead: start and end of the range that is probably needed next; None if not known.
         ended: called at the end of the wait; None if there is nothing to do then.
-        error: set to end this wait with it, while the transfer goes on for others.
+        error: an error that ends this wait alone, while the transfer goes on for other waits; None
+            if there is none.
     """
 
     client: JobKey | None = None
@@ -97,14 +98,17 @@ class Wait:
 
     @property
     def first_bytes(self) -> tuple[int, int] | None:
-        """Start and end of the bytes whose arrival ends the wait; None if it is for a shard."""
+        """Start and end of the bytes whose arrival ends the wait; None if the wait is for a shard.
+
+        For a caller that reads in order, only the first byte of the range counts.
+        """
         if self.bytes is None or not self.in_order:
             return self.bytes
         start, _ = self.bytes
         return start, start + 1
 
     def enter(self, stage: Stage) -> None:
-        """Begin a stage of this wait alone, as the transfer may be in another for other waits."""
+        """Begin a stage of this wait alone, as the transfer may be in another stage for others."""
         assert self.stages is not None  # the wait has joined a transfer
         if not self.has_own_stages:
             self.has_own_stages = True

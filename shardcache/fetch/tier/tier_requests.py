@@ -1,9 +1,14 @@
 """Requests for object bodies where a cluster's tier is in front of the origin.
 
-The tier is a cache that the nodes of a cluster share; each part has an owner, the node that fetches
-the part for all of them. The `Downloader` sends each request by `TierFirst.fetch`, which requests
-the tier first. Whatever fails there, the origin is requested next. A request is lost if the owner
-no longer works on it. A route past the cache has the owner fetch the part anew.
+The tier is a cache that the nodes of a cluster share. Each part has an owner, which is the node
+that fetches the part from the object store for all nodes. The `Downloader` sends each request by
+`TierFirst.fetch`, which requests the tier first. If the tier fails in any way, the origin is
+requested next.
+
+A span is the bytes that one request is for, which are one or more parts of an object. A request to
+the tier is lost if the owner no longer works on it, although the owner has not sent the parts. A
+route is the address and headers of a request to the tier. A route past the tier's cache makes the
+owner fetch the part from the object store again.
 """
 
 import time
@@ -66,6 +71,7 @@ class TierFirst:
             if tier is None:
                 return await self._requests.fetch(span, partial(counters.fetched, span.obj.url))
 
+            # Counts the bytes that the origin sends although there is a tier.
             count_past_tier = partial(counters.fetched_past_tier, span.obj.url)
             shared = TierSpan(
                 span,
@@ -86,6 +92,10 @@ class _TierRequests:
     """Requests to the tier for one span, one after the other.
 
     A request may go to the parts' owner, past the owner's cache, or to another owner.
+
+    Args:
+        shared: the span, and the things that all requests for it share.
+        counters: the daemon's counters.
     """
 
     def __init__(self, shared: TierSpan, counters: Counters) -> None:
@@ -100,9 +110,9 @@ class _TierRequests:
     async def fetch(self) -> list[PartSums] | None:
         """Fetch the span from the tier; return the checksums of its parts.
 
-        Return None if the origin has to be requested. A part whose bytes stop short is requested
-        once more, past the tier's cache, as the file in the cache may be damaged. A lost request is
-        repeated `_MAX_LOSSES` times.
+        Return None if the origin has to be requested. If the bytes of a part stop short, the part
+        is requested once more, past the tier's cache, as the file in that cache may be damaged. A
+        lost request is repeated `_MAX_LOSSES` times.
         """
         losses = 0
         while losses <= _MAX_LOSSES:
@@ -136,10 +146,12 @@ class _TierRequests:
     ) -> tuple[list[PartSums] | None, bool]:
         """Send a request to the tier, and watch it.
 
-        Return the checksums of the parts, and True unless the object store has sent them sooner.
+        Return the checksums of the parts, and True if the tier has sent the parts, or False if the
+        object store has sent them sooner.
         """
         request = WatchedRequest(self._shared, route, read)
-        # The watch begins with the request (no patience), and decides by itself when to step in.
+        # The watch begins together with the request, so the patience is 0. The watch decides by
+        # itself when to ask the owner, and when to request the object store.
         return await race(request.send(), patience_s=0.0, second=request.watch)
 
     def _count_bytes(self, received_bytes: int) -> None:
@@ -162,13 +174,13 @@ class _TierRequests:
         self._scheduler.took(span.claim, span.parts.size_bytes, took_s)
 
     async def _next_route(self) -> Route | None:
-        """Return the route to the parts' owner, or to the next owner if the first one is slow.
+        """Return the route to the parts' owner, or to the next owner if the first owner is slow.
 
-        Return None if both are slow, or the tier must not be used at present.
+        Return None if both owners are slow, or if the tier must not be used at present.
         """
         direct = self._tier.route(self._span.obj, self._span.parts.start)
         slow_owners = self._tier.slow_owners
-        # If no owner is slow, it need not be asked who owns the parts.
+        # While no owner is slow, the owner of these parts does not matter, which saves a question.
         if direct is None or not slow_owners.any(time.monotonic()):
             return direct
 
@@ -187,7 +199,8 @@ class _TierRequests:
             route: the route of the request.
             read: the read of the tier's answer.
         """
-        # 1. nginx may close a connection while the scheduler has paused it. That is no failure.
+        # 1. nginx may close a connection while the scheduler has paused the read. Then the tier has
+        #    not failed.
         is_busy = isinstance(exn, OriginBusyError)
         if self._span.claim.was_paused and isinstance(exn, OriginUnavailableError) and not is_busy:
             raise exn
@@ -203,8 +216,9 @@ class _TierRequests:
         self._tier.failed(self._span.obj, exn.message, stalled=is_stalled)
 
         # 4. If the body stopped short, belonged to another version, or stalled, the file in the
-        #    tier's cache may be damaged. The part's next request then goes past the cache. That
-        #    request is sent now, unless this one went past the cache already or nginx was silent.
+        #    tier's cache may be damaged. The part's next request then goes past the cache. The next
+        #    request is sent now, unless the failed request already went past the cache or nginx was
+        #    silent.
         has_changed = isinstance(exn, ShardChangedError)
         if not read.received_bytes and not is_stalled and not has_changed:
             return False

@@ -1,9 +1,10 @@
 """Owners of the tier's parts that are left out for a while.
 
 The owner of a part is the node whose nginx caches the part for the cluster. While an owner is left
-out, another owner serves its parts. The table was measured with three nodes, one of which has a
-link of 1 Mbit/s. It has the time in which the two other nodes fetch a dataset, and the number of
-copies of the dataset that the store sends.
+out, another owner serves the parts of the owner that is left out. The table was measured with three
+nodes, one of which has a link of 1 Mbit/s and is the slow owner. The column "time" is the time in
+which the two other nodes fetch a dataset. The column "copies" is the number of bytes that the
+object store sends, divided by the size of the dataset.
 
 =================================================  =====  ======
 the slow owner                                      time  copies
@@ -35,13 +36,21 @@ class SlowOwners:
 
     def __init__(self, pause_s: float = _SLOW_S) -> None:
         self._pause_s = pause_s
-        # By owner, times by the monotonic clock: the last time at which the owner was slower than
-        # the store, and the time until which the owner is left out.
+        # By owner, the last time at which the owner was slower than the store. All times here are
+        # by the monotonic clock.
         self._seen_s: dict[str, float] = {}
+        # By owner, the time until which the owner is left out.
         self._until_s: dict[str, float] = {}
 
     def add(self, owner: str, now_s: float) -> None:
-        """Record that an owner was slower than the object store."""
+        """Record that an owner was slower than the object store.
+
+        The first record only counts. A second record within the pause leaves the owner out.
+
+        Args:
+            owner: address of the owner.
+            now_s: the present time by the monotonic clock.
+        """
         since_last_s = now_s - self._seen_s.get(owner, -math.inf)
         if since_last_s < self._pause_s:
             self._until_s[owner] = now_s + self._pause_s

@@ -29,9 +29,10 @@ In the answer, its value is the owner's address.
 """
 
 QUESTION = 0.25
-"""Share of the stall time-out after which a silent owner of a part is asked whether it is alive.
+"""Share of the stall time-out after which the silent owner of a part is asked a question.
 
-The owner has the same time to answer.
+The question is whether the owner still serves the request. The owner has the same time to answer.
+The stall time-out is the time after which a silent request is given up.
 """
 
 # Interval at which the status that this node's nginx publishes is read.
@@ -50,8 +51,8 @@ class Route:
         address: path of the socket to connect to.
         refreshes: True to fetch the part past the tier's cache, and replace the tier's copy.
         detours: True if nginx is to send the request to another owner than the part's first one.
-        question: "name" to ask for the owner's address, or "alive" to ask whether the owner
-            answers, instead of requesting parts; empty to request the parts.
+        question: "name" to ask for the owner's address, or "alive" to ask whether the owner still
+            serves a request for the parts, instead of requesting the parts; "" to request them.
         asks_version: True to ask which version of the object the store permitted lately, instead
             of requesting parts.
     """
@@ -88,8 +89,10 @@ class TierState:
         self.address = address
         self.slow_owners = SlowOwners()
         self._breaker = Breaker()
+        # The status that this node's nginx publishes; empty if it could not be read.
         self._published: dict[str, Any] = {}
-        # Parts whose cached bytes may be damaged, by url, version and start, oldest first.
+        # Parts whose copies in the tier may be damaged, by url, version and offset of the part's
+        # first byte. The dictionary serves as an ordered set, with the oldest entry first.
         self._suspects: dict[tuple[str, str, int], None] = {}
 
     def __repr__(self) -> str:
@@ -124,8 +127,8 @@ class TierState:
     def route(self, obj: RemoteObject, start: int) -> Route | None:
         """Return the route of a request for the part at `start`.
 
-        Returns None while the breaker is open, which means that the tier has failed: the origin is
-        requested instead.
+        Returns None while the breaker is open, that is, after the tier has failed several times.
+        The origin is requested instead.
         """
         if not self._breaker.admits(time.monotonic()):
             return None
@@ -153,8 +156,8 @@ class TierState:
 
         Args:
             cause: the reason, which is logged.
-            stalled: True if this node's nginx sent nothing. It is not at fault if only an owner is
-                down: then this node's nginx answers with status 504.
+            stalled: True if this node's nginx sent nothing. If only an owner is down, this node's
+                nginx answers with status 504, so a stall is a fault of this node's nginx.
         """
         was_open = self._breaker.is_open
         self._breaker.failed(time.monotonic(), stalled=stalled)
@@ -178,7 +181,7 @@ class TierState:
             del self._suspects[oldest]
 
     def _count(self, name: str) -> int:
-        """Return a number that this node's nginx publishes; 0 if it does not publish this one."""
+        """Return a number that this node's nginx publishes; 0 if there is none by this name."""
         count = self._published.get(name)
         return count if isinstance(count, int) else 0
 
