@@ -67,12 +67,17 @@ class Transfer:
 
     @property
     def klass(self) -> Class:
-        """Present urgency, counting waiting readers."""
+        """Present priority class: `WAITING` while a reader waits, otherwise `wanted`."""
         has_waiting_reader = longest_wait(self.waits) is not None
         return Class.WAITING if has_waiting_reader else self.wanted
 
     def join(self, moved: Signal, part_file: PartFile | None) -> None:
-        """Share the signal and the parts of other transfers of the same object."""
+        """Share the signal and the parts of other transfers of the same object.
+
+        Args:
+            moved: the signal that all these transfers share from now on.
+            part_file: the file with the parts that have arrived; None if there is none yet.
+        """
         previous = self.moved
         self.moved = moved
         self.part_file = part_file
@@ -87,9 +92,11 @@ class Transfer:
             self.moved.notify()
 
     def give_up_whole(self, exn: ShardcacheError | PostponedError) -> None:
-        """Want only ranges of the object from now on.
+        """Want only ranges of the object from now on. Waits for ranges go on.
 
-        If `exn` is an error, the waits for the whole object end with it. Waits for ranges go on.
+        Args:
+            exn: the reason. If it is an error, the waits for the whole object end with this error.
+                PostponedError does not end them.
         """
         if not self.is_whole:
             return

@@ -14,7 +14,7 @@ The owner's nginx sends it to the other nodes only once the part is complete, so
 silent for a while. If such a node turned to the object store, the store would have to send the same
 part again. That would slow down the store's answers to the tier, and so the tier itself. So the
 request waits as long as the owner has it in hand. The part is requested from the store only if it
-takes much longer than the tier's other parts.
+takes much longer than the other parts, or if its owner is slow itself.
 
 Times are reading times, unless a name or comment says otherwise. The reading time of a request is
 the time for which the daemon was ready to receive bytes. It stands still while the scheduler pauses
@@ -320,7 +320,7 @@ class WatchedRequest:
             return
 
         # The owner is unreachable or silent. The request goes on if bytes have come nevertheless.
-        # There is nothing to do, either, if the request has already ended.
+        # Nothing is left to do, either, if the request has already ended by itself.
         if self._sends or not await end_first():
             return
         # The request has been ended, as the owner is unreachable or silent. If this node's nginx
@@ -342,16 +342,18 @@ class WatchedRequest:
         some time, and no bytes come in that time.
         """
         denied_s = self._denied_s
-        # Either this is the first denial, or bytes have come since the run of denials began. In the
-        # second case, the owner has sent the part, and the bytes are on their way. If they come
-        # slowly, the cause is the owner or its link, as it does not wait for the object store.
+        # 1. This is the first denial. It proves nothing yet, as the question may have crossed with
+        #    the request, or with the request's last bytes.
+        # 2. There was a denial before, and bytes have come since then. So the owner has sent the
+        #    part, and the bytes are on their way. If these bytes come slowly, the cause is the
+        #    owner or its link, as the owner no longer waits for the object store.
         if denied_s is None or self._read.last_byte_s > denied_s:
             self._denied_s = self._asked_s
             if denied_s is not None and self._sends_slowly:
                 await self._end_if_slow(end_first)
             return
 
-        # No bytes have come since the run of denials began.
+        # 3. No bytes have come since the run of denials began.
         silent_s = self._asked_s - denied_s
         if silent_s >= QUESTION * self._stall_timeout_s and await end_first():
             raise LostRequestError

@@ -61,7 +61,9 @@ class TableRows:
             window.ask(len(urls))
             # None: the number of rows in a table is not known before it is open.
             tables = [window.take(number, None) for number in range(len(urls))]
-            session.on_wait = None  # a cycle would keep the session of a reader that is gone
+            # The window refers to the session, and `on_wait` refers back to the window. Such a
+            # cycle would keep the session open after both are out of use.
+            session.on_wait = None
             rows = cls(tables)
             for url, table in zip(urls, tables, strict=True):
                 table.open()
