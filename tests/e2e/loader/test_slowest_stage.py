@@ -80,7 +80,7 @@ def test_a_slow_store_is_waited_for(folder: Path, tmp_path: Path, workers: int) 
     for times in TIMES:
         place = folder / f"slow-{workers}-{times}"
         place.mkdir()
-        with Daemon(place, "--max-bandwidth", f"{600 // times}kB") as daemon:
+        with Daemon(place, "--max-bandwidth", f"{700 // times}kB") as daemon:
             urls = f"file://{tmp_path}/shard-{{000000..000003}}.tar"
             dataset = ShardDataset(urls, batch_size=2, socket=daemon.socket)
             shares = read(dataset.loader(num_workers=workers, collate_fn=keys_of))

@@ -229,6 +229,11 @@ class ThreadedServer(SpoilingServer):
         self._started.set()
         await self._stop.wait()
         await self.end()
+        # The task of a connection that was accepted just now may not have begun. Were it cancelled with the loop, it
+        # would leave its socket open.
+        while asyncio.all_tasks() != {asyncio.current_task()}:
+            await asyncio.sleep(0.001)
+            await self.end()
 
 
 def _can_spoil(mischief: Mischief, answer: Answer) -> bool:
