@@ -2,7 +2,7 @@
 
 A sample is read in one of two ways: by its range (its bytes alone are fetched, if a table of
 samples has its place in the tar), or from its shard, which is then held, that is, leased and mapped
-for further samples.
+for further samples. The samples of a selection are those that a split, for example, has chosen.
 """
 
 from __future__ import annotations
@@ -85,10 +85,13 @@ class IndexedShards(Divisible, Generic[T_co]):
     the bytes as parts of the shard, and fetches the whole shard once much of it was read
     (`--whole-from-percent`). A shard whose samples are read in order, or that is cached, is mapped
     instead, and held until `window` other shards have been asked for since: its samples are read as
-    fast as by a ShardDataset. A sample without a place in the table is read with its whole shard,
-    which is not prefetched. The same holds for all samples of compressed shards, of a table of an
-    earlier release, of blocks of tokens, of Joined, and of urls that are not index files. With
-    `partial_reads`, such a sample is read as soon as its shard has arrived up to the sample's end.
+    fast as by a ShardDataset.
+
+    A sample without a place in the table is read with its whole shard, which is not prefetched. No
+    sample has a place if its shard is compressed, if an earlier release wrote the table, if samples
+    are blocks of tokens, if the dataset is Joined, or if the urls are not index files. With
+    `partial_reads`, a sample without a place is read as soon as its shard has arrived up to the
+    sample's end.
 
     Each process holds its own shards and tables; a DataLoader's workers get a copy that holds none.
     Threads, such as Grain's, may share the dataset: they decode, and read samples by their ranges,
@@ -155,6 +158,8 @@ class IndexedShards(Divisible, Generic[T_co]):
         return f"IndexedShards({self.manifest!r}, held={self._held.numbers})"
 
     def __len__(self) -> int:
+        # The function looks at the frame that called this method: a DistributedSampler asks for the
+        # length in its constructor. The result is None for any other caller.
         replicas = replicas_of_sampler_asking_length()
         if self._mesh is not None and replicas not in (None, self._mesh.ranks.world_size):
             share = self._mesh.ranks
@@ -176,6 +181,8 @@ class IndexedShards(Divisible, Generic[T_co]):
         self, number: SupportsIndex | str | Iterable[SupportsIndex | str]
     ) -> T_co | list[T_co]:
         """Return the sample with a number or key, or a list of samples for several of these."""
+        # A list or a tuple would pass the second test as well, but a test for the protocol
+        # `SupportsIndex` takes much longer.
         if isinstance(number, list | tuple) or not isinstance(number, str | SupportsIndex):
             return self.__getitems__(list(number))
         (item,) = self.__getitems__([number])
@@ -194,7 +201,8 @@ class IndexedShards(Divisible, Generic[T_co]):
                 places.append(self._place_of(number))
                 query_of_place.append(nth)
 
-        items: dict[int, T_co] = {}  # decoded samples by number of the query
+        # The decoded samples by number of the query. Here `place` is an index of `places`.
+        items: dict[int, T_co] = {}
         for place, sample in self._read(places):
             nth = query_of_place[place]
             if not queries[nth].matches(sample):
@@ -263,6 +271,7 @@ class IndexedShards(Divisible, Generic[T_co]):
         if self._manifest.choices is None or self._manifest.choices[shard] is None:
             return None
         if shard not in self._selected_numbers:
+            # `chosen` returns the numbers of the choice that was tested above, so it is not None.
             self._selected_numbers[shard] = array("I", self._manifest.chosen(shard) or ())
         return self._selected_numbers[shard]
 
@@ -303,7 +312,8 @@ class IndexedShards(Divisible, Generic[T_co]):
         Args:
             places: for each sample, its shard and its number in the tar.
         """
-        # 1. Read samples that are best read by their ranges, all at the same time.
+        # 1. Read samples that are best read by their ranges, all at the same time. A `SamplePlace`
+        # is the range of a sample's bytes in its tar; `nth` is an index of `places`.
         ranged: dict[int, SamplePlace] = {}
         by_shard = sorted(range(len(places)), key=places.__getitem__)
         with self._lock:
@@ -319,6 +329,8 @@ class IndexedShards(Divisible, Generic[T_co]):
             if nth in ranged:
                 continue
             with self._lock:
+                # The result is None if the shard is now held, so that the sample can be cut from
+                # it. Otherwise, the cache has no space for the shard.
                 place = self._hold(*places[nth])
                 if place is None:
                     sample = self._held.sample(*places[nth])
@@ -335,6 +347,8 @@ class IndexedShards(Divisible, Generic[T_co]):
         samples = self._scattered.read(list(ranged.values()))
         for nth, (sample, is_cached) in zip(ranged, samples, strict=True):
             if is_cached:
+                # After several reads from a shard that is cached as a whole, `_range_of` holds the
+                # shard, since a held shard is faster to read.
                 self._recent.note_cached(ranged[nth].shard)
             yield nth, sample
 
@@ -346,6 +360,7 @@ class IndexedShards(Divisible, Generic[T_co]):
         """
         if shard in self._held:
             return None
+        # Samples of a join are made of whole shards, so no range is read for them.
         place = None if self._manifest.columns else self._places.place(shard, number)
         if place is not None and self._recent.is_too_large(shard):
             return place
@@ -363,7 +378,8 @@ class IndexedShards(Divisible, Generic[T_co]):
 
         Returns None if the sample is to be read from its shard, which is or will be held.
         """
-        # Samples of a join are made of whole shards.
+        # The samples of a held shard need no requests, and samples of a join are made of whole
+        # shards.
         if shard in self._held or self._manifest.columns:
             return None
         place = self._places.place(shard, number)

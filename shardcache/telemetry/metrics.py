@@ -75,7 +75,11 @@ class Histograms:
         return self._by_label.setdefault(label, Histogram(self._bounds))
 
     def by_label(self) -> list[tuple[tuple[str], Histogram]]:
-        """Return each label value, as a tuple of one, with its histogram."""
+        """Return each label value with its histogram.
+
+        A label value is in a tuple of one, because the function that writes metrics takes a value
+        for each of several labels.
+        """
         return [((label,), histogram) for label, histogram in self._by_label.items()]
 
 
@@ -84,7 +88,8 @@ class Measures:
     """Histograms, in seconds, and labelled counters: see server/metrics/prometheus.py.
 
     A transfer is everything that is done to get a shard into the cache: its requests, its checks
-    and its publication.
+    and its publication. A request is paused while it has no connection slot or no byte credit, so
+    that more urgent requests go first. Times "without pauses" leave such pauses out.
 
     Attributes:
         first_byte: times from a request for parts to its first byte, without pauses; labelled by
@@ -108,7 +113,7 @@ class Measures:
 
 
 ChargeKind = Literal["fetched", "read"]
-"""The amount of a bill to which a charge belongs: see `Bill`."""
+"""The attribute of `Bill` to which bytes and requests are added: `fetched` or `read`."""
 
 
 @dataclass(slots=True)
@@ -288,7 +293,7 @@ class Counters:
     hedges: int = 0
     hedged_bytes: int = 0  # included in `origin_bytes`
     corrupt: int = 0
-    refused: int = 0
+    refused: int = 0  # shards that were cut short, had torn samples, or were not tars
     s3_requests: int = 0
     s3_bytes: int = 0
     measures: Measures = field(default_factory=Measures, repr=False, compare=False)

@@ -17,6 +17,7 @@ from shardcache.tarindex.token_runs import find_tokens
 from shardcache_client.arguments.values import TEXT, converted, flag, whole
 from shardcache_client.samples.slicing import Sample
 
+# For each argument, the values that it accepts. The number is the least value that is accepted.
 _RULES = {
     "length": whole(1),
     "member": TEXT,
@@ -33,9 +34,11 @@ class TokenBlocks:
 
     The documents of each shard are put end to end in their order, and cut into blocks across their
     borders. Blocks are then divided among ranks, shuffled, counted and resumed as samples are.
-    Tokens at a shard's end that do not fill a block are dropped. A sample has `__key__` (that of
-    the document in which the block begins, ":", and the number of its first token in it),
-    `__url__`, and `tokens`, a numpy array of its own.
+    Tokens at a shard's end that do not fill a block are dropped.
+
+    A sample has `__key__`, `__url__` and `tokens`. The key "cats/7:512" means that the block begins
+    in the document with the key "cats/7", at token number 512 of this document, counted from 0. The
+    tokens are a numpy array, which is a writable copy and not a view of the mapped shard.
 
     Attributes:
         length: number of tokens in a block.
@@ -43,8 +46,9 @@ class TokenBlocks:
             dimension.
         dtype: type of the tokens, such as "uint16", if members are plain little-endian arrays; None
             for `.npy` files.
-        overlap: number of tokens that a block repeats from the end of the previous block. It is 1
-            where targets are the next tokens and the length is the context's length plus one.
+        overlap: number of tokens that a block repeats from the end of the previous block. A model
+            that predicts the next token uses an overlap of 1, with a length of its context plus 1:
+            the inputs are all tokens but the last, and the targets are all tokens but the first.
         end: token to add after each document; None if documents end with such a token already, or
             need none.
         documents: True to give samples `documents` as well: the number of each token's document, as
@@ -121,6 +125,8 @@ class BlockCutter:
         self._index = index
         self._tar = tar
         self._url = url
+        # For each document: the offset of its first token in the tar, in bytes; and the number of
+        # tokens up to its end, counted from the beginning of the shard.
         self._starts = runs.starts
         self._ends = runs.ends
         self._size_bytes = DTYPES[runs.dtype]  # size of a token
@@ -160,12 +166,15 @@ class BlockCutter:
             document_end = ends[document]
             content_end = document_end - 1 if self._end_token else document_end
             if at < content_end:
-                # Added to a place times the size of a token, this gives the token's offset in the
-                # tar. It is the offset of place 0 if the document's tokens reached back so far.
+                # A token's offset in the tar is this offset plus the token's place times the size
+                # of a token. The first token has the place `document_start` and lies at the
+                # document's start in the tar. The difference may be negative.
                 offset = self._starts[document] - document_start * size_bytes
                 run_start = offset + at * size_bytes
                 run_stop = offset + min(content_end, stop) * size_bytes
                 runs.append(self._tar[run_start:run_stop])
+            # If there is an end token, it has the last place of its document, `content_end`. It
+            # belongs to the block if the document ends in the block.
             if content_end < document_end <= stop:
                 runs.append(self._end_token)
             if document_end >= stop:
@@ -175,6 +184,7 @@ class BlockCutter:
             document_start = document_end
             document += 1
 
+        # An array over `bytes` would be read-only; over a `bytearray` it is writable.
         sample["tokens"] = np.frombuffer(bytearray().join(runs), self._dtype)
         if self._blocks.documents:
             is_first = np.zeros(length, np.int32)

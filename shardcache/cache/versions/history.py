@@ -74,7 +74,12 @@ class History:
     async def rebuild(self, *, damaged: bool = False) -> None:
         """Restore lost rows from the sidecars; each url gets the version that was used last.
 
-        Lookups wait until this is done. No-op if there are as many rows as shards.
+        The daemon calls this at its start, and lookups wait until it is done.
+
+        This is a no-op if there are at least as many rows as cached shards. Rows are lost together,
+        when an empty database replaces a damaged one. As each cached shard has stored a row, fewer
+        rows than shards are taken as a sign of such a loss. The comparison cannot show that single
+        rows are damaged: a lookup that finds such rows calls this with `damaged`.
 
         Args:
             damaged: True if rows are known to be damaged, so that their number says nothing.
@@ -102,13 +107,16 @@ class History:
 
     async def remember(self, facts: Facts) -> None:
         """Store a shard's version and sample count."""
+        # A shard with a count always gets a new row: `known` stays None. A tar that is fetched as a
+        # plain file has no count. If there is a row of the same version, that row may have a count,
+        # and so it is kept.
         known: Fetched | None = None
-        # A tar that is fetched as a plain file keeps the count that is known from before.
         if facts.samples is None:
             known = await self.catalogue.get(_KIND, facts.url, parse=Fetched.from_row)
         if known is None or known.version != facts.version:
-            # This comes before the row is written, with no await in between. The catalogue serves
-            # calls in their order, so a caller that sees the change finds the new row.
+            # The change is counted before `put` is called, not after `put` returns. The catalogue
+            # serves calls in their order, and nothing else runs between the count and the call. So
+            # a caller that sees the new count looks rows up after this row is written.
             self.changes += 1
             row = Fetched(facts.version, facts.samples).to_row()
             await self.catalogue.put(row, _KIND, facts.url)
@@ -153,6 +161,7 @@ class History:
         """
         async with self._rebuilding:
             pass  # this only waits for the end of a rebuilding in progress
+        # Rows are stored under `Facts.url`, which is a `stored_url` as well.
         keys = [(_KIND, stored_url(url)) for url in urls]
         losses = self.catalogue.losses
         rows = await self.catalogue.get_many(keys, Fetched.from_row)

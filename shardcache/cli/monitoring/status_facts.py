@@ -1,8 +1,8 @@
 """Facts about the daemon on the status page: its cache, disk, origin, limits, tier and leases.
 
-`status_text` draws the facts above the jobs and transfers. A fact is a heading and a text; facts
-without a text are left out. A lease is a reader's hold on a cached shard, which is not evicted
-while the lease lasts.
+`status_text` draws the facts above the jobs and transfers. A fact is a heading and a text. A fact
+whose text is None is left out; a fact whose text is "" is a line without text. A lease is a
+reader's hold on a cached shard, which is not evicted while the lease lasts.
 """
 
 from collections.abc import Iterator, Sequence

@@ -41,10 +41,12 @@ class _CreditRequest:
 class Bandwidth:
     """Grants byte credit before each read, at most a fiftieth of a second's worth at a time.
 
-    The recipient of a grant is chosen only when the rate allows the grant. So reads that a reader
-    waits for get the whole rate for as long as they use it. Clients of equal urgency take turns,
-    and parts of one shard arrive one after the other. A read that gets more bytes at once than it
-    has credit for may exceed its credit; later grants are delayed to make up for that.
+    The recipient of a grant is chosen only when the rate allows the grant: it is the read that is
+    most urgent at that time. The most urgent reads are those that a waiting reader needs. As long
+    as there are such reads in the queue, each grant goes to one of them, and so they get the whole
+    rate. Clients of equal urgency take turns, and parts of one shard arrive one after the other. A
+    read that gets more bytes at once than it has credit for may exceed its credit; later grants are
+    delayed to make up for that.
 
     Args:
         bytes_per_s: the rate; None for no limit.
@@ -105,7 +107,12 @@ class Bandwidth:
             self._unused_bytes += unused_bytes
 
     def _hand_out(self, bytes_per_s: int) -> None:
-        """Make the grants that the rate allows now, and set the timer for the next grant."""
+        """Make the grants that the rate allows now, and set the timer for the next grant.
+
+        Args:
+            bytes_per_s: the rate, which is `_bytes_per_s`. The caller has checked that it is not
+                None.
+        """
         loop = asyncio.get_running_loop()
         self._timer = None
         self._earn(bytes_per_s, loop.time())
@@ -121,6 +128,8 @@ class Bandwidth:
             self._unused_bytes -= request.size_bytes
             self._queue.remove(request)
             self._round_robin.serve(request.claim.ask_priority().client)
+            # A read that was cancelled a moment ago may still be in the queue. `grant` then gives
+            # this credit back, when the cancelled task runs.
             if not request.granted.cancelled():
                 request.granted.set_result(None)
 

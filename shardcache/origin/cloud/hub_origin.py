@@ -1,7 +1,8 @@
 """The Hugging Face Hub.
 
 The place of a file is the url of its bytes: the Hub's own, or a signed url of another server, to
-which the Hub redirects. A file is located when its place is known.
+which the Hub redirects. A file is located when its place is known. A place or a host is near if it
+is this node or its cloud's metadata service: requests of users must not reach it.
 """
 
 import asyncio
@@ -41,18 +42,23 @@ class HubOrigin(StoreOrigin):
 
     For files of git LFS, the Hub redirects to signed urls of other servers. The version of such a
     file is its SHA-256, and the version of any other file is git's SHA-1: both are checksums as
-    well. A mirror of the Hub may have neither. Parts could then be of several versions, so the file
-    is fetched in one answer.
+    well. A mirror of the Hub may state neither SHA-256 nor SHA-1. Without a checksum, nothing would
+    show that two parts are from different versions of the file. So such a file is fetched in one
+    answer instead of in parts.
+
+    For `listed_version`, `endpoint` and `anonymous`, see `StoreOrigin`; for `handed`, see
+    `CredentialedOrigin`.
     """
 
     listed_version = "blob_id"
     endpoint = "endpoint"
     anonymous: ClassVar[dict[str, Any]] = {"token": False}
-    handed = HubToken
+    handed = HubToken  # the credentials that a session hands over to the daemon for the Hub
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self._home = URL(self._fs.endpoint)
+        # Only a Hub that is itself near, such as a mirror on this node, may redirect to near hosts.
         self._is_far = not is_near(self._home.host or "")
         # By url: the file and its place.
         self._located: dict[str, tuple[RemoteObject, URL]] = {}
@@ -75,6 +81,8 @@ class HubOrigin(StoreOrigin):
             self._located.clear()
         obj = self._object(url, answer)
         if obj.checksum is None:  # the file of a mirror, whose parts may be of several versions
+            # The file is fetched as one stream, and because no request for bytes names a version,
+            # the version is checked again after the download: see `RemoteObject`.
             obj = replace(obj, ranges=False, guarded=False)
         self._located[url] = (obj, place)
         return obj
@@ -103,10 +111,11 @@ class HubOrigin(StoreOrigin):
         return await super().list_prefix(prefix, received, flat=flat)
 
     async def prepare(self, url: str) -> None:
-        """As `Origin.prepare`, but only for the credentials.
+        """As `Origin.prepare`, but this gets the credentials without opening connections.
 
-        The Hub signs a new url for each HEAD. A server may then refuse urls that were signed
-        before, even a url that a reader's GET is using.
+        `Origin.prepare` opens connections by sending a HEAD for the url. The Hub signs a new url
+        for each HEAD, and a server may then refuse urls that were signed before, even a url that a
+        reader's GET is using.
         """
         await self.credentials(url)
 
@@ -130,7 +139,8 @@ class HubOrigin(StoreOrigin):
 
     def _note_permission(self, url: str, answer: Answer | None) -> None:
         """Record whether an answer shows that the token may read the repository."""
-        # There is no answer only if the `commit` of a reading drops the body; a HEAD has none.
+        # `_ask` returns None only if it is given a callback, `Reading.commit`, that drops the body
+        # of an answer. For a HEAD it is given no `Reading`.
         assert answer is not None
         is_within = answer.headers.get("x-error-code") in _WITHIN_REPOSITORY
         if answer.status < 400 or is_within:
@@ -207,7 +217,11 @@ class HubOrigin(StoreOrigin):
 
 
 def _check_repository(url: str) -> None:
-    """Raise NotFoundError for a storage bucket: a GET of its files names no version."""
+    """Raise NotFoundError for a storage bucket: a GET of its files names no version.
+
+    The remedy is the Hub's S3 gateway. Its S3 credentials are made in the settings of an access
+    token, on the Hub's pages.
+    """
     if url.startswith(_BUCKETS):
         raise NotFoundError(
             "storage buckets of the Hub cannot be read over hf://",

@@ -2,8 +2,10 @@
 
 `Joined` datasets read several sources side by side. A joined sample has the members of its own
 shard, and the members of its partner in each other source. A column stands for one other source;
-its prefix begins the names of the members that come from that source. `LeasedShard` calls this
-module.
+its prefix begins the names of the members that come from that source. A table of samples lists the
+keys of each shard, so that the shards with the partners can be found before they are read; without
+tables, shards are paired by their order. A span is the begin and end of a value in a shard's file.
+`LeasedShard` calls this module.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class Partners:
     Attributes:
         repeated: keys that another shard of the samples' own source has as well. Samples with these
             keys have no partner.
-        tabled: prefixes of the columns whose shards were found by tables of samples.
+        tabled: prefixes of the columns whose shards were found by the keys in tables of samples.
     """
 
     repeated: frozenset[bytes] = frozenset()
@@ -81,7 +83,8 @@ class SampleJoin:
         self._lease = lease
         self._partners = partners
         self._keys = keys_of(own.index)
-        # Members that are cut by their spans, and functions that add the other members; see `_add`.
+        # The spans of columns whose values are cut directly, and functions that add the members of
+        # all other columns; see `_add`.
         self._runs: list[ColumnSpans] = []
         self._adders: list[Adder] = []
         self._names: set[str] = set()  # names of the members so far
@@ -117,7 +120,8 @@ class SampleJoin:
         has_new_names = self._names.isdisjoint(names)
         # Spans refer to one file, and cannot check for names that a sample has already.
         if len(shards) == 1 and has_new_names:
-            runs = shards[0].runs(places)  # None unless all samples get the same members
+            # The result is None unless members with the same names exist for all samples.
+            runs = shards[0].runs(places)
         if runs is not None:
             # 1. Values are cut by their spans. This is the fast way, as no function is called for
             # each sample.
@@ -125,6 +129,8 @@ class SampleJoin:
         else:
             # 2. A function adds the members to each sample, because the members come from several
             # shards, differ from sample to sample, or may have names that the sample has already.
+            # The treatment of samples without a partner is made once per shard, whether or not
+            # there are such samples.
             unmatched = self._unmatched(view, shards, places)
             self._adders.append(_adder(shards, places, self._own.url, unmatched))
         self._names |= names
@@ -236,7 +242,7 @@ def _adder(
         cuts.extend([(cut_sample, number) for number in range(len(shard))])
 
     def add(number: int, sample: Sample) -> None:
-        """Add the members of the partner of a sample, which is given with its number."""
+        """Add the members of the partner to `sample`, which has this number in its own shard."""
         place = places[number]
         if place is None:
             unmatched.accept(sample)
