@@ -107,7 +107,8 @@ class IndexedShards(Divisible, Generic[T_co]):
         sessions: opens sessions with the daemon.
         window: maximum number of shards that are held at a time.
         mesh: the ranks that a sampler has to divide the samples among; None for any ranks.
-        tables: urls of the tables of samples; empty without index files.
+        tables: urls of the tables of samples, which list each sample's key and place in its tar;
+            empty without index files.
     """
 
     def __init__(
@@ -133,7 +134,8 @@ class IndexedShards(Divisible, Generic[T_co]):
         self._tables = tables
         # For each shard, the number of samples in all shards up to its end.
         self._ends = list(accumulate(counts_of(manifest)))
-        # For each shard of a selection, the numbers in the tar of the samples that were selected.
+        # For each shard of a selection: the numbers, in the tar, of the samples that were selected.
+        # A shard of which all samples are selected has no entry.
         self._selected_numbers: dict[int, array[int]] = {}
         self._keys: SampleKeys | None = None  # read when a sample is first asked for by its key
         self._places = SamplePlaces(manifest, tables, sessions, pipeline)

@@ -26,9 +26,10 @@ _MIN_SAMPLES = 4
 class ColumnRuns:
     """The samples of a shard in file order.
 
-    If a sample lacks a value, or a value cannot be decoded, samples are cut one by one. Only this
-    relies on the places of all members in the shard. So `tables` may be opened without checking the
-    members: `check_members` does so before samples are cut one by one.
+    If a sample lacks a value, or a value cannot be decoded, samples are cut one by one. Cutting one
+    by one relies on the places of all members in the shard; decoding a run checks the places that
+    it uses. So `tables` may be opened without checking the members: `check_members` does so before
+    samples are cut one by one.
 
     Args:
         tables: index of the shard.
@@ -91,11 +92,15 @@ class ColumnRuns:
         width = len(self._columns)
         first = tables.member_ends[start - 1] if start else 0
         last = tables.member_ends[stop - 1]
+        # A sample of a run has one member of each column, in the order of the columns. Comparing
+        # bytes is faster than a loop over the samples.
         members_of_each = array("I", range(width)).tobytes()
         if tables.extension_ids[first:last].tobytes() != members_of_each * (stop - start):
             return start
         if tables.faults and not tables.faults.keys().isdisjoint(range(start, stop)):
             return start
+        # Each member of a sample but the first has to begin where the previous sample's member of
+        # the same column ends. That member is `width` places before it in the tables.
         next_starts = tables.starts[first + width : last]
         ends = tables.ends[first : last - width]
         if next_starts.tobytes() == ends.tobytes():
@@ -104,6 +109,7 @@ class ColumnRuns:
         # the same sample, so only the first column is searched.
         of_first_column = zip(next_starts[::width], ends[::width], strict=True)
         for number, (next_start, end) in enumerate(of_first_column, start + 1):
+            # In the shorter run, all columns are compared.
             if next_start != end:
                 return self._end_of_run(start, number)
         return start
@@ -153,10 +159,12 @@ class ColumnRuns:
         _, data, decode = column
         begin = starts[0]
         end = ends[-1]
+        # The members may be unchecked, so numbers of a damaged index must not be relied on.
         if not begin <= end <= self._size_bytes:
             raise ValueError("values outside of the shard")
         if decode_run is not None:
             return decode_run(data[begin:end], begin, ends)
+        # The values lie one after another, so each value begins where the value before it ends.
         stops = ends.tolist()
         if stops != sorted(stops):
             raise ValueError("values outside of the shard")

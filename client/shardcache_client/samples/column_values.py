@@ -2,7 +2,8 @@
 
 In a tar, a member is a file, and its value is the file's bytes. Formats such as Parquet store
 values of several types: an encoding is the name of the form in which a column's values are stored.
-It is "" for a column of plain bytes. A sidecar is the shard's index, which lists the encodings.
+The encoding of a column of plain bytes is "". A sidecar is the shard's index, which lists the
+encodings.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,7 @@ def decoders_of(
     Raises CorruptShardError or UnsupportedShardError for values that cannot be decoded, and
     ConfigError for a missing library.
     """
+    # The index of a tar has no encodings, since all of its values are plain bytes.
     encodings = header.get("encodings") or [""] * len(extensions)
     if not any(encodings):
         return [None] * len(extensions)
@@ -67,6 +69,7 @@ def rows_decoder_of(
     format_ = format_named(header.get("content", TAR.name))
     if format_ is None or view.prefix:
         return None
+    # A column with a reserved name, such as `__key__`, never becomes a member of samples.
     for name in set(extensions) - RESERVED:
         is_read = view.reads is None or view.reads(name)
         if not is_read or view.takes_bytes(name):
@@ -117,7 +120,10 @@ def column_decoders(
 
 
 def _error_of_column(exn: ShardcacheError, column: str, url: str) -> ShardcacheError:
-    """Return the error of a decoder with the name of the column in its message."""
+    """Return the error of a decoder with the name of the column in its message.
+
+    Remedies of formats have NAME in place of the column's name, which a format does not know.
+    """
     message = f"the column {column!r} cannot be decoded: {exn.message}"
     remedy = exn.remedy.replace("NAME", column)
     return type(exn)(message, url=url, remedy=remedy)

@@ -92,6 +92,7 @@ _PLAIN: dict[str, Decoder] = {
     "text": text,
 }
 _TYPES: dict[Any, Decoder] = {bytes: bytes, float: float, int: int, str: text}
+# A name is composed of the container, the color, and "8" for uint8: "torch" + "rgb" + "8".
 _OF_IMAGES: dict[str, Decoder] = {
     f"{prefix}{color}{suffix}": ImageDecoder(color, container, is_uint8)
     for color in MODES
@@ -215,12 +216,13 @@ def _by_extension(image: Decoder, _name: str, extension: str) -> Decoder | None:
 
     Args:
         image: decoder of images.
-        _name: unused.
+        _name: unused, as the choice depends on the extension alone.
         extension: extension of the member.
     """
     # As in webdataset, only the part after the last dot counts: "seg.png" is a PNG.
     _, _, last = _uncompressed(extension).rpartition(".")
     content = image if last in _IMAGES else _BY_EXTENSION.get(last)
+    # A member without a decoder, such as "bin.gz", is decompressed to its bytes.
     if _is_compressed(extension):
         return _GzipDecoder(content or bytes)
     return content
@@ -235,6 +237,8 @@ def by_table(decode: Mapping[str, Spec]) -> DecoderOf:
         decode: the decoders by name of a member, by alternatives such as "jpg;png", or by a pattern
             such as "*.jpg".
     """
+    # A decoder that is given by its name expects plain data, so a compressed member is decompressed
+    # for it. A function or a type gets the bytes as they are.
     decoders = {name_of(names): _decoder_of(names, spec) for names, spec in decode.items()}
     named = frozenset(name_of(names) for names, spec in decode.items() if isinstance(spec, str))
     return partial(_by_table, decoders, named)

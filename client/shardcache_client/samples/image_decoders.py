@@ -1,4 +1,8 @@
-"""Decoders of images: by pillow, or by simplejpeg for JPEG where it is installed."""
+"""Decoders of images: by pillow, or by simplejpeg for JPEG where it is installed.
+
+Both return the same pixels; simplejpeg is faster. An image that simplejpeg cannot decode, or would
+decode differently, is left to pillow.
+"""
 
 import io
 from contextlib import suppress

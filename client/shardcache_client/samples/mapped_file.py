@@ -2,7 +2,8 @@
 
 The daemon leases a shard to a reader and names the shard's file in the cache folder. The reader
 opens this file itself and maps it into memory. It checks the size and the inode, as the file may
-have been replaced or damaged.
+have been replaced or damaged. A nameless file has no path in any folder: this process has it open,
+and its path is that of the descriptor in `/proc/self/fd`.
 """
 
 import errno
@@ -13,7 +14,7 @@ from pathlib import Path
 from shardcache.errors import CacheDirError, CorruptShardError, TokensError
 
 _OWN_FILES = Path("/proc/self/fd")  # the folder of this process's open files
-# Errors of a damaged file or disk, which every process gets that reads the file.
+# Errors of a damaged file or disk. Every process that reads the file gets the same error.
 _DAMAGE = (
     errno.EIO,
     errno.EISDIR,
@@ -107,6 +108,7 @@ def unreadable(exn: OSError, path: Path, url: str) -> CacheDirError | CorruptSha
         )
     kind = ShardGoneError if isinstance(exn, FileNotFoundError) else CacheDirError
     message = f"this process cannot read {exn.filename or path} ({exn.strerror})"
+    # The file is good, but this process or the machine has no descriptor or mapping left.
     if exn.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         return kind(
             message,

@@ -55,7 +55,9 @@ def torch_video(data: Any) -> tuple[Any, Any, dict[str, float]]:
     rates = {"video_fps": decoder.metadata.average_fps}
     try:
         sound = AudioDecoder(encoded)
-    except ValueError:  # The video could be opened, so the file merely has no sound.
+    except ValueError:
+        # The video could be opened, so the file merely has no sound. The tensor that stands for the
+        # sound has one channel without samples.
         return frames, torch.empty(1, 0), rates
     samples = sound.get_all_samples()
     return frames, samples.data, rates | {"audio_fps": samples.sample_rate}

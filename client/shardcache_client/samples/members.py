@@ -1,8 +1,8 @@
 """The choice of a sample's members, by extension.
 
-It is given by the argument `members` and by the keys of `decode`. An entry such as "jpg;png" has
-alternatives, of which a sample gets the first that it has. An entry such as "*.jpg" is a pattern.
-In samples, a member has the name of the first alternative.
+Users give the choice by a dataset's argument `members` and by the keys of its `decode`. An entry
+such as "jpg;png" has alternatives: a sample gets the first of these members that it has. An entry
+such as "*.jpg" is a pattern. In samples, a member has the name of the first alternative.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -64,7 +64,8 @@ class Members:
             self._add(alternatives)
         if not self.names:
             raise ConfigError("members is empty", remedy="omit it to get all members")
-        # Without alternatives and patterns, each member has the name of its extension.
+        # Without alternatives and patterns, each member has the name of its extension, and samples
+        # need no renaming.
         self._are_plain: bool = not self._endings and len(self._exact) == len(self.names)
 
     def _add(self, alternatives: str) -> None:
@@ -93,6 +94,7 @@ class Members:
 
     def name_of(self, extension: str) -> str:
         """Return the name that a member with this extension has in samples."""
+        # A member whose name differs only by capital letters keeps them.
         choice = self._choice(extension)
         if choice is None or choice.name == extension.lower():
             return extension
@@ -105,6 +107,7 @@ class Members:
 
     def _by_ending(self, extension: str) -> _Choice | None:
         """Return the choice of the longest ending that fits."""
+        # For "a.b.jpg", the endings are "a.b.jpg", "b.jpg" and "jpg", the longest first.
         ending = extension if self._endings else ""
         while ending:
             if ending in self._endings:

@@ -83,6 +83,7 @@ def _chunks(data: bytes) -> Iterator[bytes]:
         if not 0 <= size_bytes <= len(data) - at:
             raise ValueError("the file is truncated")
         yield data[at : at + size_bytes]
+        # The content is padded, so its size is rounded up to whole units of the alignment.
         units = -(-size_bytes // _CHUNK_ALIGNMENT_BYTES)
         at += units * _CHUNK_ALIGNMENT_BYTES
 
@@ -91,6 +92,7 @@ def _array_of(header: bytes, values: bytes) -> Any:
     """Return an array, given the contents of its two chunks."""
     import numpy as np
 
+    # The dtype takes the first 8 bytes of the header, as text, and the name the next 8.
     numbers = np.frombuffer(header, dtype="<i8")
     kind = header[:8].rstrip(b"\0").decode("ascii")
     dimensions = int(numbers[2])

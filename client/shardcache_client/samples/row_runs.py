@@ -33,8 +33,9 @@ class Rows:
     """The samples of a shard whose values can be decoded all at once.
 
     If values are large, or a sample cannot be decoded by one call, each value is decoded by itself.
-    Only this relies on the places of all members in the shard. So `tables` may be opened without
-    checking the members: `check_members` does so before any value is decoded by itself.
+    Decoding values by themselves relies on the places of all members in the shard; decoding rows
+    checks the places that it uses. So `tables` may be opened without checking the members:
+    `check_members` does so before any value is decoded by itself.
 
     Args:
         tables: index of the shard, whose samples have their members in the order of its bytes.
@@ -92,6 +93,7 @@ class Rows:
         url = self._url
 
         def cut_row(number: int, sample: Sample | None = None) -> Sample:
+            """Return a sample by its number, or add its members to `sample` and return that."""
             first = member_ends[number - 1] if number else 0
             last = member_ends[number]
             # A sample without members may also be a bad sample, for which `_cut_one` raises.
@@ -103,6 +105,7 @@ class Rows:
             is_small = end - begin <= (last - first) * _SMALL_BYTES
             if not is_small or not begin <= end <= size_bytes:
                 return self._cut_one(number)
+            # The call returns one row, for the bytes from the sample's first member to its last.
             try:
                 (row,) = decode_rows(extension_ids[first], data[begin:end])
             except FAILURES:
@@ -125,6 +128,8 @@ class Rows:
             last = min(first + at_once, stop)
             rows = self._rows(first, last)
             if rows is None:
+                # `cut` reads the keys of these samples itself, so the iterator of keys is replaced
+                # by one that begins after them.
                 yield from cut(tables, self._columns, url, first, last)
                 keys = keys_in_order(tables, last, stop)
                 continue
@@ -157,7 +162,7 @@ class Rows:
         tables = self._tables
         first = tables.member_ends[start - 1] if start else 0
         last = tables.member_ends[stop - 1]
-        # A run without members may be of a bad sample.
+        # If the samples have no members, they may be bad samples, for which `cut` raises.
         if first == last:
             return None
         begin = tables.starts[first]
@@ -174,4 +179,6 @@ class Rows:
             rows = self._decode_rows(tables.extension_ids[first], self._data[begin:end])
         except FAILURES:
             return None
+        # A sample without members may be missing from the rows. The other rows would then get the
+        # keys of other samples.
         return rows if len(rows) == stop - start else None

@@ -1,4 +1,8 @@
-"""The form in which samples are read: some of their members, or blocks of their tokens."""
+"""The form in which samples are read: some of their members, or blocks of their tokens.
+
+A dataset makes one `View` of its arguments, and the readers of its shards follow it. A sample is
+joined if it gets members of samples with the same key in other shards.
+"""
 
 from dataclasses import dataclass
 from typing import Literal

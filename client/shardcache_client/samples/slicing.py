@@ -216,10 +216,14 @@ def runs_of(
     """
     width = len(columns)
     count = len(tables)
+    # The samples are alike if each has one member of each column, in the order of the columns.
+    # Comparing bytes is faster than a loop over the samples.
     members_of_each = array("I", range(width)).tobytes()
     is_alike = tables.extension_ids.tobytes() == members_of_each * count
     if tables.faults or not is_alike:
         return None
+    # If each sample has the members of the sample with its own number, the tables' offsets are used
+    # as they are.
     is_in_place = places == range(count)
     if not is_in_place and None in places:
         return None

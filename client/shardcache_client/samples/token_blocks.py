@@ -96,6 +96,7 @@ def fits(end: int | None, dtype: str) -> bool:
     if end is None:
         return True
     bits = 8 * DTYPES[dtype]
+    # One bit of a signed integer is its sign.
     if dtype.startswith("i"):
         bits -= 1
     return end < 1 << bits
@@ -179,6 +180,7 @@ class BlockCutter:
                 runs.append(self._end_token)
             if document_end >= stop:
                 break
+            # The block goes on with the next document.
             borders.append(document_end - first)
             at = document_end
             document_start = document_end
@@ -187,6 +189,7 @@ class BlockCutter:
         # An array over `bytes` would be read-only; over a `bytearray` it is writable.
         sample["tokens"] = np.frombuffer(bytearray().join(runs), self._dtype)
         if self._blocks.documents:
+            # The number of a token's document is the number of marked places up to the token.
             is_first = np.zeros(length, np.int32)
             is_first[borders] = 1
             sample["documents"] = np.cumsum(is_first, dtype=np.int32)

@@ -1,7 +1,8 @@
 """Azure Blob Storage.
 
-A container is Azure's bucket; each belongs to a storage account. A proof is the form in which
-credentials go into a request: headers, or a signed query.
+A container is Azure's bucket. Each container belongs to a storage account. The table is the
+`[[origin]]` section for Azure in the daemon's config. A proof is the form in which credentials go
+into a request: headers, or a signed query. A shared access signature is such a query.
 """
 
 import binascii
@@ -49,6 +50,7 @@ class AzureOrigin(StoreOrigin):
     # in either case.
     defaults: ClassVar[dict[str, Any]] = {"asynchronous": False}
     handed = AzureSecret
+    # The options of adlfs that are credentials: a table that has one of them has its own.
     secrets = frozenset(_OPTIONS.values()) | {"credential"}
 
     @classmethod
@@ -58,6 +60,8 @@ class AzureOrigin(StoreOrigin):
         # If two variables are for the same option, the first variable wins: it is set last.
         for name, value in reversed(credentials.values):
             options[_OPTIONS[name]] = value
+        # adlfs does not read the SDK's variables. So if the secret is in the SDK's variable, the
+        # names of the identity and its tenant are taken from the SDK's variables as well.
         if credentials.variables.keys() == {_IDENTITY_SECRET}:
             options["client_id"] = os.environ.get("AZURE_CLIENT_ID")
             options["tenant_id"] = os.environ.get("AZURE_TENANT_ID")
@@ -70,6 +74,8 @@ class AzureOrigin(StoreOrigin):
         if endpoint_url:
             from azure.storage.blob.aio import BlobServiceClient
 
+            # The new client has the credentials of the client that adlfs has made: an object, or a
+            # shared access signature in the url.
             _, signature = _split_query(fs.service_client.url)
             credential = fs.service_client.credential
             fs.service_client = BlobServiceClient(endpoint_url + signature, credential)
@@ -89,6 +95,7 @@ class AzureOrigin(StoreOrigin):
 
     def _check_account(self, url: str) -> None:
         """Raise OriginError if a url names another account than the table's."""
+        # A url such as az://CONTAINER/KEY names no account: the host is then empty.
         host = url.partition("://")[2].partition("/")[0].partition("@")[2]
         account = host.partition(".")[0]
         if account not in ("", self._account):
@@ -118,6 +125,7 @@ class AzureOrigin(StoreOrigin):
             self._fs = self._open()
         headers = {"x-ms-version": _API_VERSION}
 
+        # adlfs has an object here only for credentials that give tokens, such as an identity's.
         if self._fs.credential is not None:
             token = await self._fs.credential.get_token(_TOKEN_SCOPE)
             headers["Authorization"] = f"Bearer {token.token}"

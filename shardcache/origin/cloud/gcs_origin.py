@@ -1,7 +1,7 @@
 """Google Cloud Storage.
 
 A generation is Google's version of an object. A proof is the form in which credentials go into a
-request.
+request: here, headers. Google's client libraries renew the credentials, through gcsfs.
 """
 
 import asyncio
@@ -66,19 +66,24 @@ class GcsOrigin(StoreOrigin):
         """As `StoreOrigin._prove`: the headers that gcsfs's credentials add to a request."""
         connection = self._fs.credentials  # gcsfs's object that holds Google's credentials
         if was_refused:
+            # The argument is a time to expiry, below which credentials are renewed. Infinity renews
+            # credentials that are still valid, too.
             await asyncio.to_thread(connection.maybe_refresh, math.inf)
 
         # Without this header, Google decompresses objects that are stored as gzip.
         headers = {"Accept-Encoding": "gzip"}
         await asyncio.to_thread(connection.apply, headers)
+        # The option is a project's name, or True for the project of the filesystem.
         payer = self._fs.requester_pays
         if payer:
             headers["x-goog-user-project"] = payer if isinstance(payer, str) else self._fs.project
 
         credentials = connection.credentials
+        # Without credentials, requests are anonymous.
         if not credentials:
             return Proof(headers)
         until_s = math.inf
+        # google-auth states the expiry in UTC, without a time zone.
         if credentials.expiry:
             until_s = credentials.expiry.replace(tzinfo=UTC).timestamp()
         source = type(credentials).__module__.removeprefix("google.")

@@ -28,10 +28,13 @@ from shardcache.transport.between.messages import Answer
 _BUCKETS = "hf://buckets/"
 # Time for which a file's place is used. For the same time, the token is not looked up again.
 _LOCATED_S = 600
+# Maximum number of files with a known place, and of repositories that are known to be readable. At
+# the maximum, all of them are forgotten, and are found again by a HEAD.
 _MAX_LOCATED = 10_000
 _MAX_READABLE = 10_000
 # The Hub's codes for a missing file or revision in a repository that the token may read.
 _WITHIN_REPOSITORY = ("EntryNotFound", "RevisionNotFound")
+# Statuses of answers for a repository that the token may not read.
 _NOT_PERMITTED = (401, 403, 404)
 # Algorithms by the number of hexadecimal digits of their checksums.
 _ALGORITHMS = {64: SHA256, 40: GIT_BLOB}
@@ -208,7 +211,10 @@ class HubOrigin(StoreOrigin):
         return Checksum(algorithm, int(version, 16))
 
     async def _prove(self, _was_refused: bool) -> Proof:
-        """As `StoreOrigin._prove`: the token that the environment or the user's login has now."""
+        """As `StoreOrigin._prove`: the token that the environment or the user's login has now.
+
+        The token is looked up at each call, so a refusal of the last token makes no difference.
+        """
         from huggingface_hub.utils import build_hf_headers
 
         headers = await asyncio.to_thread(build_hf_headers, token=self._fs.token)

@@ -1,4 +1,9 @@
-"""Azure, Google and the Hub, read with any of a user's credentials."""
+"""Azure, Google and the Hub, read with any of a user's credentials.
+
+Several jobs of a user may share a daemon, each with credentials of its own. `PermittedOrigin` reads
+with the daemon's own credentials and with those that the sessions have handed over; it raises an
+error only after all of them have been refused.
+"""
 
 from shardcache.origin.cloud.azure_origin import AzureOrigin
 from shardcache.origin.cloud.gcs_origin import GcsOrigin

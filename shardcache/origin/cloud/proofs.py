@@ -23,7 +23,7 @@ _PAUSE_S = 10.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proof:
-    """Credentials in the form that requests carry.
+    """Credentials in the form that requests carry. A proof is equal only to itself.
 
     Attributes:
         headers: headers to send.
@@ -73,6 +73,7 @@ class Renewed:
         now_s = time.time()
         if now_s < self._due_s:
             return self._proof
+        # A request need not wait for a renewal while the previous proof is still valid.
         is_being_renewed = self._proving.locked()
         if is_being_renewed and now_s < self._proof.until_s:
             return self._proof
@@ -82,6 +83,7 @@ class Renewed:
             if self._failed_s > now_s:
                 failure = self._failure
                 raise type(failure)(failure.message, url=url, remedy=failure.remedy)
+            # Another request may have renewed the proof while this request waited for the lock.
             if time.time() >= self._due_s:
                 await self._renew(url)
         return self._proof
@@ -91,6 +93,7 @@ class Renewed:
 
         Returns whether the store may accept a new proof: only proofs that expire can be renewed.
         """
+        # If the refused proof is not the current one, another request has renewed it already.
         expires = proof.until_s < math.inf
         if expires and proof is self._proof:
             self._proof = _expired_proof()

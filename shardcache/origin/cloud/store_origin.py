@@ -1,8 +1,10 @@
 """Buckets of an object store, read by HTTP as the store documents it.
 
 This is the base of the origins for Google, Azure and the Hugging Face Hub. Transport workers send
-the requests; the store's fsspec filesystem lists, uploads and finds credentials. A proof is the
-form in which credentials go into a request: headers, or a signed query.
+the requests; the store's fsspec filesystem lists, uploads and finds credentials. The table is the
+`[[origin]]` section for the store in the daemon's config. A proof is the form in which credentials
+go into a request: headers, or a signed query. A request goes away if it goes to another server than
+the store's, to which the store has redirected.
 """
 
 from abc import abstractmethod
@@ -88,7 +90,9 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
 
     @classmethod
     def options_of(cls, credentials: Any) -> dict[str, Any]:
-        """Return the options of the filesystem for credentials of the kind `handed`. Blocks.
+        """Return the options of the filesystem for a session's credentials. Blocks.
+
+        The credentials are of the class `handed`; see `CredentialedOrigin`.
 
         Raises AccessDeniedError, ConfigError.
         """
@@ -107,14 +111,18 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         commit: Commit | None = None,
     ) -> list[PartSums] | None:
         """As `Origin.fetch`; one GET of this version, and a second if a signed url has expired."""
+        # The second attempt is for a signed url of another server that has expired: the object is
+        # located again, which returns a new url. Any other failure is raised by the first attempt.
         for is_last in (False, True):
             location = await self._locate(obj, again=is_last)
             away = location.is_away
             headers, body = self._headers_and_body(obj, parts, away=away, held=commit is not None)
             reading = Reading(body, flow, commit)
             answer = await self._ask("GET", obj.url, headers, reading, location=location)
+            # `commit` has dropped the body.
             if answer is None:
                 return None
+            # The answer has checksums only if it was as expected, so that its body was written.
             if answer.sums is not None:
                 return answer.sums
             has_expired = away and answer.status in _EXPIRED
@@ -130,7 +138,8 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
     async def close(self) -> None:
         """As `Origin.close`."""
         await super().close()
-        for name in ("_session", "service_client", "credential"):  # clients of gcsfs and of adlfs
+        # gcsfs has its client in `_session`; adlfs has two, in the other attributes.
+        for name in ("_session", "service_client", "credential"):
             client = getattr(self._fs, name, None)
             if client is not None:
                 await client.close()
@@ -158,18 +167,21 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
 
         Raises the error for any other answer.
         """
-        # There is no answer only if the `commit` of a reading drops the body; a HEAD has none.
+        # `_ask` returns None only if it is given a callback, `Reading.commit`, that drops the body
+        # of an answer. For a HEAD it is given no `Reading`.
         assert answer is not None
         headers = answer.headers
         # For a file of git LFS, the Hub states version and size itself, and redirects to the server
         # that has the bytes.
         is_linked = "x-linked-etag" in headers
+        # So a redirect with these headers is a good answer, although its status is not below 300.
         is_redirect = answer.status in REDIRECTS and is_linked
         if answer.status >= 300 and not is_redirect:
             problem = f"the origin answered a HEAD with status {answer.status}"
             raise error_of(answer.status, problem, url, headers)
         size_header = "x-linked-size" if is_linked else "content-length"
         size_bytes = size_of(headers.get(size_header), url)
+        # A read may fetch several parts, as the workers write the bytes as they arrive.
         return RemoteObject(
             url,
             version=self._version(headers, url),
@@ -182,7 +194,8 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         """Return the version of the bytes in an answer.
 
         Args:
-            away: True if another server sent the answer: its url is for this version only.
+            away: True if another server sent the answer. That server states no version, but the
+                store has named its url for this version only.
         """
         if away:
             return obj.version
@@ -213,7 +226,9 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
             name, form = self.condition
             wanted = form.format(obj.version)
             headers[name] = wanted
+            # A proxy on the way may mark the ETag as weak, with "W/".
             expected[self.version_header] = (wanted, f"W/{wanted}")
+        # A server from which no ranges are read may encode a body while it sends the body.
         return headers, Body(parts, status, expected, held=held, encoded_chunks=obj.ranges)
 
     async def _ask(
@@ -236,10 +251,11 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
             location: place to which the request is sent.
             first_bytes: number of the object's first bytes to request at the same time.
         """
-        # Another server gets no proof. Nothing can be renewed then, so there is only one attempt.
+        # Another server gets no proof, so there is nothing to renew after a refusal. Its first
+        # attempt is then the last one.
         away = location.is_away
         for is_last in (away, True):
-            # Another server gets an empty proof, so that no credentials are sent to it.
+            # The empty proof has neither headers nor a query, so it sends no credentials.
             proof = Proof({}) if away else await self._proof.get(url)
             target = (location.url or self._target(url)) + proof.query
             all_headers = {**proof.headers, **headers}
@@ -251,6 +267,8 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
                     far_only=away and self._is_far,
                 )
                 answer = await send(self._workers, request, reading, first_bytes)
+            # 401 means that the credentials are not accepted. `refuse` returns False for a proof
+            # that cannot be renewed.
             is_refused = answer is not None and answer.status == 401
             if is_last or not is_refused or not self._proof.refuse(proof):
                 break
@@ -267,7 +285,10 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         return AT_STORE
 
     def _version(self, info: Mapping[str, Any], url: str) -> str:
-        """Return the version in an answer's headers or in a listing."""
+        """Return the version in an answer's headers or in a listing.
+
+        Raises an error if there is no version, or if a request could not send the version back.
+        """
         version = ""
         for name in (self.version_header, self.listed_version):
             if info.get(name):
@@ -279,7 +300,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
 
     @abstractmethod
     def _target(self, url: str) -> str:
-        """Return an object's url for HTTP. Raises OriginError."""
+        """Return the url for HTTP of an object at the store. Raises OriginError."""
 
     def _checksum(self, headers: Mapping[str, str], url: str) -> Checksum | None:
         """Return the whole object's checksum, if an answer states it.
@@ -300,7 +321,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
 
 
 def plain_etag(etag: str) -> str:
-    """Return an ETag without its quotes and the mark of a weak one."""
+    """Return an ETag without its quotes and without "W/", the mark of a weak ETag."""
     return etag.removeprefix("W/").strip('"')
 
 
