@@ -182,7 +182,10 @@ class IndexedShards(Divisible, Generic[T_co]):
     def __getitem__(
         self, number: SupportsIndex | str | Iterable[SupportsIndex | str]
     ) -> T_co | list[T_co]:
-        """Return the sample with a number or key, or a list of samples for several of these."""
+        """Return the sample with a number or key, or a list of samples for several of them.
+
+        A negative number counts from the end.
+        """
         # A list or a tuple would pass the second test as well, but a test for the protocol
         # `SupportsIndex` takes much longer.
         if isinstance(number, list | tuple) or not isinstance(number, str | SupportsIndex):
@@ -252,7 +255,7 @@ class IndexedShards(Divisible, Generic[T_co]):
         samples = self._ends[-1]
         if not -samples <= index < samples:
             raise IndexError(f"sample {shown(index)} of a dataset with {samples} samples")
-        # No key is asked for. A negative number counts from the end.
+        # The empty key means that no key is asked for. A negative number counts from the end.
         return _SampleQuery("", [index % samples])
 
     def _place_of(self, number: int) -> tuple[int, int]:
@@ -396,7 +399,8 @@ class IndexedShards(Divisible, Generic[T_co]):
         The lock is replaced, too, because a thread of the parent may have held it during the fork.
         """
         if self._pid != os.getpid():
-            # The references are kept, so that finalizers do not run in this process.
+            # The references are kept, so that no finalizer of these objects runs in this process:
+            # the sessions and the maps belong to the parent process.
             self._of_parent = (self._held, self._scattered)
             self._places.forget()
             self._hold_nothing()

@@ -26,6 +26,8 @@ _MIN_SAMPLES = 4
 class ColumnRuns:
     """The samples of a shard in file order.
 
+    `MappedShard` uses this class for a shard with a column that has a run decoder.
+
     If a sample lacks a value, or a value cannot be decoded, samples are cut one by one. Cutting one
     by one relies on the places of all members in the shard; decoding a run checks the places that
     it uses. So `tables` may be opened without checking the members: `check_members` does so before
@@ -60,6 +62,7 @@ class ColumnRuns:
 
         Raises the errors of `cut`, and CorruptShardError if a member lies outside of the shard.
         """
+        # The number of samples of average size that are decoded together.
         sample_bytes = self._size_bytes // max(1, len(self._tables))
         at_once = min(_MAX_SAMPLES, _MAX_BYTES // max(1, sample_bytes))
         if at_once < _MIN_SAMPLES:
@@ -69,6 +72,8 @@ class ColumnRuns:
         while first < stop:
             last = min(first + at_once, stop)
             end = self._end_of_run(first, last)
+            # After a short run, or one that cannot be decoded together, all samples up to `last`
+            # are cut one by one.
             samples = self._together(first, end) if end - first >= _MIN_SAMPLES else None
             if samples is None:
                 yield from self._one_by_one(first, last)

@@ -31,7 +31,7 @@ def decoders_of(
     Args:
         header: header of the shard's sidecar.
         extensions: names of the columns.
-        view: chooses the columns that are read, and those whose bytes are wanted.
+        view: chooses the columns that are read, and the columns whose bytes are wanted.
         url: url of the shard, for errors.
 
     Raises CorruptShardError or UnsupportedShardError for values that cannot be decoded, and
@@ -63,8 +63,8 @@ def rows_decoder_of(
 ) -> RowsDecoder | None:
     """Return the decoder of whole samples of a whole shard; see `decoders_of`.
 
-    None if not all columns are read, if some columns get another name or another decoder than the
-    format's, or if the format has no such decoder.
+    Returns None if not all columns are read, if columns get another name or another decoder than
+    the format's, or if the format cannot decode whole samples.
     """
     format_ = format_named(header.get("content", TAR.name))
     if format_ is None or view.prefix:
@@ -82,7 +82,7 @@ def run_decoders_of(
 ) -> list[RunDecoder | None]:
     """Return, for each column of a whole shard, the decoder of many values at once.
 
-    It is None for a column without such a decoder.
+    The decoder is None for a column whose values can only be decoded one by one.
 
     Args:
         header: header of the shard's sidecar.

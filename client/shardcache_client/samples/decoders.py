@@ -52,7 +52,7 @@ from shardcache_client.samples.plain_decoders import (
 )
 
 Decoder = Callable[[Any], Any]
-"""Returns the value of a member, given its bytes, or a Buffer of them."""
+"""Returns the value of a member, given the member's bytes, or a `Buffer` of these bytes."""
 
 Spec = str | type | Decoder
 """A decoder, its name, or one of the types int, float, str and bytes."""
@@ -70,9 +70,9 @@ _EXTENSIONS_OF_IMAGES = (
     "sgi tga tif tiff vda vst webp xbm xpm"
 )
 _IMAGES = frozenset(_EXTENSIONS_OF_IMAGES.split())
-"""webdataset's extensions of images, without those that need another program or have no reader.
+"""webdataset's extensions of images, except for formats that Pillow alone cannot read.
 
-Pillow cannot read some formats, and reads others by running another program.
+Pillow has no reader for some formats, and reads others by running another program.
 """
 
 

@@ -12,7 +12,11 @@ def video(data: Any) -> Any:
 
 @cache
 def _movable_decoder() -> Callable[[bytes], Any]:
-    """Return the class of video decoders. It is made on first use, as it needs torchcodec."""
+    """Return the class of video decoders.
+
+    The class is made on first use, because its base class is in torchcodec, which not every user
+    has installed.
+    """
     from torchcodec.decoders import VideoDecoder
 
     class MovableVideoDecoder(VideoDecoder):  # type: ignore[misc]

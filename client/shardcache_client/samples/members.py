@@ -28,8 +28,8 @@ class _Choice(NamedTuple):
 
     Attributes:
         name: name that the member has in samples.
-        rank: number of the alternative among those of the name, from 0. Of the alternatives that a
-            sample has, the one with the lowest rank is taken.
+        rank: number of the alternative among the alternatives for the name, from 0. A sample gets
+            the member with the lowest rank that it has.
     """
 
     name: str

@@ -133,7 +133,8 @@ class Rows:
                 yield from cut(tables, self._columns, url, first, last)
                 keys = keys_in_order(tables, last, stop)
                 continue
-            # `strict` would take one key more than there are rows, which is the next block's.
+            # With `strict`, `zip` would take one key more than there are rows, to see that none is
+            # left. That key belongs to the next sample.
             for row, key in zip(rows, keys):  # noqa: B905
                 row["__key__"] = key
                 row["__url__"] = url
@@ -142,8 +143,8 @@ class Rows:
     def _rows_at_once(self, start: int, stop: int) -> int:
         """Return the number of samples of average size to decode by one call.
 
-        If the samples are large, it is the number of all samples, as their values are decoded one
-        by one.
+        If the samples are large, the result is the number of all samples, because each value is
+        then decoded by itself.
         """
         tables = self._tables
         first = tables.member_ends[start - 1] if start else 0

@@ -111,7 +111,8 @@ def cut(
         if number in faults:
             raise _sample_error(tables, number, url)
         sample: Sample = {"__key__": key, "__url__": url}
-        # `members` has the members of all samples: these are the next sample's.
+        # `members` is an iterator over the members of all samples. The sample's own members come
+        # next.
         for column, first, end in islice(members, next_member_end - member_end):
             if column is None:
                 continue
@@ -205,8 +206,8 @@ def runs_of(
 ) -> list[ColumnSpans] | None:
     """Return the spans of each column's values in the samples with the numbers `places`.
 
-    None unless all samples of the shard have the same members and are good, and `places` has a
-    number for each.
+    Returns None if a sample of the shard is bad, if the samples do not all have the same members in
+    the same order, or if `places` has a None.
 
     Args:
         tables: index of the shard.

@@ -135,8 +135,8 @@ class BlockCutter:
         self._end_token = b""
         if blocks.end is not None:
             self._end_token = blocks.end.to_bytes(self._size_bytes, "little")
-            # The tar has no end tokens, so each document's end is moved by one place for its own
-            # end token and for those of the documents before it.
+            # The tar has no end tokens. So each document's end is moved by one place for the
+            # document's own end token, and by one for each document before it.
             self._ends = array("Q", map(add, runs.ends, count(1)))
         self._count = blocks.count(runs.tokens, len(runs.ends))
 

@@ -57,7 +57,8 @@ class AzureOrigin(StoreOrigin):
     def options_of(cls, credentials: AzureSecret) -> dict[str, Any]:
         """As `StoreOrigin.options_of`."""
         options: dict[str, Any] = {}
-        # If two variables are for the same option, the first variable wins: it is set last.
+        # If two variables are for the same option, the first variable wins, because the loop sets
+        # the first variable's value last.
         for name, value in reversed(credentials.values):
             options[_OPTIONS[name]] = value
         # adlfs does not read the SDK's variables. So if the secret is in the SDK's variable, the
@@ -117,8 +118,8 @@ class AzureOrigin(StoreOrigin):
     async def _prove(self, was_refused: bool) -> Proof:
         """As `StoreOrigin._prove`.
 
-        The proof is a token, a query signed with the account key, or a shared access signature,
-        whichever of these adlfs has found credentials for.
+        The proof depends on the credentials that adlfs has found. It is a token, a query signed
+        with the account key, or a shared access signature.
         """
         if was_refused:
             # The old filesystem's credential would return the same token again.

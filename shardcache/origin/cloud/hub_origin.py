@@ -98,7 +98,7 @@ class HubOrigin(StoreOrigin):
     def not_found_is_final(self, url: str) -> bool:
         """As `CredentialedOrigin.not_found_is_final`: True if the token may read the repository.
 
-        If the token may not, the Hub answers as if there were no such repository.
+        If the token may not read the repository, the Hub answers as if it did not exist.
         """
         return _repository(url) in self._readable
 

@@ -1,8 +1,8 @@
 """Azure, Google and the Hub, read with any of a user's credentials.
 
 Several jobs of a user may share a daemon, each with credentials of its own. `PermittedOrigin` reads
-with the daemon's own credentials and with those that the sessions have handed over; it raises an
-error only after all of them have been refused.
+with the daemon's own credentials and with the credentials that sessions have handed over. It raises
+an error only after the store has refused all of these credentials.
 """
 
 from shardcache.origin.cloud.azure_origin import AzureOrigin

@@ -129,7 +129,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
             if is_last or not has_expired:
                 version = self._version_sent(answer, obj, away=away)
                 raise_unusable(answer, version, obj, parts)
-        raise AssertionError  # the last answer returns or raises
+        raise AssertionError  # the last attempt has returned or raised
 
     async def credentials(self, url: str) -> str:
         """As `Origin.credentials`."""
