@@ -193,7 +193,10 @@ def _scrub(state: Row | None) -> str | None:
 
 
 def bar(done: float, total: float | None, width: int) -> ProgressBar | str:
-    """Return a progress bar of a width in columns; "" if the total is unknown."""
+    """Return a progress bar of a width in columns.
+
+    Returns "" if the total is unknown, so that a line stays empty where the bar would be.
+    """
     if not total:
         return ""
     return ProgressBar(total=total, completed=min(done, total), width=width)
