@@ -186,10 +186,12 @@ class IndexedShards(Divisible, Generic[T_co]):
 
         A negative number counts from the end.
         """
+        # An array of numpy or torch has `__index__` as well, whatever its number of dimensions.
+        has_several = isinstance(number, list | tuple) or getattr(number, "ndim", 0) > 0
         # A list or a tuple would pass the second test as well, but a test for the protocol
         # `SupportsIndex` takes much longer.
-        if isinstance(number, list | tuple) or not isinstance(number, str | SupportsIndex):
-            return self.__getitems__(list(number))
+        if has_several or not isinstance(number, str | SupportsIndex):
+            return self.__getitems__(list(cast("Iterable[SupportsIndex | str]", number)))
         (item,) = self.__getitems__([number])
         return item
 

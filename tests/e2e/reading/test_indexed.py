@@ -2,11 +2,14 @@
 
 import multiprocessing
 import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from shardcache.errors import ConfigError, MissingMemberError
@@ -41,6 +44,15 @@ def test_every_number_is_its_sample(numbered: str, daemon: Daemon) -> None:
         for wrong in (len(KEYS), -len(KEYS) - 1):
             with pytest.raises(IndexError, match=f"sample {wrong} of a dataset with {len(KEYS)}"):
                 samples[wrong]
+
+
+@pytest.mark.parametrize("numbers", [np.array, torch.tensor])
+def test_arrays_of_numbers_are_several(numbered: str, daemon: Daemon, numbers: Callable[[Any], Any]) -> None:
+    """Also one of a single number; one without a dimension is a number."""
+    with ShardReader(numbered, decode=lambda sample: sample["__key__"], socket=daemon.socket).indexed() as samples:
+        assert samples[numbers([9, 0, -1])] == [KEYS[9], KEYS[0], KEYS[-1]]
+        assert samples[numbers([9])] == [KEYS[9]]
+        assert samples[numbers(9)] == KEYS[9]
 
 
 @pytest.mark.slow
