@@ -46,7 +46,7 @@ _SHARD_MODE = 0o440  # published files are never written again
 # disk, and each takes a thread that other work may need.
 _MAX_PUBLISHED_AT_ONCE = 8
 # Minimum time between two records of a shard's last use on disk.
-_USE_SAVED_S = 1.0
+_USE_SAVED_S = 60.0
 
 
 class Store:
@@ -246,7 +246,7 @@ class Store:
             self.shards.move_to_end(shard.key)
 
     async def remember_use(self, shard: Shard) -> None:
-        """Persist a shard's time of last use, at most once a second.
+        """Persist a shard's time of last use, at most once a minute.
 
         The time is stored as the modification time of the sidecar.
         """

@@ -1,36 +1,26 @@
 """Sending of files to sockets by the kernel (sendfile), without copying bytes into this process.
 
-`object_answers` sends the bodies of long answers in this way. The bytes are sent in steps, each in
-a thread, because the file may have to be read from the disk. A step ends when the socket is full.
-While a client does not read, only the event loop waits for the client, and no thread does. A client
-gives way when no more of its bytes are sent, so that others get their cache space.
+`object_answers` sends the bodies of long answers in this way; the thread that does it is in
+`send_thread`. A client gives way when no more of its bytes are sent, so that others get their cache
+space.
 """
 
 import asyncio
 import os
-import select
 import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from shardcache.server.s3.send_thread import FileSend, SendThread
+
 T = TypeVar("T")
 
-# Number of threads. More threads would wait for the interpreter's lock: on two cores, 8 threads
-# take a fifth more processor time.
-_THREADS = 4
-# A step ends after `_STEP_S`, or once the client has read nothing for `_PATIENCE_MS`, so that other
-# clients get their turn. Most ranges are sent in one step, because each further step takes a turn
-# of the event loop.
-_STEP_S = 0.1
-_PATIENCE_MS = 20
-# Maximum number of bytes in one call of sendfile. Without it, a call would not end as long as its
-# client reads fast enough.
-_CALL_BYTES = 32 * 1024 * 1024
+_READ_THREADS = 4  # number of threads that read from the disk
 # Interval at which the transport's buffer is checked.
 _PAUSE_S = 0.005
 # A client that has read nothing for this time gives way to others that need the cache space of its
@@ -54,7 +44,7 @@ class Sending:
 
     _transport: asyncio.Transport
     _socket: socket.socket  # a duplicate: the event loop keeps its own for the transport
-    _threads: ThreadPoolExecutor
+    _thread: SendThread
     stall_s: float
     sent_bytes: int = 0
 
@@ -88,78 +78,59 @@ class Sending:
         Raises SlowClientError, ConnectionError if the client has disconnected, and OSError if the
         file cannot be read.
         """
-        while start < end:
-            if self._transport.is_closing():
-                raise ConnectionResetError("the client disconnected")
-            sent_bytes = await self._in_thread(partial(self._step, fd, start, end - start))
-            start += sent_bytes
-            if sent_bytes == 0 and not await self.writable(gives_way):
-                break
-        return start
+        if self._transport.is_closing():
+            raise ConnectionResetError("the client disconnected")
+        send = FileSend(self._socket.fileno(), fd, start, end)
+        self._thread.add(send)
+        try:
+            await self._ended(send, gives_way)
+        finally:
+            if not send.ended.done():
+                self._thread.withdraw(send)
+            try:
+                # The thread uses both descriptors until then. The caller closes them after this
+                # call, and other files may then get their numbers.
+                await _finished(send.ended)
+            finally:
+                self.sent_bytes += send.sent_to - start
+        return send.sent_to
 
-    async def writable(self, gives_way: Callable[[], bool] | None = None) -> bool:
-        """Wait until the client has read something. Raises SlowClientError.
-
-        Returns False if the client has read nothing for `_GIVES_WAY_S`, and `gives_way` then
-        returns True.
-        """
-        deadline_s = time.monotonic() + self.stall_s
+    async def _ended(self, send: FileSend, gives_way: Callable[[], bool] | None) -> None:
+        """Wait until everything is sent, or the client gives way. Raises SlowClientError."""
         interval_s = self.stall_s
         if gives_way is not None:
-            interval_s = _GIVES_WAY_S
+            interval_s = min(_GIVES_WAY_S, self.stall_s)
+        sent_to = send.sent_to
+        deadline_s = time.monotonic() + self.stall_s
+        while True:
+            await asyncio.wait([send.ended], timeout=interval_s)
+            if send.ended.done():
+                return
+            if send.sent_to > sent_to:
+                sent_to = send.sent_to
+                deadline_s = time.monotonic() + self.stall_s
+            elif time.monotonic() >= deadline_s:
+                raise SlowClientError
+            elif gives_way is not None and gives_way():
+                return
+
+    async def writable(self) -> None:
+        """Wait until the client has read something. Raises SlowClientError."""
         loop = asyncio.get_running_loop()
         is_writable = asyncio.Event()
         fd = self._socket.fileno()
         loop.add_writer(fd, is_writable.set)
         try:
-            while not await _is_set_within(is_writable, interval_s):
-                if time.monotonic() >= deadline_s:
-                    raise SlowClientError
-                if gives_way is not None and gives_way():
-                    return False
+            async with asyncio.timeout(self.stall_s):
+                await is_writable.wait()
+        except TimeoutError:
+            raise SlowClientError from None
         finally:
             loop.remove_writer(fd)
-        return True
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Return the result of work in a thread.
-
-        Even if this call is cancelled, it waits for the work's end. The work uses open descriptors,
-        which the caller closes after this call; other files may then get their numbers.
-        """
-        job = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        return await _finished(job)
-
-    def _step(self, fd: int, start: int, size_bytes: int) -> int:
-        """Send as many bytes as the socket accepts in one step; return their number. Blocks.
-
-        Args:
-            size_bytes: maximum number of bytes.
-        """
-        out = self._socket.fileno()
-        step_end_s = time.monotonic() + _STEP_S
-        sent_bytes = 0
-        poll = select.poll()
-        poll.register(out, select.POLLOUT)
-        while sent_bytes < size_bytes:
-            try:
-                call_bytes = min(size_bytes - sent_bytes, _CALL_BYTES)
-                taken_bytes = os.sendfile(out, fd, start + sent_bytes, call_bytes)
-            except BlockingIOError:
-                if not poll.poll(_PATIENCE_MS):
-                    break
-                continue
-            if taken_bytes == 0:
-                raise OSError("the file is shorter than it was")
-            sent_bytes += taken_bytes
-            self.sent_bytes += taken_bytes
-            if time.monotonic() >= step_end_s:
-                break
-        return sent_bytes
 
 
 class Sender:
-    """Sends files to clients. All responses share the sender's threads.
+    """Sends files to clients. All responses share its threads.
 
     Args:
         stall_s: maximum time for which a client may read nothing.
@@ -168,7 +139,8 @@ class Sender:
 
     def __init__(self, stall_s: float, *, is_memory: bool) -> None:
         self._stall_s = stall_s
-        self._threads = ThreadPoolExecutor(_THREADS, "s3-send")
+        self._send_thread = SendThread()
+        self._readers = ThreadPoolExecutor(_READ_THREADS, "s3-read")
         # With this flag, a read fails if it would have to wait for the disk. tmpfs does not support
         # the flag, and does not need it.
         self._read_flags = 0 if is_memory else os.RWF_NOWAIT
@@ -178,7 +150,7 @@ class Sender:
         """Provide a `Sending` for one response to the client of a transport."""
         sock: socket.socket = transport.get_extra_info("socket")
         with socket.socket(fileno=os.dup(sock.fileno())) as own:
-            yield Sending(transport, own, self._threads, self._stall_s)
+            yield Sending(transport, own, self._send_thread, self._stall_s)
 
     async def read(self, fd: int, start: int, size_bytes: int) -> bytes | bytearray:
         """Return bytes of a file; read them in a thread unless they are in memory.
@@ -189,7 +161,7 @@ class Sender:
         if in_memory is not None:
             return in_memory
         read = partial(os.pread, fd, size_bytes, start)
-        data = await _finished(asyncio.get_running_loop().run_in_executor(self._threads, read))
+        data = await _finished(asyncio.get_running_loop().run_in_executor(self._readers, read))
         if len(data) < size_bytes:
             raise OSError("the file is shorter than it was")
         return data
@@ -205,15 +177,8 @@ class Sender:
 
     def close(self) -> None:
         """End the threads after their present work."""
-        self._threads.shutdown(wait=False)
-
-
-async def _is_set_within(event: asyncio.Event, limit_s: float) -> bool:
-    """Wait for an event, or for a time; return whether the event is set."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(limit_s):
-            await event.wait()
-    return event.is_set()
+        self._send_thread.close()
+        self._readers.shutdown(wait=False)
 
 
 async def _finished(job: "asyncio.Future[T]") -> T:

@@ -1,0 +1,161 @@
+"""The thread that sends files to sockets, for all clients of the S3 endpoint.
+
+`sending` hands the bytes of each body to it as a `FileSend`. The kernel copies them (sendfile), so
+that they never pass through this process. One thread suffices, because it waits for no single
+client: it waits for all sockets at the same time (epoll), and sends to those that accept bytes.
+Several threads would wait for the interpreter's lock after each call.
+"""
+
+import asyncio
+import os
+import select
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+# Maximum number of bytes that are sent to one client before the next one gets its turn.
+_TURN_BYTES = 4 * 1024 * 1024
+# The kernel is asked to read this far ahead of the bytes being sent. A call of sendfile then seldom
+# waits for the disk, for which the other clients would wait as well.
+_AHEAD_BYTES = 8 * 1024 * 1024
+
+
+def _new_future() -> "asyncio.Future[None]":
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(slots=True, eq=False)
+class FileSend:
+    """Bytes of a file that are being sent to a socket.
+
+    Attributes:
+        socket_fd: descriptor of the non-blocking socket; no other `FileSend` may have it.
+        file_fd: descriptor of the file.
+        sent_to: offset in the file of the end of the bytes that the socket has accepted.
+        end: offset in the file of the end of the bytes.
+        is_withdrawn: True once no more bytes are to be sent.
+        ended: done once the thread no longer uses the descriptors. It raises ConnectionError if the
+            client has disconnected, and OSError if the file cannot be read.
+    """
+
+    socket_fd: int
+    file_fd: int
+    sent_to: int
+    end: int
+    is_withdrawn: bool = False
+    ended: "asyncio.Future[None]" = field(default_factory=_new_future)
+    _read_to: int = 0  # offset up to which the kernel was asked to read the file
+
+    def advance(self) -> bool:
+        """Send until the socket is full, or the turn is over; return whether everything is sent.
+
+        Raises OSError.
+        """
+        turn_end = min(self.end, self.sent_to + _TURN_BYTES)
+        self._read_ahead()
+        while self.sent_to < turn_end:
+            try:
+                wanted_bytes = turn_end - self.sent_to
+                sent_bytes = os.sendfile(self.socket_fd, self.file_fd, self.sent_to, wanted_bytes)
+            except BlockingIOError:
+                return False
+            if sent_bytes == 0:
+                raise OSError("the file is shorter than it was")
+            self.sent_to += sent_bytes
+        return self.sent_to == self.end
+
+    def _read_ahead(self) -> None:
+        """Ask the kernel to read what is sent next, if it has not been asked far enough ahead."""
+        first = max(self._read_to, self.sent_to)
+        if first >= self.end or first - self.sent_to > _AHEAD_BYTES // 2:
+            return
+        self._read_to = min(self.end, first + _AHEAD_BYTES)
+        advised_bytes = self._read_to - first
+        os.posix_fadvise(self.file_fd, first, advised_bytes, os.POSIX_FADV_WILLNEED)
+
+
+class SendThread:
+    """Sends files to all clients in one thread, until `close`."""
+
+    def __init__(self) -> None:
+        # The event loop appends sends that are new or withdrawn, and the thread takes them.
+        self._changed: deque[FileSend] = deque()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._is_closed = False
+        # Only the thread uses these: the sends by the descriptors of their sockets.
+        self._sends: dict[int, FileSend] = {}
+        self._poll = select.epoll()
+        # A daemon thread: if it hangs in a call, at a broken disk, the process can still end.
+        threading.Thread(target=self._run, name="s3-send", daemon=True).start()
+
+    def add(self, send: FileSend) -> None:
+        """Begin to send. At the end, `send.ended` is done."""
+        self._changed.append(send)
+        self._wake()
+
+    def withdraw(self, send: FileSend) -> None:
+        """Stop to send. `send.ended` is done once the thread no longer uses the descriptors."""
+        send.is_withdrawn = True
+        self._changed.append(send)
+        self._wake()
+
+    def close(self) -> None:
+        """End the thread after its present call."""
+        self._is_closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        os.eventfd_write(self._wake_fd, 1)
+
+    def _run(self) -> None:
+        """Send until `close`."""
+        self._poll.register(self._wake_fd, select.EPOLLIN)
+        while not self._is_closed:
+            for fd, _ in self._poll.poll():
+                if fd == self._wake_fd:
+                    os.eventfd_read(fd)
+                    self._take_changes()
+                elif fd in self._sends:  # else it was withdrawn just now
+                    self._advance(self._sends[fd])
+        self._poll.close()
+        os.close(self._wake_fd)
+
+    def _take_changes(self) -> None:
+        """Begin new sends, and end those that were withdrawn."""
+        while self._changed:
+            send = self._changed.popleft()
+            if send.is_withdrawn:
+                self._end(send)
+            else:
+                self._sends[send.socket_fd] = send
+                self._poll.register(send.socket_fd, select.EPOLLOUT)
+
+    def _advance(self, send: FileSend) -> None:
+        """Send further bytes to a socket that accepts some; end the send after the last ones."""
+        try:
+            if send.advance():
+                self._end(send)
+        except OSError as exn:
+            self._end(send, exn)
+
+    def _end(self, send: FileSend, error: OSError | None = None) -> None:
+        """Forget a send, and report its end.
+
+        A send may be withdrawn before it has begun, or after its end.
+        """
+        if self._sends.get(send.socket_fd) is send:
+            del self._sends[send.socket_fd]
+            self._poll.unregister(send.socket_fd)
+        with suppress(RuntimeError):  # the event loop has ended
+            send.ended.get_loop().call_soon_threadsafe(_report_end, send.ended, error)
+
+
+def _report_end(ended: "asyncio.Future[None]", error: OSError | None) -> None:
+    """Report a send's end to the coroutine that waits for it; only the first report counts."""
+    if ended.done():
+        return
+    if error is None:
+        ended.set_result(None)
+    else:
+        ended.set_exception(error)
