@@ -14,7 +14,7 @@ from shardcache.cache.fetching.leasing import Leasing
 from shardcache.cache.fetching.transfers import Transfers
 from shardcache.cache.listings.shard_listing import name_of
 from shardcache.cache.versions.history import History
-from shardcache.cache.waiting.waits import Class, Wait
+from shardcache.cache.waiting.waits import PriorityClass, Wait
 from shardcache.errors import CorruptShardError, TokensError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.objects import RemoteObject
@@ -147,7 +147,7 @@ class Counting:
 
         # The shard is fetched without a lease. It may be evicted for the next shard at once, and a
         # lease would then fetch it again.
-        shard = await self._transfers.wait(name, ref, Class.WARM, Wait())
+        shard = await self._transfers.wait(name, ref, PriorityClass.WARM, Wait())
         assert isinstance(shard, Shard)  # this wait does not accept a partial shard
         facts = await self._store.facts(shard)
         if facts.samples is None:  # a transfer for a plain file was running, which did not index

@@ -28,7 +28,7 @@ from shardcache.cache.space.residency import Residency
 from shardcache.cache.versions.history import History
 from shardcache.cache.versions.revalidation import Revalidation
 from shardcache.cache.waiting.arrival import Arrival
-from shardcache.cache.waiting.waits import Class, Wait
+from shardcache.cache.waiting.waits import PriorityClass, Wait
 from shardcache.errors import CorruptShardError, OutdatedError
 from shardcache.shared.protocol import ShardRef
 from shardcache.store.keys import place_of, shard_key
@@ -100,7 +100,12 @@ class Leasing:
                     # next reader.
                     self._planner.learn(name, key, now_s=float("-inf"))
 
-    async def acquire(self, ref: ShardRef, wanted: Class, wait: Wait) -> Published | Arrival:
+    async def acquire(
+        self,
+        ref: ShardRef,
+        wanted: PriorityClass,
+        wait: Wait,
+    ) -> Published | Arrival:
         """Return the published shard, fetched if it is missing.
 
         Returns early access to the shard instead, if `wait` accepts that. Raises every error that
@@ -118,7 +123,12 @@ class Leasing:
 
         return await self._acquire(fetch, name, ref)
 
-    async def acquire_latest(self, ref: ShardRef, wanted: Class, wait: Wait) -> Published | Arrival:
+    async def acquire_latest(
+        self,
+        ref: ShardRef,
+        wanted: PriorityClass,
+        wait: Wait,
+    ) -> Published | Arrival:
         """Return the present version of a shard, whichever version `ref` names; see `acquire`.
 
         Plans that call the shard by the same name get the present version from then on, too, even
@@ -277,7 +287,7 @@ class Leasing:
         Raises as `acquire` does.
         """
         # A default wait accepts neither a partial shard nor one that is not published yet.
-        published = await self.acquire(ref, Class.WARM, Wait())
+        published = await self.acquire(ref, PriorityClass.WARM, Wait())
         assert isinstance(published, Published)
         self._residency.retain(published.shard)
         try:

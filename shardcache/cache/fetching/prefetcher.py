@@ -14,7 +14,7 @@ from shardcache.cache.fetching.transfers import Transfers
 from shardcache.cache.planner import Planner
 from shardcache.cache.space.residency import LOOK_AGAIN_S, Residency
 from shardcache.cache.waiting.signals import Signal
-from shardcache.cache.waiting.waits import Class
+from shardcache.cache.waiting.waits import PriorityClass
 from shardcache.errors import ShardcacheError
 from shardcache.shared.protocol import ShardRef
 from shardcache.store.space import footprint_bytes
@@ -78,7 +78,11 @@ class Prefetcher:
             # In the session's context, the transfer reads with the session's credentials, and its
             # log lines name the session's job.
             reader.context.run(
-                self._transfers.start, missing.name, ref, Class.PLANNED, reader.client
+                self._transfers.start,
+                missing.name,
+                ref,
+                PriorityClass.PLANNED,
+                reader.client,
             )
         return LOOK_AGAIN_S
 
@@ -106,7 +110,8 @@ class Prefetcher:
     def _transfers_ahead(self) -> int:
         """Return the number of transfers that were started for plans and that nobody waits for."""
         transfers = self._transfers.all()
-        ahead = [each for each in transfers if each.wanted is Class.PLANNED and not each.waits]
+        planned = [each for each in transfers if each.wanted is PriorityClass.PLANNED]
+        ahead = [each for each in planned if not each.waits]
         return len(ahead)
 
     def is_cared_for(self, name: str) -> bool:

@@ -12,7 +12,7 @@ from shardcache.cache.space.residency import LOOK_AGAIN_S, NOW, Residency
 from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
-from shardcache.cache.waiting.waits import Class, PostponedError
+from shardcache.cache.waiting.waits import PostponedError, PriorityClass
 from shardcache.store.space import footprint_bytes
 
 # Minimum interval between attempts to reserve the space of a whole object. Readers of ranges cause
@@ -153,8 +153,8 @@ class WholeSpace:
 
 def _needed_at_s(residency: Residency, claim: KeyClaim, key: str) -> float:
     """Return when a whole shard or object is needed, which decides what is evicted for it."""
-    if claim.whole_klass is Class.WAITING:
+    if claim.whole_priority_class is PriorityClass.WAITING:
         return NOW
-    if claim.whole_klass is Class.PLANNED:
+    if claim.whole_priority_class is PriorityClass.PLANNED:
         return residency.planned_need_s(key)
     return residency.unplanned_need_s(key)

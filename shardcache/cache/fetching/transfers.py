@@ -21,7 +21,7 @@ from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
-from shardcache.cache.waiting.waits import Class, JobKey, PostponedError, Wait
+from shardcache.cache.waiting.waits import JobKey, PostponedError, PriorityClass, Wait
 from shardcache.errors import (
     CapacityError,
     CorruptShardError,
@@ -96,7 +96,13 @@ class Transfers:
         """Return every transfer, oldest first."""
         return list(self._by_name.values())
 
-    async def wait(self, name: str, ref: ShardRef, wanted: Class, wait: Wait) -> Shard | Arrival:
+    async def wait(
+        self,
+        name: str,
+        ref: ShardRef,
+        wanted: PriorityClass,
+        wait: Wait,
+    ) -> Shard | Arrival:
         """Join the shard's transfer, or start one; return the shard.
 
         Returns early access to the shard if `wait` accepts that: the caller then counts as one of
@@ -127,7 +133,7 @@ class Transfers:
         wait.is_file = True
 
         def start() -> Transfer:
-            return self.start(name, ref, Class.PLANNED, wait.client, is_whole=False)
+            return self.start(name, ref, PriorityClass.PLANNED, wait.client, is_whole=False)
 
         return await self._join(name, ref.url, start, _needed_parts, wait)
 
@@ -209,7 +215,7 @@ class Transfers:
         self,
         name: str,
         ref: ShardRef,
-        wanted: Class,
+        wanted: PriorityClass,
         client: JobKey | None = None,
         *,
         is_whole: bool = True,
@@ -268,7 +274,7 @@ class Transfers:
         """Fetch a shard, and set the outcome of its transfer, whatever happens."""
         is_postponed = False
         try:
-            log.debug("fetching", wanted=transfer.klass.name.lower())
+            log.debug("fetching", wanted=transfer.priority_class.name.lower())
             with self._counters.bills.charged(transfer.ref.url, client):
                 shard = await self._fetch(transfer)
             log.debug("fetched", size_bytes=None if shard is None else shard.size_bytes)

@@ -18,7 +18,7 @@ from shardcache.cache.fetching.leasing import Leasing, Published
 from shardcache.cache.listings.shard_listing import name_of
 from shardcache.cache.space.residency import NOW, Residency
 from shardcache.cache.waiting.arrival import Arrival
-from shardcache.cache.waiting.waits import Class, JobKey, Wait
+from shardcache.cache.waiting.waits import JobKey, PriorityClass, Wait
 from shardcache.origin.objects import RemoteObject
 from shardcache.redact import redact
 from shardcache.shared.protocol import ShardRef
@@ -155,7 +155,7 @@ class ObjectReads:
             client: the client that is charged, and shown as waiting.
         """
         wait = Wait(client, since_s=time.monotonic(), partial=True)
-        acquired = await self._leasing.acquire(_ref(obj), Class.PLANNED, wait)
+        acquired = await self._leasing.acquire(_ref(obj), PriorityClass.PLANNED, wait)
         if isinstance(acquired, Published):
             self._count(acquired)
             async with self._cached(acquired.shard) as held:

@@ -23,7 +23,7 @@ from shardcache.cache.readers.wait_clock import WaitClock
 from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
-from shardcache.cache.waiting.waits import Class, JobKey, Wait
+from shardcache.cache.waiting.waits import JobKey, PriorityClass, Wait
 from shardcache.errors import CorruptShardError, ProtocolError, ShardcacheError
 from shardcache.redact import excerpt
 from shardcache.shared.protocol import ShardRef
@@ -197,9 +197,9 @@ class Reader:
                 is_awaited = lease.state is LeaseState.AWAITED
                 acquired = await self._ranges.acquire(number, ref, wait, is_awaited=is_awaited)
             elif latest:
-                acquired = await self._leasing.acquire_latest(ref, Class.PLANNED, wait)
+                acquired = await self._leasing.acquire_latest(ref, PriorityClass.PLANNED, wait)
             else:
-                acquired = await self._leasing.acquire(ref, Class.PLANNED, wait)
+                acquired = await self._leasing.acquire(ref, PriorityClass.PLANNED, wait)
         finally:
             self._end_wait(wait)
             self._leases.drop(number)  # the request has ended, with a lease or an error
@@ -344,7 +344,7 @@ class Reader:
         facts = None if lease.shard is None else lease.shard.facts
         if facts is not None and facts.samples is None and not wait.is_file:
             ref = self.ref(lease.position)
-            await self._leasing.acquire(ref, Class.PLANNED, Wait(self.job.key, holder=self))
+            await self._leasing.acquire(ref, PriorityClass.PLANNED, Wait(self.job.key, holder=self))
 
     async def release(self, number: int, *, read: bool, damage: str = "") -> None:
         """Release a lease, or withdraw its request; no-op if the lease has ended already.

@@ -15,7 +15,7 @@ from shardcache.cache.space.residency import Residency
 from shardcache.cache.views.visibility import Visible
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
-from shardcache.cache.waiting.waits import Class, JobKey, Wait
+from shardcache.cache.waiting.waits import JobKey, PriorityClass, Wait
 from shardcache.fetch.download import Downloader
 from shardcache.fetch.limits.origin_states import Limit
 from shardcache.shared.units import size, user_name
@@ -125,7 +125,8 @@ class Reasons:
 
         being_checked = [each for each in transfers if each.stages.present is Stage.DISK]
         if being_checked:
-            is_waited_for = any(each.klass is Class.WAITING for each in being_checked)
+            priority_classes = {transfer.priority_class for transfer in being_checked}
+            is_waited_for = PriorityClass.WAITING in priority_classes
             text = f"arrived shards being checked and indexed: {len(being_checked)}"
             yield Limit("disk", text, is_waited_for)
 

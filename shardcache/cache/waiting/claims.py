@@ -23,7 +23,7 @@ from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
-from shardcache.cache.waiting.waits import Class, PostponedError, Wait, longest_wait
+from shardcache.cache.waiting.waits import PostponedError, PriorityClass, Wait, longest_wait
 from shardcache.errors import ShardcacheError
 from shardcache.fetch.limits.slot_claims import Priority
 from shardcache.store.part_file import PartFile
@@ -111,9 +111,9 @@ class KeyClaim:
         return self.reservation.size_bytes if self.reservation else 0
 
     @property
-    def klass(self) -> Class:
+    def priority_class(self) -> PriorityClass:
         """The priority class of the most urgent transfer."""
-        return min(transfer.klass for transfer in self.transfers)
+        return min(transfer.priority_class for transfer in self.transfers)
 
     @property
     def waits(self) -> list[Wait]:
@@ -146,11 +146,12 @@ class KeyClaim:
         return self.whole_waits if self.serves_ranges else self.waits
 
     @property
-    def whole_klass(self) -> Class:
+    def whole_priority_class(self) -> PriorityClass:
         """The priority class of the whole object, without waits for ranges of it."""
         if longest_wait(self.whole_waits) is not None:
-            return Class.WAITING
-        return min((each.wanted for each in self.transfers if each.is_whole), default=Class.WARM)
+            return PriorityClass.WAITING
+        wanted = [transfer.wanted for transfer in self.transfers if transfer.is_whole]
+        return min(wanted, default=PriorityClass.WARM)
 
     @property
     def wants_samples(self) -> bool:
@@ -199,7 +200,7 @@ class KeyClaim:
         #    reader reads the shard as the shard arrives: the parts should then arrive in order.
         if longest is not None:
             return Priority(
-                Class.WAITING,
+                PriorityClass.WAITING,
                 longest.since_s or 0.0,
                 longest.client,
                 alone=bool(readers) or self._is_awaited_in_part(),
@@ -209,10 +210,10 @@ class KeyClaim:
         #    and will wait then. Their wait counts as beginning now, so they come after the readers
         #    that wait already.
         if readers:
-            return Priority(Class.WAITING, time.monotonic(), readers[0], alone=True)
+            return Priority(PriorityClass.WAITING, time.monotonic(), readers[0], alone=True)
 
         # 3. If nobody waits, the time at which a plan needs the shard counts.
-        return Priority(self.klass, next_use_s())
+        return Priority(self.priority_class, next_use_s())
 
     def _is_awaited_in_part(self) -> bool:
         """Return whether early access is offered, and a waiting reader accepts it."""

@@ -14,7 +14,7 @@ from typing import Any
 from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.stages import Stage, Stages
-from shardcache.cache.waiting.waits import Class, PostponedError, Wait, longest_wait
+from shardcache.cache.waiting.waits import PostponedError, PriorityClass, Wait, longest_wait
 from shardcache.errors import ShardcacheError
 from shardcache.fetch.reads import Coming
 from shardcache.shared.protocol import ShardRef
@@ -50,7 +50,7 @@ class Transfer:
 
     name: str
     ref: ShardRef
-    wanted: Class
+    wanted: PriorityClass
     is_whole: bool = True
     is_divisible: bool = True
     given_up: ShardcacheError | PostponedError | None = None
@@ -66,10 +66,10 @@ class Transfer:
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
     @property
-    def klass(self) -> Class:
+    def priority_class(self) -> PriorityClass:
         """Present priority class: `WAITING` while a reader waits, otherwise `wanted`."""
         has_waiting_reader = longest_wait(self.waits) is not None
-        return Class.WAITING if has_waiting_reader else self.wanted
+        return PriorityClass.WAITING if has_waiting_reader else self.wanted
 
     def join(self, moved: Signal, part_file: PartFile | None) -> None:
         """Share the signal and the parts of other transfers of the same object.
@@ -135,7 +135,7 @@ class Transfer:
             "done_bytes": self.arrived_bytes,
             "total_bytes": self.total_bytes,
             "rate_bytes_per_s": self._rate_bytes_per_s(),
-            "class": self.klass.name.lower(),
+            "class": self.priority_class.name.lower(),
             "stage": self.stages.present.value,
             "waiters": len(self.waits),
         }

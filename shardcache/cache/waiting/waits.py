@@ -16,7 +16,7 @@ from shardcache.errors import ShardcacheError
 from shardcache.shared.protocol import ShardRef
 
 
-class Class(enum.IntEnum):
+class PriorityClass(enum.IntEnum):
     """Priority class of a transfer. The class with the lower number goes first in every queue."""
 
     WAITING = 0  # a reader waits for the shard, and has nothing else to read

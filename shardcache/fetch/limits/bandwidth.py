@@ -152,4 +152,4 @@ class Bandwidth:
         claim = request.claim
         priority = claim.ask_priority()
         last_turn = self._round_robin.last(priority.client)
-        return priority.klass, last_turn, priority.deadline_s, claim.arrival
+        return priority.priority_class, last_turn, priority.deadline_s, claim.arrival

@@ -384,4 +384,4 @@ class Scheduler:
 def _pausing_order(claim: Claim) -> tuple[int, float, int]:
     """Return a sort key by which the least urgent claim, which is paused first, is the greatest."""
     priority = claim.group.priority
-    return priority.klass, priority.deadline_s, claim.arrival
+    return priority.priority_class, priority.deadline_s, claim.arrival

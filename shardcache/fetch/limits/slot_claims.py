@@ -1,9 +1,9 @@
 """Claims on connections and byte credit, and the order in which they are served.
 
 A claim stands for one request that needs a connection slot; the `Scheduler` grants slots to claims
-by their rank, and `Bandwidth` grants byte credit by the claims' priorities. A class is a level of
-urgency: claims of a lower class always go first. A client is whoever needs a part, usually a
-training job. Clients of the same class share the slots equally.
+by their rank, and `Bandwidth` grants byte credit by the claims' priorities. A priority class is a
+level of urgency: claims of a lower class always go first. A client is whoever needs a part, usually
+a training job. Clients of the same class share the slots equally.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class Priority:
     """Priority of a part, compared with others when a connection slot or byte credit is granted.
 
     Attributes:
-        klass: the class; a lower class always goes first, and `WAITING` may also preempt any other
+        priority_class: a lower class always goes first, and `WAITING` may also preempt any other
             class.
         deadline_s: the time when a reader began to wait or will need the shard, always by the same
             clock. Of one client's claims in a class, the one with the earliest deadline goes first.
@@ -40,7 +40,7 @@ class Priority:
             slow this download down. That ends when its own parts no longer arrive.
     """
 
-    klass: int
+    priority_class: int
     deadline_s: float = math.inf
     client: Hashable | None = None
     alone: bool = False
@@ -48,7 +48,7 @@ class Priority:
     @property
     def waiting(self) -> bool:
         """True if a reader is waiting for the part."""
-        return self.klass == WAITING
+        return self.priority_class == WAITING
 
 
 AskPriority = Callable[[], Priority]
@@ -179,7 +179,7 @@ class Rank(NamedTuple):
     """
 
     # 1. A lower class always goes first: readers that wait, then plans, then `warm`.
-    klass: int
+    priority_class: int
     # 2. In a class, the client that holds the fewest slots goes first, so that clients share the
     #    slots equally.
     held_by_client: int
@@ -223,7 +223,7 @@ class Ranking:
         priority = group.priority
         held_by_download = group.held if priority.alone else 0
         return Rank(
-            priority.klass,
+            priority.priority_class,
             self._held[_share_of(claim)],
             self._round_robin.last(priority.client),
             held_by_download,
@@ -235,4 +235,4 @@ class Ranking:
 def _share_of(claim: Claim) -> tuple[int, Hashable]:
     """Return the class and client of a claim, by which the held slots are counted."""
     priority = claim.group.priority
-    return priority.klass, priority.client
+    return priority.priority_class, priority.client

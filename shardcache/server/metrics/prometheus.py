@@ -19,7 +19,7 @@ from prometheus_client.utils import floatToGoString
 
 from shardcache import __version__
 from shardcache.cache.waiting.stages import Stage
-from shardcache.cache.waiting.waits import Class
+from shardcache.cache.waiting.waits import PriorityClass
 from shardcache.errors import CacheError, OriginError, ShardcacheError, ShardError, codes
 from shardcache.server.metrics import metric_rows as rows
 from shardcache.server.metrics.metric_rows import COUNTER, GAUGE, MetricKind, Row
@@ -119,9 +119,9 @@ def _transfers(transfers: list[Json]) -> Metric:
     """Return the number of transfers by class, which is their urgency, and by stage."""
     counts = Counter((transfer["class"], transfer["stage"]) for transfer in transfers)
     samples = []
-    for klass in Class:
+    for priority_class in PriorityClass:
         for stage in Stage:
-            name = klass.name.lower()
+            name = priority_class.name.lower()
             samples.append(((name, stage.name.lower()), counts[name, stage.value]))
     return _family(GAUGE, "transfers", "Shards being fetched.", samples, ("class", "stage"))
 

@@ -72,7 +72,7 @@ def _no_alone() -> None:
 
 MECHANISMS: Mapping[str, Callable[[], None]] = {
     "all": lambda: None,
-    "class": _without_rank("klass"),
+    "class": _without_rank("priority_class"),
     "client": _without_rank("held_by_client", "last_turn"),
     "deadline": _without_rank("deadline_s"),
     "alone": _no_alone,

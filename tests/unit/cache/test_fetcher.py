@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cache.waiting.waits import Class, Wait
+from shardcache.cache.waiting.waits import PriorityClass, Wait
 from shardcache.errors import CapacityError, NotFoundError, ShardError
 from shardcache.shared.protocol import ShardRef
 from shardcache.store.shard import Shard
@@ -26,7 +26,8 @@ async def fetched(here: Ground, *refs: ShardRef) -> list[Shard]:
     """Have readers wait for shards, all at once."""
     parts = here.parts()
     waits = [
-        parts.fetching.transfers.wait(f"name {number}", ref, Class.PLANNED, Wait()) for number, ref in enumerate(refs)
+        parts.fetching.transfers.wait(f"name {number}", ref, PriorityClass.PLANNED, Wait())
+        for number, ref in enumerate(refs)
     ]
     found = await asyncio.gather(*waits)
     assert all(isinstance(shard, Shard) for shard in found)

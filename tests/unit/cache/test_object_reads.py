@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.access.rules import Peer
-from shardcache.cache.waiting.waits import Class, Wait
+from shardcache.cache.waiting.waits import PriorityClass, Wait
 from shardcache.errors import OutdatedError
 from shardcache.shared.protocol import ShardRef
 from support.shards.open_cache import ground
@@ -26,7 +26,7 @@ async def test_a_jobs_reload_changes_nothing_for_who_asked_for_the_former_versio
             await held.beyond(0)
         file.write_bytes(b"newer!")
         ref = ShardRef(obj.url, obj.version, obj.size_bytes, is_file=True)
-        await parts.fetching.leasing.acquire_latest(ref, Class.PLANNED, Wait())
+        await parts.fetching.leasing.acquire_latest(ref, PriorityClass.PLANNED, Wait())
         assert objects.reads.at_hand(obj, (0, 1)) is None
         with pytest.raises(OutdatedError):
             async with objects.reads.span(obj, (0, 1), CLIENT):

@@ -13,7 +13,7 @@ from shardcache.cache.space.deadlock import check_progress
 from shardcache.cache.space.residency import NOW
 from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cache.waiting.transfer import Transfer
-from shardcache.cache.waiting.waits import Class, PostponedError, Wait
+from shardcache.cache.waiting.waits import PostponedError, PriorityClass, Wait
 from shardcache.errors import CapacityError
 from shardcache.shared.protocol import ShardRef
 from shardcache.store.folder.pins_file import Pin
@@ -136,7 +136,7 @@ def waiting(
     others: tuple[Keeper, ...] = (),
 ) -> KeyClaim:
     """Return a shard on its way that one reader waits for which has that many shards in hand; nobody where None."""
-    transfer = Transfer("name", ShardRef("s3://bucket/a.tar"), Class.PLANNED)
+    transfer = Transfer("name", ShardRef("s3://bucket/a.tar"), PriorityClass.PLANNED)
     if in_hand is not None:
         transfer.waits.add(Wait(("job", 7), time.monotonic() if needed else None, holder=Keeper(in_hand, others)))
     reservation = Reservation(Space(CAPACITY))

@@ -11,7 +11,7 @@ from shardcache.cache.planner import Planner
 from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.transfer import Transfer
-from shardcache.cache.waiting.waits import Class, PostponedError, Wait
+from shardcache.cache.waiting.waits import PostponedError, PriorityClass, Wait
 from shardcache.errors import NotFoundError, OriginUnavailableError, ShardcacheError
 from shardcache.shared.protocol import ShardRef
 from shardcache.store.shard import Shard
@@ -40,8 +40,8 @@ class Origin:
         async with asyncio.TaskGroup() as group:
             transfers = Transfers(self.fetch, lambda: None, Planner({}), Counters(), Signal(), group)
             if ahead:
-                transfers.start("a", REF, Class.PLANNED)
-            return await transfers.wait("a", REF, Class.PLANNED, Wait())
+                transfers.start("a", REF, PriorityClass.PLANNED)
+            return await transfers.wait("a", REF, PriorityClass.PLANNED, Wait())
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.turns import Turns
-from shardcache.cache.waiting.waits import Class, Wait
+from shardcache.cache.waiting.waits import PriorityClass, Wait
 from shardcache.errors import ShardChangedError
 from shardcache.fetch.limits.slot_claims import Priority
 from shardcache.fetch.reads import PausableRead
@@ -56,7 +56,7 @@ def read() -> PausableRead:
 
 @pytest.fixture
 async def transfer() -> Transfer:
-    transfer = Transfer(URL, ShardRef(URL), Class.PLANNED)
+    transfer = Transfer(URL, ShardRef(URL), PriorityClass.PLANNED)
     transfer.begin(SIZE)
     return transfer
 
@@ -131,7 +131,7 @@ async def test_a_reader_of_a_smaller_copy_waits_for_its_publication(tmp_path: Pa
     """Its bytes are not those that have arrived: what is cached of a compressed file may be smaller than that."""
     layout = Layout(tmp_path)
     layout.partial.mkdir(parents=True)
-    transfer = Transfer(url, ShardRef(url), Class.PLANNED)
+    transfer = Transfer(url, ShardRef(url), PriorityClass.PLANNED)
     transfer.begin(SIZE)
     arrival = transfer.offer(Partial.open(layout, RemoteObject(url, "1", SIZE), PART))
     for part in range(3):
@@ -152,15 +152,15 @@ async def test_a_reader_of_an_arriving_shard_keeps_its_connections(transfer: Tra
     """
     ahead, whole, other, more = Wait(JOB), Wait(JOB, 5.0), Wait(OTHER, 6.0), Wait(JOB, 5.0)
     transfer.waits = {ahead}
-    assert priority(transfer) == Priority(Class.PLANNED, 7.0)
+    assert priority(transfer) == Priority(PriorityClass.PLANNED, 7.0)
     transfer.waits = {whole, other}
-    assert priority(transfer) == Priority(Class.WAITING, 5.0, JOB)
+    assert priority(transfer) == Priority(PriorityClass.WAITING, 5.0, JOB)
     transfer.waits = set()
     arrival.readers.append(JOB)
     reading = priority(transfer)
-    assert (reading.klass, reading.alone) == (Class.WAITING, True)
+    assert (reading.priority_class, reading.alone) == (PriorityClass.WAITING, True)
     transfer.waits = {more}  # as `Reader.more` waits
-    assert priority(transfer) == Priority(Class.WAITING, 5.0, JOB, alone=True)
+    assert priority(transfer) == Priority(PriorityClass.WAITING, 5.0, JOB, alone=True)
 
 
 LONG = list(range(10_000))
