@@ -12,7 +12,7 @@ from shardcache.cache.space.residency import LOOK_AGAIN_S, NOW, Residency
 from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
-from shardcache.cache.waiting.waits import PostponedError, PriorityClass
+from shardcache.cache.waiting.waits import PostponedError, PriorityClass, longest_wait
 from shardcache.store.space import footprint_bytes
 
 # Minimum interval between attempts to reserve the space of a whole object. Readers of ranges cause
@@ -152,9 +152,13 @@ class WholeSpace:
 
 
 def _needed_at_s(residency: Residency, claim: KeyClaim, key: str) -> float:
-    """Return when a whole shard or object is needed, which decides what is evicted for it."""
-    if claim.whole_priority_class is PriorityClass.WAITING:
+    """Return when a whole shard or object is needed, which decides what is evicted for it.
+
+    Readers that wait for ranges of the object, and transfers of ranges alone, do not count.
+    """
+    if longest_wait(claim.whole_waits) is not None:
         return NOW
-    if claim.whole_priority_class is PriorityClass.PLANNED:
+    whole = [transfer for transfer in claim.transfers if transfer.is_whole]
+    if any(transfer.wanted is PriorityClass.PLANNED for transfer in whole):
         return residency.planned_need_s(key)
     return residency.unplanned_need_s(key)

@@ -5,9 +5,9 @@ Computing Surveys 1971): each holder keeps its space while it waits for space th
 A deadlock ends only if one of the waits is given up.
 
 `Residency` calls `check_progress` now and then while a claim waits for space. A claim (`KeyClaim`)
-stands for all transfers of one shard; it is blocked while it waits for space. A reader is stuck if
-it waits for a blocked claim, and has nothing else to read. A lease keeps a shard in the cache until
-its reader releases it, and a stuck reader releases none.
+stands for all transfers of one shard; it is blocked if it can continue only once there is space. A
+reader is stuck if it waits for a blocked claim, and has nothing else to read. A lease keeps a shard
+in the cache until its reader releases it, and a stuck reader releases none.
 """
 
 from collections.abc import Collection
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from shardcache.cache.waiting.claims import KeyClaim
-from shardcache.cache.waiting.waits import Holder, PostponedError
+from shardcache.cache.waiting.waits import Holder, PostponedError, Wait
 from shardcache.errors import CapacityError
 from shardcache.shared.units import size
 from shardcache.store.shard import Shard
@@ -38,44 +38,78 @@ def check_progress(
         in_use: the shards that have leases.
         space: the space of the cache.
     """
-    blocked = [each for each in claims if each.is_blocked]
-    # 1. If no reader is stuck, there is no deadlock: each reader reads and releases the shards that
-    #    it has. And a claim that is not blocked has nothing to give up.
-    is_anyone_stuck = any(each.stuck_waits for each in blocked)
-    if not is_anyone_stuck or not claim.is_blocked:
+    # 1. A claim that is not blocked has nothing to give up.
+    if not _is_blocked(claim):
         return
 
-    # 2. If one blocked transfer can continue without any lease being released, there is no
-    #    deadlock: shards without leases can be evicted, and running downloads finish.
-    running = [each for each in claims if not each.is_blocked]
+    # 2. If no reader is stuck, there is no deadlock: each reader reads and releases the shards that
+    #    it has.
+    blocked = [each for each in claims if _is_blocked(each)]
+    if not any(_stuck_waits(each) for each in blocked):
+        return
+
+    # 3. If one blocked claim can continue without any lease being released, there is no deadlock:
+    #    shards without leases can be evicted, and running downloads finish.
+    running = [each for each in claims if not _is_blocked(each)]
     use = _SpaceUse.of(blocked, running, in_use, space)
     if use.has_room:
         return
 
-    # 3. Nor is there one if any lease belongs to a reader that is not stuck.
+    # 4. Nor is there one if any lease belongs to a reader that is not stuck.
     readers = _stuck_readers(blocked)
     all_leases = sum(shard.leases for shard in in_use)
     stuck_leases = sum(reader.leased_shards() for reader in readers)
     if all_leases != stuck_leases:
         return  # another reader has leases, and may end them
 
-    # 4. There is a deadlock. One claim gives up, and the check for that one raises the error.
+    # 5. There is a deadlock. One claim gives up, and the check for that one raises the error.
     if claim is not max(blocked, key=_giving_up_rank):
         return
-    if not claim.space_waits:
+    if not _space_waits(claim):
         raise PostponedError
     raise _deadlock_error(claim, use, space, len(readers))
 
 
+def _is_blocked(claim: KeyClaim) -> bool:
+    """Return whether a claim waits for space, or for the turn of a claim that waits for space."""
+    if claim.wanted_bytes > 0:
+        return True
+    return claim.claim_ahead is not None and _is_blocked(claim.claim_ahead)
+
+
+def _space_waits(claim: KeyClaim) -> list[Wait]:
+    """Return the waits for a blocked claim that cannot end before there is space.
+
+    While ranges are served, waits for ranges can end without further space.
+    """
+    return claim.whole_waits if claim.serves_ranges else claim.waits
+
+
+def _stuck_waits(claim: KeyClaim) -> list[Wait]:
+    """Return the waits for a blocked claim whose readers have nothing else to read."""
+    return [wait for wait in _space_waits(claim) if wait.since_s is not None]
+
+
+def _stuck_readers(blocked: Collection[KeyClaim]) -> set[Holder]:
+    """Return the readers that are stuck on blocked claims, and the readers that wait for these.
+
+    If a worker of a loader is stuck, the loader waits for that worker. It requests hardly any
+    batches of its other workers in the meantime, so they keep their shards.
+    """
+    waits = [wait for claim in blocked for wait in _stuck_waits(claim)]
+    stuck = {wait.holder for wait in waits if wait.holder is not None}
+    return stuck.union(*(reader.kept_waiting() for reader in stuck))
+
+
 @dataclass(frozen=True, slots=True)
 class _SpaceUse:
-    """The space that cannot be freed at present, and the space that one transfer needs to continue.
+    """The space that cannot be freed at present, and the space that one claim needs to continue.
 
     Attributes:
         pinned_bytes: size of pinned shards.
         leased_bytes: size of leased shards that are not pinned.
-        reserved_bytes: space reserved by blocked transfers.
-        needed_bytes: the least space that a blocked transfer waits for.
+        reserved_bytes: space reserved by blocked claims.
+        needed_bytes: the least space that a blocked claim waits for.
         possible_bytes: the capacity, or less if the disk has no space for all of it.
     """
 
@@ -96,12 +130,12 @@ class _SpaceUse:
         """Add up the bytes of all claims and shards.
 
         Args:
-            blocked: the claims that wait for space.
+            blocked: the blocked claims.
             running: all other claims.
             in_use: the shards that have leases.
             space: the space of the cache.
         """
-        # The filesystem may have allocated the bytes that running transfers are still to write. The
+        # The filesystem may have allocated the bytes that running claims are still to write. The
         # disk then shows this space as used, although it belongs to the cache.
         reservations = [claim.reservation for claim in running if claim.reservation is not None]
         arriving_bytes = sum(reservation.unwritten_bytes for reservation in reservations)
@@ -117,7 +151,7 @@ class _SpaceUse:
 
     @property
     def has_room(self) -> bool:
-        """True if one of the blocked transfers can continue by eviction alone."""
+        """True if one of the blocked claims can continue by eviction alone."""
         staying_bytes = self.pinned_bytes + self.leased_bytes + self.reserved_bytes
         return staying_bytes + self.needed_bytes <= self.possible_bytes
 
@@ -169,19 +203,8 @@ def _giving_up_rank(claim: KeyClaim) -> _GivingUpRank:
     """Return the sort key of a blocked claim."""
     readers = _stuck_readers([claim])
     return _GivingUpRank(
-        is_idle=not claim.space_waits,
-        is_stuck=bool(claim.stuck_waits),
+        is_idle=not _space_waits(claim),
+        is_stuck=bool(_stuck_waits(claim)),
         holds_shards=any(reader.leased_shards() for reader in readers),
         since_s=claim.waits_since_s,
     )
-
-
-def _stuck_readers(blocked: Collection[KeyClaim]) -> set[Holder]:
-    """Return the readers that are stuck on blocked claims, and the readers that wait for these.
-
-    If a worker of a loader is stuck, the loader waits for that worker. It requests hardly any
-    batches of its other workers in the meantime, so they keep their shards.
-    """
-    waits = [wait for claim in blocked for wait in claim.stuck_waits]
-    stuck = {wait.holder for wait in waits if wait.holder is not None}
-    return stuck.union(*(reader.kept_waiting() for reader in stuck))

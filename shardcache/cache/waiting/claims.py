@@ -2,12 +2,12 @@
 
 A key stands for one version of an object. Several transfers can lead to it, as plans may name the
 shard by its version or by its url alone. `Residency.claiming` makes the claim of a key, and removes
-the claim with the key's last transfer. `Fetcher` works under the claim's lock. The checks for
-deadlocks, and the scheduler of connections, ask the claim what it waits for and how urgent it is.
+the claim with the key's last transfer. `Fetcher` works under the claim's lock. `check_progress` of
+`deadlock` examines what the claims wait for, and the scheduler of connections asks a claim how
+urgent it is.
 
 A wait (`Wait`) belongs to one caller. The wait is for the whole object, or for a range of the
-object's bytes. An object is divisible if its ranges can be fetched by themselves. A reader is stuck
-if it has nothing else to read until there is space.
+object's bytes. An object is divisible if its ranges can be fetched by themselves.
 
 A turn is the permission to do work that only one claim may do at a time, such as inflating a shard.
 """
@@ -96,29 +96,19 @@ class KeyClaim:
         return self.transfers[0].ref.url
 
     @property
-    def is_blocked(self) -> bool:
-        """True while the claim can continue only once there is space.
-
-        The space may be for this claim, or for the claim whose turn this claim waits for.
-        """
-        if self.wanted_bytes > 0:
-            return True
-        return self.claim_ahead is not None and self.claim_ahead.is_blocked
-
-    @property
     def reserved_bytes(self) -> int:
         """Size of the reservation."""
         return self.reservation.size_bytes if self.reservation else 0
 
     @property
-    def priority_class(self) -> PriorityClass:
-        """The priority class of the most urgent transfer."""
-        return min(transfer.priority_class for transfer in self.transfers)
-
-    @property
     def waits(self) -> list[Wait]:
         """All waits for the shard."""
         return [wait for transfer in self.transfers for wait in transfer.waits]
+
+    @property
+    def _is_divisible(self) -> bool:
+        """True if ranges of the object can be fetched by themselves, as far as is known."""
+        return all(transfer.is_divisible for transfer in self.transfers)
 
     @property
     def range_waits(self) -> list[Wait]:
@@ -129,29 +119,10 @@ class KeyClaim:
 
     @property
     def whole_waits(self) -> list[Wait]:
-        """The waits for the whole object."""
-        return [wait for wait in self.waits if wait.bytes is None or not self._is_divisible]
-
-    @property
-    def _is_divisible(self) -> bool:
-        """True if ranges of the object can be fetched by themselves, as far as is known."""
-        return all(transfer.is_divisible for transfer in self.transfers)
-
-    @property
-    def space_waits(self) -> list[Wait]:
-        """While the claim is blocked, the waits that cannot end before there is space.
-
-        While ranges are served, waits for ranges can end without further space.
-        """
-        return self.whole_waits if self.serves_ranges else self.waits
-
-    @property
-    def whole_priority_class(self) -> PriorityClass:
-        """The priority class of the whole object, without waits for ranges of it."""
-        if longest_wait(self.whole_waits) is not None:
-            return PriorityClass.WAITING
-        wanted = [transfer.wanted for transfer in self.transfers if transfer.is_whole]
-        return min(wanted, default=PriorityClass.WARM)
+        """The waits for the whole object; all waits if ranges cannot be fetched by themselves."""
+        if not self._is_divisible:
+            return self.waits
+        return [wait for wait in self.waits if wait.bytes is None]
 
     @property
     def wants_samples(self) -> bool:
@@ -182,11 +153,6 @@ class KeyClaim:
         """The ranges that readers wait for, which are downloaded first: start and end of each."""
         return [wait.bytes for wait in self.waits if wait.bytes is not None]
 
-    @property
-    def stuck_waits(self) -> list[Wait]:
-        """The waits of readers that have nothing to read until there is space."""
-        return [wait for wait in self.space_waits if wait.since_s is not None]
-
     def priority(self, next_use_s: Callable[[], float]) -> Priority:
         """Return the priority of the download.
 
@@ -213,7 +179,8 @@ class KeyClaim:
             return Priority(PriorityClass.WAITING, time.monotonic(), readers[0], alone=True)
 
         # 3. If nobody waits, the time at which a plan needs the shard counts.
-        return Priority(self.priority_class, next_use_s())
+        most_urgent = min(transfer.wanted for transfer in self.transfers)
+        return Priority(most_urgent, next_use_s())
 
     def _is_awaited_in_part(self) -> bool:
         """Return whether early access is offered, and a waiting reader accepts it."""
