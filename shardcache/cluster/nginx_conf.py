@@ -22,7 +22,7 @@ from string import Template
 from shardcache.cluster.node_list import Node
 from shardcache.cluster.tier_config import MAX_COMMON_NAME, MIB, PEER_NAME, Tier, Upstream
 from shardcache.errors import ConfigError
-from shardcache.origin.tier.tier_state import QUESTION
+from shardcache.origin.tier.tier_state import QUESTION_STALL_SHARE
 from shardcache.shared.unix_socket import MAX_SOCKET_BYTES
 
 _LEASES_MIB = 16  # memory for some 50,000 parts that are being fetched at the same time
@@ -30,9 +30,9 @@ _LEASES_MIB = 16  # memory for some 50,000 parts that are being fetched at the s
 # the permission is good.
 _COPIED_DIVISOR = 10
 _MAX_STALLS = 180  # number of stall time-outs for which an owner may send nothing
-# After `QUESTION` times the stall time-out, the daemon asks an owner that sends nothing whether it
-# still serves the request. nginx may take this share of that time to connect to an owner, so that
-# it finds a dead owner before the daemon asks.
+# After `QUESTION_STALL_SHARE` times the stall time-out, the daemon asks an owner that sends nothing
+# whether it still serves the request. nginx may take this share of that time to connect to an
+# owner, so that it finds a dead owner before the daemon asks.
 _CONNECT_SHARE = 0.8
 _MAX_S = 30 * 86400  # a longer time limit comes from a mistyped stall time-out
 _PART_BYTES = 8 * MIB  # usual size of a part
@@ -74,7 +74,7 @@ def time_limits(stall_timeout_s: float) -> dict[str, int]:
         stall_timeout_s: the daemon's option of that name: the time after which it gives up a
             download from which nothing arrives.
     """
-    question_ms = 1000 * QUESTION * stall_timeout_s
+    question_ms = 1000 * QUESTION_STALL_SHARE * stall_timeout_s
     store_ms = round(1000 * stall_timeout_s)
     connect_ms = round(_CONNECT_SHARE * question_ms)
     front_ms = round(_MAX_STALLS * 1000 * stall_timeout_s)

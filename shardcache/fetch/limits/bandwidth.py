@@ -61,7 +61,7 @@ class Bandwidth:
         # Time of the last call of `_earn`; infinite before the first call, which earns nothing.
         self._counted_s = math.inf
         self._queue: list[_CreditRequest] = []
-        # Calls `_hand_out` when the next grant is possible; None if no read waits.
+        # Calls `_make_grants` when the next grant is possible; None if no read waits.
         self._timer: asyncio.TimerHandle | None = None
         self._round_robin = RoundRobin()
 
@@ -85,7 +85,7 @@ class Bandwidth:
         request = _CreditRequest(claim, min(wanted_bytes, self._grant_bytes))
         self._queue.append(request)
         if self._timer is None:
-            self._hand_out(self._bytes_per_s)
+            self._make_grants()
         try:
             await request.granted
         except asyncio.CancelledError:
@@ -106,23 +106,19 @@ class Bandwidth:
         if self._bytes_per_s is not None:
             self._unused_bytes += unused_bytes
 
-    def _hand_out(self, bytes_per_s: int) -> None:
-        """Make the grants that the rate allows now, and set the timer for the next grant.
-
-        Args:
-            bytes_per_s: the rate, which is `_bytes_per_s`. The caller has checked that it is not
-                None.
-        """
+    def _make_grants(self) -> None:
+        """Make the grants that the rate allows now, and set the timer for the next grant."""
+        assert self._bytes_per_s is not None  # no read waits if there is no limit
         loop = asyncio.get_running_loop()
         self._timer = None
-        self._earn(bytes_per_s, loop.time())
+        self._earn(self._bytes_per_s, loop.time())
 
         while self._queue:
             request = min(self._queue, key=self._rank)
             lacking_bytes = request.size_bytes - self._unused_bytes
             if lacking_bytes >= 1:  # a fraction of a byte is a rounding error
-                wait_s = lacking_bytes / bytes_per_s
-                self._timer = loop.call_later(wait_s, self._hand_out, bytes_per_s)
+                wait_s = lacking_bytes / self._bytes_per_s
+                self._timer = loop.call_later(wait_s, self._make_grants)
                 return
 
             self._unused_bytes -= request.size_bytes

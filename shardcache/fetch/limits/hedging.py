@@ -43,9 +43,9 @@ _MAX_PATIENCE = 5
 # A second request for a part that takes less time would cost more than it could save.
 _MIN_PATIENCE_S = 0.05
 _MAX_CREDIT = 8.0  # number of parts
-# Number of requests to a tier that may be hedged without credit. So a slow owner is found before
+# Number of requests to a tier that may be hedged free of credit. So a slow owner is found before
 # enough parts have arrived to earn credit.
-_TRIES = 2
+_FREE_HEDGES = 2
 # Expected time of a part from a tier whose times are unknown, as a share of the stall time-out.
 _UNKNOWN_SHARE = 0.2
 
@@ -100,7 +100,7 @@ class Hedging:
         self._times: defaultdict[int, _Times] = defaultdict(_Times)
         self._credit = 0.0  # number of parts whose requests may be hedged
         self._max_credit = _MAX_CREDIT
-        self._tries = _TRIES
+        self._free_hedges = _FREE_HEDGES
 
     def took(self, size_bytes: int, time_s: float, parts: int = 1) -> None:
         """Record the arrival of some parts.
@@ -229,20 +229,19 @@ class Hedging:
         self._credit -= parts
         return True
 
-    def tries(self) -> bool:
+    def spend_free_first(self) -> bool:
         """Return whether a request to a tier whose owner seems slow may be hedged.
 
-        If so, one of the tries without credit is used up, or credit for one part. A try is given
-        back by `won`.
+        If so, one of the free hedges is used up, or credit for one part if no free hedge is left.
         """
-        if not self._share or not self._tries:
+        if not self._share or not self._free_hedges:
             return self.spend()
-        self._tries -= 1
+        self._free_hedges -= 1
         return True
 
-    def won(self) -> None:
-        """Record that a request was hedged with good reason, as the second request was faster."""
-        self._tries = min(_TRIES, self._tries + 1)
+    def regain_free(self) -> None:
+        """Give back a free hedge, as a second request was faster, so the hedge was justified."""
+        self._free_hedges = min(_FREE_HEDGES, self._free_hedges + 1)
 
     def _similar(self, size_bytes: int, parts: int = MAX_PARTS) -> tuple[_Times, int] | None:
         """Return the times to compare a request with, and the factor to multiply them by.

@@ -181,12 +181,12 @@ class _TierRequests:
         direct = self._tier.route(self._span.obj, self._span.parts.start)
         slow_owners = self._tier.slow_owners
         # While no owner is slow, the owner of these parts does not matter, which saves a question.
-        if direct is None or not slow_owners.any(time.monotonic()):
+        if direct is None or not slow_owners.is_any_left_out(time.monotonic()):
             return direct
 
         for route in (direct, replace(direct, detours=True)):
             owner = await self._questions.address(route)
-            if not slow_owners.has(owner, time.monotonic()):
+            if not slow_owners.is_left_out(owner, time.monotonic()):
                 return route
         return None
 

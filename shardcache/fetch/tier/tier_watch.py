@@ -35,7 +35,7 @@ from shardcache.fetch.limits.hedging import LOOK_AGAIN, MIN_STALL_SHARE
 from shardcache.fetch.limits.scheduler import Scheduler
 from shardcache.fetch.reads import PausableRead
 from shardcache.fetch.requests import Requests, RequestSpan
-from shardcache.origin.tier.tier_state import OWNER, QUESTION, Route, TierState, sums_of
+from shardcache.origin.tier.tier_state import OWNER, QUESTION_STALL_SHARE, Route, TierState, sums_of
 from shardcache.transport.between.flow import Commit, Received
 from shardcache.transport.between.messages import Answer
 from shardcache.transport.between.parts import PartSums
@@ -83,13 +83,12 @@ class OwnerQuestions:
     Args:
         span: the span whose parts the questions are about.
         stall_timeout_s: time after which a silent request is given up. An answer has to come within
-            the share `QUESTION` of this time.
+            a share of this time, `QUESTION_STALL_SHARE`.
     """
 
     def __init__(self, span: RequestSpan, stall_timeout_s: float) -> None:
         self._span = span
-        # Time in which an answer has to come. `QUESTION` is a share of the stall time-out.
-        self._limit_s = QUESTION * stall_timeout_s
+        self._limit_s = QUESTION_STALL_SHARE * stall_timeout_s
 
     async def address(self, route: Route) -> str:
         """Return the address of the node that owns the parts; "" if no answer comes.
@@ -173,6 +172,8 @@ class WatchedRequest:
         self._questions = shared.questions
         self._count_past_tier = shared.count_past_tier
         self._stall_timeout_s = shared.stall_timeout_s
+        # Reading time without bytes or questions after which the owner is asked a question.
+        self._max_silence_s = QUESTION_STALL_SHARE * shared.stall_timeout_s
         self._route = route
         self._read = read
         self._hedging = shared.scheduler.origin(span.claim.origin_name).hedging
@@ -245,11 +246,8 @@ class WatchedRequest:
 
     @property
     def _next_question_s(self) -> float:
-        """Reading time at which the owner is asked next, unless bytes come before that.
-
-        `QUESTION` is the share of the stall time-out that has to pass without bytes or questions.
-        """
-        return max(self._asked_s, self._read.last_byte_s) + QUESTION * self._stall_timeout_s
+        """Reading time at which the owner is asked next, unless bytes come before that."""
+        return max(self._asked_s, self._read.last_byte_s) + self._max_silence_s
 
     def _left_s(self) -> float | None:
         """Return the time that the request will still take; None if the part is not late."""
@@ -355,7 +353,7 @@ class WatchedRequest:
 
         # 3. No bytes have come since the run of denials began.
         silent_s = self._asked_s - denied_s
-        if silent_s >= QUESTION * self._stall_timeout_s and await end_first():
+        if silent_s >= self._max_silence_s and await end_first():
             raise LostRequestError
 
     @property
@@ -382,15 +380,15 @@ class WatchedRequest:
     async def _end_if_slow(self, end_first: Commit) -> None:
         """Record that the owner is slow by itself, and end the request once that is certain.
 
-        `SlowOwners.add` records one case of slowness. `SlowOwners.has` is True only once two cases
-        were recorded within a minute. So the request goes on after the first case, and is ended
-        after the second. Raises SlowOwnerError if the request was ended.
+        An owner is left out only once two cases of slowness were recorded within a minute. So the
+        request goes on after the first case, and is ended after the second. Raises SlowOwnerError
+        if the request was ended.
         """
         slow_owners = self._tier.slow_owners
         owner = await self._questions.address(self._route)
-        if owner and not slow_owners.has(owner, time.monotonic()):
-            slow_owners.add(owner, time.monotonic())
-        if slow_owners.has(owner, time.monotonic()) and await end_first():
+        if owner and not slow_owners.is_left_out(owner, time.monotonic()):
+            slow_owners.record(owner, time.monotonic())
+        if slow_owners.is_left_out(owner, time.monotonic()) and await end_first():
             raise SlowOwnerError
 
     async def _fetch_sooner(
@@ -412,16 +410,18 @@ class WatchedRequest:
         """
         slow_owners = self._tier.slow_owners
         owner = await self._questions.address(self._route)
-        if slow_owners.has(owner, time.monotonic()):
+        if slow_owners.is_left_out(owner, time.monotonic()):
             if await end_first():
                 raise SlowOwnerError
             return None
 
-        # To hedge means to send a second request, to the object store. `spend` takes credit, which
-        # each part that arrives adds to. `tries` also takes from a small stock of tries that need
-        # no credit. The tries are for an owner that has not answered, as it is more likely to be
-        # slow itself.
-        is_allowed = self._hedging.spend() if asking.done() else self._hedging.tries()
+        # To hedge means to send a second request, to the object store. It takes credit, which each
+        # part that arrives adds to. A few hedges are free of credit: these are for an owner that
+        # has not answered, as it is more likely to be slow itself.
+        if asking.done():
+            is_allowed = self._hedging.spend()
+        else:
+            is_allowed = self._hedging.spend_free_first()
         if not is_allowed:
             return None
 
@@ -440,8 +440,8 @@ class WatchedRequest:
 
         self._hedging.took(self._size_bytes, time.monotonic() - begun_s)
         # The object store has sent the parts before the owner has answered a question, so the owner
-        # is slow. `won` gives back the try that was taken above.
+        # is slow.
         if owner and not asking.done():
-            self._hedging.won()
-            slow_owners.add(owner, time.monotonic())
+            self._hedging.regain_free()
+            slow_owners.record(owner, time.monotonic())
         return sums

@@ -38,11 +38,11 @@ class SlowOwners:
         self._pause_s = pause_s
         # By owner, the last time at which the owner was slower than the store. All times here are
         # by the monotonic clock.
-        self._seen_s: dict[str, float] = {}
+        self._slow_at_s: dict[str, float] = {}
         # By owner, the time until which the owner is left out.
-        self._until_s: dict[str, float] = {}
+        self._left_out_until_s: dict[str, float] = {}
 
-    def add(self, owner: str, now_s: float) -> None:
+    def record(self, owner: str, now_s: float) -> None:
         """Record that an owner was slower than the object store.
 
         The first record only counts. A second record within the pause leaves the owner out.
@@ -51,20 +51,20 @@ class SlowOwners:
             owner: address of the owner.
             now_s: the present time by the monotonic clock.
         """
-        since_last_s = now_s - self._seen_s.get(owner, -math.inf)
+        since_last_s = now_s - self._slow_at_s.get(owner, -math.inf)
         if since_last_s < self._pause_s:
-            self._until_s[owner] = now_s + self._pause_s
+            self._left_out_until_s[owner] = now_s + self._pause_s
             log.info("tier owner is slow; skipping it", owner=owner, for_s=self._pause_s)
-        self._seen_s[owner] = now_s
+        self._slow_at_s[owner] = now_s
 
-    def has(self, owner: str, now_s: float) -> bool:
+    def is_left_out(self, owner: str, now_s: float) -> bool:
         """Return whether an owner is left out."""
-        return now_s < self._until_s.get(owner, -math.inf)
+        return now_s < self._left_out_until_s.get(owner, -math.inf)
 
-    def any(self, now_s: float) -> bool:
+    def is_any_left_out(self, now_s: float) -> bool:
         """Return whether any owner is left out."""
-        return self.left_out(now_s) > 0
+        return self.count_left_out(now_s) > 0
 
-    def left_out(self, now_s: float) -> int:
+    def count_left_out(self, now_s: float) -> int:
         """Return the number of owners that are left out."""
-        return sum(now_s < until_s for until_s in self._until_s.values())
+        return sum(now_s < until_s for until_s in self._left_out_until_s.values())

@@ -28,7 +28,7 @@ OWNER = "x-shardcache-owner"
 In the answer, its value is the owner's address.
 """
 
-QUESTION = 0.25
+QUESTION_STALL_SHARE = 0.25
 """Share of the stall time-out after which the silent owner of a part is asked a question.
 
 The question is whether the owner still serves the request. The owner has the same time to answer.
@@ -106,7 +106,7 @@ class TierState:
             "failing": self._breaker.is_open,
             "stale": bool(self._published.get("stale")),
             "certificate_expires_s": expires_s if isinstance(expires_s, float) else None,
-            "owners_left_out": self.slow_owners.left_out(time.monotonic()),
+            "owners_left_out": self.slow_owners.count_left_out(time.monotonic()),
             "store_bytes": self._count("from_store_bytes"),
             "cached_bytes": self._count("cached_bytes"),
         }

@@ -10,7 +10,7 @@ from shardcache.cluster.nginx_conf import time_limits
 from shardcache.cluster.node_list import parse
 from shardcache.cluster.tier_config import Tier, Upstream
 from shardcache.errors import ConfigError
-from shardcache.origin.tier.tier_state import QUESTION
+from shardcache.origin.tier.tier_state import QUESTION_STALL_SHARE
 from support.cluster.ring import Ring, key_of
 
 PART_BYTES = 8 * 1024**2
@@ -102,7 +102,7 @@ def test_a_node_that_leaves_moves_few_parts_but_its_own(nodes: str, moved: float
 def test_the_time_limits_of_the_tier_follow_from_the_stall_timeout(stall_timeout_s: float) -> None:
     """An owner answers before the daemon stops asking, and a worker is gone before the store has had its time."""
     limits = time_limits(stall_timeout_s)
-    assert limits["connect_ms"] < 1000 * QUESTION * stall_timeout_s > limits["answer_ms"]
+    assert limits["connect_ms"] < 1000 * QUESTION_STALL_SHARE * stall_timeout_s > limits["answer_ms"]
     assert limits["lease_ms"] < limits["store_ms"] < limits["front_ms"]
 
 

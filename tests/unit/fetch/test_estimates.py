@@ -192,9 +192,9 @@ def test_a_part_from_the_tier_is_late_if_it_will_take_five_times_as_long_as_othe
 def test_hedges_of_the_tier_begin_with_two_and_cost_nothing_if_they_win() -> None:
     """A slow owner is found before a hundred parts have come, and a slow object store is not asked for many twice."""
     hedging = taught([1.0] * 50)
-    assert [hedging.tries() for _ in range(4)] == [True, True, True, False]
-    hedging.won()
-    assert hedging.tries()
+    assert [hedging.spend_free_first() for _ in range(4)] == [True, True, True, False]
+    hedging.regain_free()
+    assert hedging.spend_free_first()
     assert not hedging.spend()
 
 
