@@ -70,7 +70,7 @@ class Planner:
         return f"Planner({self._schedule!r}, {remembered} remembered, lead_s={self.lead_s:.3g})"
 
     @property
-    def now(self) -> Schedule[Holder]:
+    def schedule(self) -> Schedule[Holder]:
         """The schedule, advanced to the present time."""
         self._schedule.tick(time.monotonic())
         return self._schedule

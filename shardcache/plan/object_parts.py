@@ -6,8 +6,8 @@ A part is a piece of fixed size; parts are numbered from 0. `PartFiller` in the 
 
 from collections.abc import Iterable, Iterator
 
-AHEAD_SHARE = 8
-"""Divisor of the cache's size: an eighth may be ranges that readers request ahead of need."""
+AHEAD_DIVISOR = 8
+"""The cache's size divided by this may be ranges that readers request ahead of need."""
 
 # Consecutive parts are fetched in one request of up to this size. For more bytes, a second request
 # on another connection is faster.

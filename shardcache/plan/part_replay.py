@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 from shardcache.errors import CapacityError
 from shardcache.plan.object_parts import is_worth_the_whole, max_parts_per_request, runs
+from shardcache.plan.reader_plan import NOW
 from shardcache.plan.schedule import SameName, Schedule
 from shardcache.shared.units import size
-
-_NOW = float("-inf")  # time of need of a part that a reader waits for: before all planned shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +267,7 @@ class PartReplay:
         """Evict parts and objects until there is space; return False if there cannot be."""
         shortfall_bytes = self.used_bytes + size_bytes - self._rules.capacity_bytes
         # A reader waits for the bytes, and transfers take no time here.
-        victims = self._schedule.victims(shortfall_bytes, _NOW, lead_s=0.0)
+        victims = self._schedule.victims(shortfall_bytes, NOW, lead_s=0.0)
         if victims is None:
             return False
         for key in victims:

@@ -13,10 +13,18 @@ plan is settled: shards are taken as fast as they are read.
 """
 
 import math
+import sys
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
+# Special times of need, which compare with the predicted times of planned shards. A shard is
+# evicted only for one that is needed sooner.
+NOW = -math.inf
+"""Time of need of a shard that a reader waits for: before all planned shards."""
+AFTER_ALL_PLANS = sys.float_info.max
+"""Time of need of a shard that is only warmed: after all planned shards, but before `NEVER`."""
 NEVER = math.inf
+"""Time of need of a shard that is in no plan."""
 
 # Weight of a new measurement in the moving average, which thus follows a change of pace within a
 # few shards.

@@ -13,10 +13,10 @@ from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
 from shardcache.errors import CapacityError
+from shardcache.plan.reader_plan import NOW
 from shardcache.plan.schedule import SameName, Schedule
 
 Size: TypeAlias = Callable[[str], int]
-_NOW = float("-inf")  # time of need of a shard that a reader waits for: before all planned shards
 
 
 def _one_unit(shard: str) -> int:
@@ -155,7 +155,7 @@ class Replay:
     def _begin(self, read: Read) -> None:
         """Begin a read: fetch its shard if it is missing, and lease the shard."""
         self._schedule.waits(read.session, read.position)
-        if read.shard not in self._cached and not self._fetch(read.shard, needed_at_s=_NOW):
+        if read.shard not in self._cached and not self._fetch(read.shard, needed_at_s=NOW):
             leased = sum(1 for leases in self._leases.values() if leases)
             raise CapacityError(
                 f"a node's disk is full with the {leased} shards that its ranks are reading",

@@ -222,7 +222,7 @@ class Fetcher:
             return 0  # the object's bytes are cached, and copied: see `_fill_from_cache`
         if transfer.waits:
             return self._part_bytes
-        schedule = self._planner.now
+        schedule = self._planner.schedule
         next_use_s = schedule.next_use_s(self._planner.key(transfer.name))
         is_due = next_use_s <= schedule.now_s
         return self._part_bytes if is_due else 0
@@ -355,7 +355,7 @@ class Fetcher:
 
         def next_use_s() -> float:
             """Return when a plan next needs the shard, by the monotonic clock."""
-            return self._planner.now.next_use_s(partial.key)
+            return self._planner.schedule.next_use_s(partial.key)
 
         begun_s = time.monotonic()
         transfer.stages.enter(Stage.NETWORK)

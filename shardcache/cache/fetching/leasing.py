@@ -240,7 +240,7 @@ class Leasing:
             self._store.touch(shard)
             # `now` is the planner's schedule, advanced to the present time. `found` records this
             # use of the shard, which eviction takes into account.
-            self._planner.now.found(key)
+            self._planner.schedule.found(key)
             return shard
         file = self._store.parts.get(key)
         if file is None or not file.has(span) or version not in (None, file.version):
@@ -277,7 +277,7 @@ class Leasing:
             return None
         if hit:
             # This use of the shard is recorded, as eviction takes it into account.
-            self._planner.now.found(shard.key)
+            self._planner.schedule.found(shard.key)
         return Published(shard, facts, hit)
 
     @contextlib.asynccontextmanager
@@ -339,9 +339,8 @@ class Leasing:
                 return
             facts = await self._store.facts(shard)
             # A damaged index explains the reader's report. So the tar is checked only if there is
-            # no index (`samples` is None), or `_has_index` finds the index sound. `_has_index` does
-            # more than its name says: it also takes a damaged index out of use.
-            if facts.samples is None or await self._has_index(shard, facts):
+            # no index (`samples` is None), or the index is sound.
+            if facts.samples is None or await self._check_index(shard, facts):
                 log.warning(
                     "checking a shard that a reader found damaged",
                     shard=url,
@@ -350,7 +349,7 @@ class Leasing:
                 await self._store.check_tar(shard, facts)
             shard.suspicion = ""
 
-    async def _has_index(self, shard: Shard, facts: Facts) -> bool:
+    async def _check_index(self, shard: Shard, facts: Facts) -> bool:
         """Return whether a shard's index is sound; if it is not, take it out of use.
 
         The shard then counts as a plain file, which has no samples.

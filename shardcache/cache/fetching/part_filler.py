@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from shardcache.cache.fetching.reserving import WholeSpace
-from shardcache.cache.space.residency import NOW, Residency
+from shardcache.cache.space.residency import Residency, needed_now
 from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
@@ -107,7 +107,7 @@ class PartFiller:
             return file
         assert claim.reservation is not None
         # The file itself takes FILE_BYTES besides its parts. A reader waits, so it needs them now.
-        await self._residency.reserve(claim, FILE_BYTES, lambda: NOW)
+        await self._residency.reserve(claim, FILE_BYTES, needed_now)
         file = await self._residency.parts.open(obj, self._part_bytes, claim.reservation)
         claim.reservation.keep(FILE_BYTES)
         return file
@@ -139,7 +139,7 @@ class _FillRun:
 
     def __post_init__(self) -> None:
         # No plan says when a range is needed: it is needed now.
-        self._priority = lambda: self._claim.priority(lambda: NOW)
+        self._priority = lambda: self._claim.priority(needed_now)
 
     @property
     def _file(self) -> PartFile:

@@ -60,7 +60,7 @@ class Prefetcher:
         planned shard is missing.
         """
         while self._transfers_ahead() < self._max_transfers:
-            schedule = self._planner.now
+            schedule = self._planner.schedule
             missing = schedule.next_missing(self.is_cared_for)
             if missing is None:
                 return None

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shardcache.cache.fetching.reserving import reserve_for_transfer
 from shardcache.cache.fetching.shard_indexing import ShardIndexing, allowed_index_bytes
-from shardcache.cache.space.residency import NOW, Residency
+from shardcache.cache.space.residency import Residency, needed_now
 from shardcache.cache.versions.history import History
 from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cache.waiting.signals import Signal
@@ -206,8 +206,6 @@ class Publisher:
         The space is for a shard that has been downloaded already. So it is needed now, not at the
         time of the shard's next use.
         """
-        # `reserve` takes a function, as the time at which a shard is needed may change during the
-        # wait for space. Here it is always `NOW`, the most urgent time.
-        await self._residency.reserve(claim, size_bytes, lambda: NOW)
+        await self._residency.reserve(claim, size_bytes, needed_now)
         assert claim.reservation is not None
         claim.reservation.written(size_bytes)

@@ -8,11 +8,12 @@ of one version of an object: it has the reservation, and is shown as waiting for
 import time
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
-from shardcache.cache.space.residency import LOOK_AGAIN_S, NOW, Residency
+from shardcache.cache.space.residency import LOOK_AGAIN_S, Residency
 from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import PostponedError, PriorityClass, longest_wait
+from shardcache.plan.reader_plan import NOW
 from shardcache.store.space import footprint_bytes
 
 # Minimum interval between attempts to reserve the space of a whole object. Readers of ranges cause

@@ -279,7 +279,7 @@ class Transfers:
                 shard = await self._fetch(transfer)
             log.debug("fetched", size_bytes=None if shard is None else shard.size_bytes)
             for name in self.failures.succeeded(transfer.name):
-                self._planner.now.missed(name)
+                self._planner.schedule.missed(name)
             self._measure(transfer)
             self.refusals.pop(transfer.ref.url, None)
             if shard is None:
@@ -288,7 +288,7 @@ class Transfers:
         except PostponedError:
             # `_changed` is not notified of this end below: nothing has changed that could make
             # another attempt succeed, and the prefetcher would try at once, again and again.
-            self._planner.now.missed(transfer.name)
+            self._planner.schedule.missed(transfer.name)
             is_postponed = True
         except ShardcacheError as exn:
             self._fail(transfer, exn)
@@ -315,7 +315,7 @@ class Transfers:
         elif transfer.given_up is not None or transfer.is_whole:
             # The whole was postponed, or was wanted too late: it is missing in the schedule again,
             # so that a plan which needs it requests it again.
-            self._planner.now.missed(transfer.name)
+            self._planner.schedule.missed(transfer.name)
 
     def _note_failure(self, transfer: Transfer, exn: ShardcacheError) -> None:
         """Count a failed attempt; after several, the shard is not prefetched again."""

@@ -16,10 +16,11 @@ from typing import Protocol
 
 from shardcache.cache.fetching.leasing import Leasing, Published
 from shardcache.cache.listings.shard_listing import name_of
-from shardcache.cache.space.residency import NOW, Residency
+from shardcache.cache.space.residency import Residency
 from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.waits import JobKey, PriorityClass, Wait
 from shardcache.origin.objects import RemoteObject
+from shardcache.plan.reader_plan import NOW
 from shardcache.redact import redact
 from shardcache.shared.protocol import ShardRef
 from shardcache.store.folder.layout import Layout

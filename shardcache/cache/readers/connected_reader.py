@@ -103,9 +103,9 @@ class Reader:
             lease.position = _OF_A_PREVIOUS_PLAN
         self.job.shards_planned += reads
         if listing.is_of_ranges:  # the planner gets no plan of ranges, as it fetches none ahead
-            self._planner.now.forget(self)
+            self._planner.schedule.forget(self)
         else:
-            self._planner.now.declare(self, job=self.job.key)
+            self._planner.schedule.declare(self, job=self.job.key)
         self._ranges.forget_order()
         self._end_plan()
         self._plan_memory.begin(listing)
@@ -132,7 +132,7 @@ class Reader:
             self.order.extend(numbers)
             self._plan_memory.extend(len(numbers))
             if not self._is_of_ranges:
-                self._planner.now.extend(self, [names[number] for number in numbers])
+                self._planner.schedule.extend(self, [names[number] for number in numbers])
 
         await self._turns.take(order, add)
         self._changed.notify()
@@ -273,7 +273,7 @@ class Reader:
             lease.state = LeaseState.AWAITED
             self._begin_wait(lease.wait, self.transfer(lease.position))
             if lease.wait.bytes is None:
-                self._planner.now.waits(self, lease.position, self.clock.waited_s)
+                self._planner.schedule.waits(self, lease.position, self.clock.waited_s)
             else:  # the planner has no plan of ranges
                 self._ranges.places.need(number)
             self._changed.notify()
@@ -291,7 +291,7 @@ class Reader:
         # 2. A published shard may have been evicted, and perhaps re-fetched, since the grant.
         if isinstance(granted, Shard):
             granted = self._residency.retain_cached(granted.key)
-        schedule = self._planner.now
+        schedule = self._planner.schedule
         if granted is None:
             lease.state = LeaseState.EVICTED
             schedule.waits(self, lease.position, self.clock.waited_s)
@@ -382,7 +382,7 @@ class Reader:
         facts = lease.facts
         if facts is not None:
             self._counters.bills.add_read(facts.url, facts.origin_bytes, self.client)
-        self._planner.now.done(self, lease.position, self.clock.waited_s)
+        self._planner.schedule.done(self, lease.position, self.clock.waited_s)
 
     async def close(self) -> None:
         """Disconnect the reader: end its leases and drop its plan."""

@@ -104,5 +104,5 @@ class Readers:
             if not workers:
                 del self._workers[reader.job.key, reader.loader]
         # `now` is the planner's schedule, advanced to the present time.
-        self._planner.now.forget(reader)
+        self._planner.schedule.forget(reader)
         self._changed.notify()

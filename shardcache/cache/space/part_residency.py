@@ -94,17 +94,17 @@ class PartResidency:
 
     def arrived(self, file: PartFile, part: int) -> None:
         """Add a part that was fetched by itself."""
-        self._planner.now.arrived(file.key_of(part), file.partial.size_of(part))
+        self._planner.schedule.arrived(file.key_of(part), file.partial.size_of(part))
 
     def lost(self, file: PartFile, part: int) -> None:
         """Remove a part that turned out to be damaged."""
         self._store.space.kept_bytes -= file.partial.size_of(part)
-        self._planner.now.gone(file.key_of(part))
+        self._planner.schedule.gone(file.key_of(part))
 
     def retain(self, file: PartFile, parts: Iterable[int]) -> None:
         """Keep parts from eviction until `release`, and count them as used now."""
         file.used_at_s = time.time()
-        schedule = self._planner.now
+        schedule = self._planner.schedule
         for part in parts:
             file.leases[part] += 1
             if file.is_own:
@@ -124,7 +124,7 @@ class PartResidency:
         parts = file.kept_parts
         file.leases.update(parts)
         for part in parts:
-            self._planner.now.held(file.key_of(part))
+            self._planner.schedule.held(file.key_of(part))
         try:
             yield
         finally:
@@ -147,7 +147,7 @@ class PartResidency:
     def used(self, file: PartFile, parts: Iterable[int]) -> None:
         """Count parts as used now, without retaining them: the caller reads them immediately."""
         file.used_at_s = time.time()
-        schedule = self._planner.now
+        schedule = self._planner.schedule
         for part in parts:
             schedule.found(file.key_of(part))
 
@@ -163,7 +163,7 @@ class PartResidency:
             if not file.leases[part]:
                 del file.leases[part]
                 if file.is_own:
-                    self._planner.now.freed(file.key_of(part))
+                    self._planner.schedule.freed(file.key_of(part))
         if not (file.is_own or file.leases):
             self._store.parts.granted.remove(file)
 
@@ -222,7 +222,7 @@ class PartResidency:
             if not is_there or file.leases or file.partial.key in self._claims:
                 return 0
             for part in file.kept_parts:
-                self._planner.now.gone(file.key_of(part))
+                self._planner.schedule.gone(file.key_of(part))
             return await self._store.parts.remove(file)
 
     async def check_restored(self, file: PartFile, parts: Sequence[int]) -> list[int]:
@@ -259,7 +259,7 @@ class PartResidency:
         Readers that hold parts of it can still read them.
         """
         for part in file.kept_parts:
-            self._planner.now.gone(file.key_of(part))
+            self._planner.schedule.gone(file.key_of(part))
         if file.leases:
             self._store.parts.granted.add(file)
         self._store.parts.close(file)
@@ -279,7 +279,7 @@ class PartResidency:
         file = self._store.parts.get(key)
         if file is None or file.leases[part]:
             return False
-        self._planner.now.gone(file.key_of(part))
+        self._planner.schedule.gone(file.key_of(part))
         await self._store.parts.drop(file, part)
         self._counters.evictions += 1
         if not file.kept_parts and key not in self._claims and file.is_own:

@@ -9,7 +9,6 @@ that are read by ranges are in the care of `PartResidency`.
 
 import asyncio
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -25,7 +24,8 @@ from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import PostponedError
 from shardcache.errors import CacheError, CapacityError, CorruptShardError, DiskFullError
-from shardcache.plan.object_parts import AHEAD_SHARE
+from shardcache.plan.object_parts import AHEAD_DIVISOR
+from shardcache.plan.reader_plan import AFTER_ALL_PLANS, NOW
 from shardcache.shared.units import size
 from shardcache.store.part_file import part_of_key
 from shardcache.store.shard import Shard
@@ -38,17 +38,15 @@ log = structlog.get_logger()
 # again whether files are still open.
 LOOK_AGAIN_S = 1.0
 
-# Special times of need, which compare with those of planned shards. A shard is evicted only for one
-# that is needed sooner.
-NOW = float("-inf")  # of a shard that a reader waits for
-# Of a shard that is only warmed. It is needed after all planned shards, but before the shards that
-# are in no plan, whose time is infinite.
-AFTER_ALL_PLANS = sys.float_info.max
-
 # Interval between a claim's checks for deadlocks. A claim that waits for space wakes at every
 # change, but a check examines all readers, so it is made less often.
 _CHECK_AGAIN_S = 0.5
 _REMEMBERED = 100_000  # number of evicted shards remembered, to count those fetched again
+
+
+def needed_now() -> float:
+    """Return the time of need of a shard that a reader waits for."""
+    return NOW
 
 
 class Residency:
@@ -98,7 +96,7 @@ class Residency:
         self._still_open: dict[Shard, float] = {}
 
         # The schedule has to know which shards and parts are cached already.
-        schedule = planner.now
+        schedule = planner.schedule
         for shard in store.shards.values():
             schedule.arrived(shard.key, shard.kept_bytes)
         for file in store.parts.files():
@@ -112,7 +110,7 @@ class Residency:
         if shard.key in self._evicted:
             del self._evicted[shard.key]
             self._counters.refetches += 1
-        self._planner.now.arrived(shard.key, shard.kept_bytes)
+        self._planner.schedule.arrived(shard.key, shard.kept_bytes)
         self._pins.arrived(shard)
 
     def gone(self, key: str) -> None:
@@ -121,7 +119,7 @@ class Residency:
         Leases on the shard last until they are released.
         """
         self._unpin(key)
-        self._planner.now.gone(key)
+        self._planner.schedule.gone(key)
         self._planner.forget(key)
         self._changed.notify()
 
@@ -181,9 +179,9 @@ class Residency:
         if not self._is_cached(shard):
             return
         if shard.stays:
-            self._planner.now.held(shard.key)
+            self._planner.schedule.held(shard.key)
         else:
-            self._planner.now.freed(shard.key)
+            self._planner.schedule.freed(shard.key)
 
     def _is_cached(self, shard: Shard) -> bool:
         """Return whether this very shard is in the cache."""
@@ -278,7 +276,7 @@ class Residency:
 
         Each speculative reservation (see `reserve_at_once`) may be as large.
         """
-        return self._store.space.effective_bytes() // AHEAD_SHARE
+        return self._store.space.effective_bytes() // AHEAD_DIVISOR
 
     def check_range(self, size_bytes: int, url: str) -> None:
         """Raise CapacityError if a range does not fit beside pins and ranges read ahead of need."""
@@ -347,12 +345,12 @@ class Residency:
         # Leftovers are removed before any shard is evicted.
         for leftover in self._store.leftovers.by_key.values():
             shortfall_bytes -= leftover.size_bytes
-        victims = self._planner.now.victims(shortfall_bytes, needed_at_s, self._planner.lead_s)
+        victims = self._planner.schedule.victims(shortfall_bytes, needed_at_s, self._planner.lead_s)
         return victims is not None
 
     def planned_need_s(self, key: str) -> float:
         """Return when a shard is needed: by a plan, or as an unplanned shard, if that is sooner."""
-        return min(self._planner.now.next_use_s(key), self.unplanned_need_s(key))
+        return min(self._planner.schedule.next_use_s(key), self.unplanned_need_s(key))
 
     def unplanned_need_s(self, key: str) -> float:
         """Return when a shard is needed whatever the plans say.
@@ -361,7 +359,7 @@ class Residency:
         other shard comes after all planned shards.
         """
         if self._pins.has_version(key):
-            return self._planner.now.now_s + self._planner.lead_s
+            return self._planner.schedule.now_s + self._planner.lead_s
         return AFTER_ALL_PLANS
 
     def check_possible(self, size_bytes: int, url: str) -> None:
@@ -436,7 +434,7 @@ class Residency:
 
         If the removal fails, the shard is not chosen again for a while.
         """
-        self._planner.now.held(shard.key)
+        self._planner.schedule.held(shard.key)
         try:
             yield
         finally:
@@ -463,7 +461,7 @@ class Residency:
         for key in list(self._store.leftovers.by_key):
             if key in self._store.leftovers.by_key and await self._store.leftovers.remove(key):
                 return True
-        victims = self._planner.now.victims(wanted_bytes, needed_at_s, self._planner.lead_s)
+        victims = self._planner.schedule.victims(wanted_bytes, needed_at_s, self._planner.lead_s)
         if victims is None:
             return False
         for key in victims:

@@ -152,7 +152,7 @@ class LiveView:
 
     def _uses(self, reader: Reader) -> list[Use]:
         """Return a reader's uses of shards within the horizon, soonest first."""
-        schedule = self._planner.now
+        schedule = self._planner.schedule
         now_s = schedule.now_s
         uses: list[Use] = []
         for use_s, position, name in schedule.ahead(reader, now_s + HORIZON_S, MAX_USES):

@@ -100,7 +100,7 @@ class StatusPage:
         """Return a transfer, with its last error and the time until its shard is needed."""
         url = transfer.ref.url
         failure = self._downloader.failing.get(url) if visible(url) else None
-        schedule = self._planner.now
+        schedule = self._planner.schedule
         next_use_s = schedule.next_use_s(self._planner.key(transfer.name))
         return {
             "url": shown(url, visible),
@@ -126,7 +126,7 @@ class StatusPage:
             readers: the job's connected readers.
             visible: returns whether the user may see a url.
         """
-        schedule = self._planner.now
+        schedule = self._planner.schedule
         waiting = [reader for reader in readers if reader.waiting_for is not None]
         waiting_share = 0.0
         if readers:
@@ -149,7 +149,7 @@ class StatusPage:
         """
         if any(reader.resolving for reader in readers):
             return 0.0  # the reader waits for its listing, and has no shard yet
-        schedule = self._planner.now
+        schedule = self._planner.schedule
         coming = [transfer.name for transfer in self._transfers.all()]
         is_cared_for = self._prefetcher.is_cared_for
         needs_s = [schedule.covered_until_s(reader, is_cared_for, coming) for reader in readers]

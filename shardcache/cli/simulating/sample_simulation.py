@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardcache.errors import ConfigError
-from shardcache.plan.object_parts import AHEAD_SHARE
+from shardcache.plan.object_parts import AHEAD_DIVISOR
 from shardcache.plan.part_replay import AskedRange, PartReplay, PartRules
 from shardcache.shared.protocol import Json
 
@@ -226,7 +226,7 @@ class SampleSimulation:
 
         run = self._run
         cache = PartReplay(run.manifest.shards.sizes, self._rules)
-        budget = _AheadBudget(self._rules.capacity_bytes // AHEAD_SHARE)
+        budget = _AheadBudget(self._rules.capacity_bytes // AHEAD_DIVISOR)
         # The client asks for the samples of the batch being read, and of the next batches.
         max_asked = min(MAX_ASKED, (1 + RUNS_AHEAD) * run.batch_size)
         readers = []

@@ -61,9 +61,9 @@ async def test_reader_that_leaves_takes_its_plan_along(tmp_path: Path) -> None:
         reader = parts.uses.readers.add("job", 7)
         reader.declare(Listing(Shards.of([ShardRef(URL)])), 1)
         await reader.extend([0])
-        planned = parts.core.planner.now.next_missing(here.store.shards.__contains__)
+        planned = parts.core.planner.schedule.next_missing(here.store.shards.__contains__)
         await reader.close()
-        left = parts.core.planner.now.next_missing(here.store.shards.__contains__)
+        left = parts.core.planner.schedule.next_missing(here.store.shards.__contains__)
         assert list(parts.uses.readers) == []
     assert planned is not None
     assert left is None

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from shardcache.cache.space.deadlock import check_progress
-from shardcache.cache.space.residency import NOW
 from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import PostponedError, PriorityClass, Wait
 from shardcache.errors import CapacityError
+from shardcache.plan.reader_plan import NOW
 from shardcache.shared.protocol import ShardRef
 from shardcache.store.folder.pins_file import Pin
 from shardcache.store.shard import Shard
@@ -71,9 +71,9 @@ async def test_exactly_the_shards_that_nothing_keeps_are_evictable(store: Store,
 
     def check() -> None:
         wanted_bytes = SIZE_BYTES * len(evictable())
-        keys = planner.now.victims(wanted_bytes, NOW, 0.0) if wanted_bytes else []
+        keys = planner.schedule.victims(wanted_bytes, NOW, 0.0) if wanted_bytes else []
         assert sorted(keys or ()) == sorted(shard.key for shard in evictable())
-        assert planner.now.victims(wanted_bytes + 1, NOW, 0.0) is None
+        assert planner.schedule.victims(wanted_bytes + 1, NOW, 0.0) is None
         assert residency.leased == set(leases)
         assert set(residency.pinned) == {shard.key for shard in store.shards.values() if shard.pinned}
         assert store.space.pinned_bytes == SIZE_BYTES * len(residency.pinned)
