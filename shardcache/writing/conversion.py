@@ -28,7 +28,7 @@ from shardcache.store.indexing.helper_program import end_with_parent, requests, 
 from shardcache.tarindex.named_members import TokenMember
 from shardcache.writing.destination import INDEX, TABLE, Destination, check_empty
 from shardcache.writing.inputs import WriteOptions, open_source, recognize
-from shardcache.writing.journal import JOURNAL, Journal, Stored, resume
+from shardcache.writing.journal import JOURNAL, Journal, ShardRecord, resume
 from shardcache.writing.sample_tar import as_json
 from shardcache.writing.shard_cuts import Cut, cut
 from shardcache.writing.shard_file import ShardFile
@@ -82,7 +82,7 @@ class _Request(NamedTuple):
     name: str
     first: Any
     last: Any
-    kept: Stored | None
+    kept: ShardRecord | None
 
 
 class _PlannedShard(NamedTuple):
@@ -261,7 +261,7 @@ class _Conversion:
         self._unsaved += 1
         await self._save()
 
-    def _kept_record(self, shard: _PlannedShard) -> Stored | None:
+    def _kept_record(self, shard: _PlannedShard) -> ShardRecord | None:
         """Return the journal's record of a shard that an interrupted run has stored.
 
         Returns None if the shard has to be written: it is not in the journal, it had other samples,
@@ -313,7 +313,7 @@ class _Conversion:
             await self._target.store_bytes(as_json(self._input.classes), CLASSES)
         if self._needs_table:
             table = await self._target.store_table(self._shard_names)
-            self._journal.shards[TABLE] = Stored(table.size_bytes, table.version, samples)
+            self._journal.shards[TABLE] = ShardRecord(table.size_bytes, table.version, samples)
             await self._target.store_bytes(self._journal.to_json(), JOURNAL)
         await self._target.store_index(shards.items())
         members = Counter[str]()
@@ -341,7 +341,7 @@ class _WriterProcess:
         self._setup = setup
         self._process: HelperProcess | None = None
 
-    async def write(self, request: _Request) -> Stored:
+    async def write(self, request: _Request) -> ShardRecord:
         """Let the process write a shard, or only its part of the table; return the shard's record.
 
         Raises what the process raises; CacheError if the process ended or hangs.
@@ -362,7 +362,7 @@ class _WriterProcess:
         result = json.loads(answer)
         if isinstance(result, dict):  # an error; a record is a list
             raise from_json(result["error"])
-        return Stored(*result)
+        return ShardRecord(*result)
 
     async def end(self) -> None:
         """End the process, if it was started."""
@@ -402,7 +402,7 @@ async def _write_shard(
     destination: Destination,
     member: TokenMember | None,
     request: _Request,
-) -> Stored:
+) -> ShardRecord:
     """Write the shard of a request, and return its record.
 
     Args:
@@ -417,7 +417,7 @@ async def _write_shard(
             shard.add(sample)
         shard.finish()
         # A record comes from JSON as a list.
-        kept = None if request.kept is None else Stored(*request.kept)
+        kept = None if request.kept is None else ShardRecord(*request.kept)
         return await destination.store_shard(shard, request.name, request.number, kept)
     finally:
         shard.discard()

@@ -29,7 +29,7 @@ from shardcache.shared.urls.local_urls import from_here, local_path
 from shardcache.shared.urls.url_names import beside_index, is_tar
 from shardcache.tarindex.contents import SUFFIX
 from shardcache.transport.between.flow import Flow, nothing
-from shardcache.writing.journal import Stored
+from shardcache.writing.journal import ShardRecord
 from shardcache.writing.sample_tar import END
 from shardcache.writing.shard_file import ShardFile, writing
 
@@ -129,8 +129,8 @@ class Destination:
         shard: ShardFile,
         name: str,
         number: int,
-        kept: Stored | None = None,
-    ) -> Stored:
+        kept: ShardRecord | None = None,
+    ) -> ShardRecord:
         """Store a finished shard, write its part of the table of samples, and remove its draft.
 
         Raises the origin's errors; temporary errors are raised only after several attempts.
@@ -146,7 +146,7 @@ class Destination:
         # A local file's version changes when the file is copied elsewhere, so it is left out.
         version_in_table = None if self._is_local else stored.version
         shard.write_rows(self._rows_path(name), number, version_in_table)
-        return Stored(
+        return ShardRecord(
             size_bytes=stored.size_bytes,
             version=stored.version,
             samples=shard.samples,
@@ -173,7 +173,7 @@ class Destination:
             draft.write_bytes(data)
         await self.store_file(draft, name)
 
-    async def store_index(self, shards: Iterable[tuple[str, Stored]]) -> None:
+    async def store_index(self, shards: Iterable[tuple[str, ShardRecord]]) -> None:
         """Store the index of the shards, in their order, with relative names."""
         rows = []
         for name, stored in shards:

@@ -14,10 +14,11 @@ from array import array
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 from shardcache.errors import ConfigError, InputError
 from shardcache.tarindex.grouping import split_name
+from shardcache.tarindex.key_splits import LAST_DOT, KeySplit
 from shardcache.writing.merged_names import RareWords, numbers_apart
 from shardcache.writing.sample_tar import Sample, checked, tar_bytes
 from shardcache.writing.sources import (
@@ -29,9 +30,6 @@ from shardcache.writing.sources import (
     open_unchanged,
     unreadable,
 )
-
-KeyAt = Literal["first-dot", "last-dot"]
-"""The dot of a file's name before which its key ends."""
 
 # The files of a listing. `_LISTING` has a row of JSON for each sample, sorted. The other two are
 # tables of the rows' offsets and of the samples' sizes, in the order in which samples are read.
@@ -79,7 +77,7 @@ def list_folders(
     *,
     seed: int | None,
     classes: bool,
-    key_at: KeyAt | None = None,
+    key_at: KeySplit | None = None,
 ) -> Input:
     """List the files of folders as samples. Takes 16 bytes of memory per sample.
 
@@ -158,7 +156,7 @@ class _Listing:
         self._rows = rows
         self._labels = labels
 
-    def add(self, root: Path, prefix: str, key_at: KeyAt | None) -> None:
+    def add(self, root: Path, prefix: str, key_at: KeySplit | None) -> None:
         """Add the samples of a folder.
 
         Args:
@@ -207,14 +205,14 @@ class _Listing:
 
 def _members_by_key(
     root: Path,
-    key_at: KeyAt | None,
+    key_at: KeySplit | None,
 ) -> Iterator[tuple[str, list[tuple[str, FileFact]]]]:
     """Yield each key of a folder's files, with the extension and the facts of each of its files.
 
     The key is empty for files without a key. Raises ConfigError if the files of several samples
     would become one sample.
     """
-    split = _split_at_last_dot if key_at == "last-dot" else _split
+    split = _split_at_last_dot if key_at == LAST_DOT else _split
     rare_words = RareWords()
 
     def key_of(file: tuple[str, FileFact]) -> str:
@@ -243,7 +241,7 @@ def _walk(
     prefix: str,
     ancestors: frozenset[tuple[int, int]] = frozenset(),
     *,
-    key_at: KeyAt | None = None,
+    key_at: KeySplit | None = None,
 ) -> Iterator[tuple[str, FileFact]]:
     """Yield the path below the root, and the facts, of every file.
 
@@ -267,7 +265,7 @@ def _walk(
         ancestors |= {folder_id}
         visible = [entry for entry in os.scandir(folder) if not is_left_out(entry.name)]
         # Names are sorted by their stems first, so that files with the same key are neighbours.
-        stem_of = _stem_to_last_dot if key_at == "last-dot" else _stem
+        stem_of = _stem_to_last_dot if key_at == LAST_DOT else _stem
         entries = sorted((stem_of(entry.name), entry.is_dir(), entry.name) for entry in visible)
         for _, is_folder, name in entries:
             if is_folder:
@@ -305,7 +303,7 @@ def _stem_to_last_dot(name: str) -> str:
     return name.rpartition(".")[0].replace(".", "_")
 
 
-def _check_names(key: str, files: Sequence[str], key_at: KeyAt | None, root: Path) -> None:
+def _check_names(key: str, files: Sequence[str], key_at: KeySplit | None, root: Path) -> None:
     """Raise ConfigError if files that are probably several samples would have the same key.
 
     Args:
@@ -314,7 +312,7 @@ def _check_names(key: str, files: Sequence[str], key_at: KeyAt | None, root: Pat
         key_at: the dot before which keys end; None if the user has not chosen one.
         root: the folder, for the error.
     """
-    if key_at == "last-dot":
+    if key_at == LAST_DOT:
         stems = sorted({file.rpartition(".")[0] for file in files})
         if len(stems) > 1:
             raise ConfigError(

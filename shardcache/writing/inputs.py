@@ -15,6 +15,7 @@ from typing import Any
 
 from shardcache.errors import ConfigError, MissingPackageError
 from shardcache.shared.protocol import Json
+from shardcache.tarindex.key_splits import KeySplit
 from shardcache.tarindex.named_members import TokenMember
 from shardcache.writing import folders, sources
 from shardcache.writing.json_lines import LINE_SUFFIXES, JsonLines
@@ -54,7 +55,7 @@ class WriteOptions:
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
     split: str | None = None
     classes: bool = False
-    key_at: folders.KeyAt | None = None
+    key_at: KeySplit | None = None
     shuffle: int | None = None
 
     def for_journal(self, input_: sources.Input) -> Json:

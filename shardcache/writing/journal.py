@@ -24,8 +24,8 @@ The layout of another release may differ, and shards of two layouts must not be 
 _SHOWN_CHARS = 60  # messages show at most this much of the value of a setting
 
 
-class Stored(NamedTuple):
-    """A complete shard in the destination.
+class ShardRecord(NamedTuple):
+    """Record of a complete shard in the destination.
 
     Attributes:
         size_bytes: size of the shard.
@@ -52,7 +52,7 @@ class Journal:
     """
 
     settings: dict[str, Any]
-    shards: dict[str, Stored] = field(default_factory=dict)
+    shards: dict[str, ShardRecord] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """Return the journal as JSON, which `resume` reads."""
@@ -75,7 +75,7 @@ def resume(text: bytes, settings: Mapping[str, Any], url: str) -> Journal:
     try:
         content = json.loads(text)
         old_settings = content["settings"]
-        shards = {name: Stored(*row) for name, row in content["shards"].items()}
+        shards = {name: ShardRecord(*row) for name, row in content["shards"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as exn:
         raise ConfigError(f"{JOURNAL} is damaged ({exn})", url=url, remedy=remedy) from exn
     if content.get("format") != FORMAT:

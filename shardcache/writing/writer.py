@@ -16,7 +16,7 @@ from shardcache.config.amounts import MIB
 from shardcache.config.settings import Settings
 from shardcache.tarindex.named_members import TokenMember
 from shardcache.writing.destination import Destination, check_empty
-from shardcache.writing.journal import Stored
+from shardcache.writing.journal import ShardRecord
 from shardcache.writing.sample_tar import sample_of
 from shardcache.writing.shard_cuts import SHARD_NAMES, ShardNames
 from shardcache.writing.shard_file import ShardFile
@@ -70,8 +70,8 @@ class ShardWriter:
         self._shard: ShardFile | None = None  # the shard being written
         # The number of the shard being written, counted from 0, and so the number of finished ones.
         self._number = 0
-        self._upload: Future[Stored] | None = None  # the upload of the shard finished last
-        self._stored: list[Stored] = []  # records of the uploaded shards
+        self._upload: Future[ShardRecord] | None = None  # the upload of the shard finished last
+        self._records: list[ShardRecord] = []  # of the uploaded shards, in order
         self._is_open = False
 
     def __enter__(self) -> Self:
@@ -102,7 +102,7 @@ class ShardWriter:
                 names = [self._names.name(number) for number in range(self._number)]
                 # The index is stored last, since readers take it as the sign of a complete dataset.
                 self._call(self._target.store_table(names))
-                self._call(self._target.store_index(zip(names, self._stored, strict=True)))
+                self._call(self._target.store_index(zip(names, self._records, strict=True)))
         finally:
             if self._shard is not None:
                 self._shard.discard()
@@ -152,7 +152,7 @@ class ShardWriter:
         upload = self._upload
         if upload is not None:
             self._upload = None
-            self._stored.append(upload.result())
+            self._records.append(upload.result())
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the thread of the event loop, and wait for its result."""

@@ -21,7 +21,7 @@ from shardcache.errors import ConfigError, InputError, SampleError
 from shardcache.store.codecs import zstd
 from shardcache.tarindex.members import parse_header
 from shardcache.writing.inputs import WriteOptions, open_source, recognize
-from shardcache.writing.journal import Journal, Stored, resume
+from shardcache.writing.journal import Journal, ShardRecord, resume
 from shardcache.writing.member_columns import columns_of, samples
 from shardcache.writing.sample_tar import END, Sample, header, sample_of
 from shardcache.writing.shard_cuts import Cut, ShardNames, cut
@@ -142,7 +142,7 @@ def test_foreign_shards_are_distinguished_from_own() -> None:
 
 def test_a_journal_is_resumed_with_its_own_settings_alone() -> None:
     """Its shards come back; another size, another format or half a journal is an error that names it."""
-    journal = Journal({"shard_size_bytes": 10, "input": "jsonl 1f"}, {"shard-000000.tar": Stored(9, "etag", 3)})
+    journal = Journal({"shard_size_bytes": 10, "input": "jsonl 1f"}, {"shard-000000.tar": ShardRecord(9, "etag", 3)})
     assert resume(journal.to_json(), journal.settings, URL) == journal
     with pytest.raises(ConfigError, match=r"shard_size_bytes: 10 then, 11 now"):
         resume(journal.to_json(), journal.settings | {"shard_size_bytes": 11}, URL)
