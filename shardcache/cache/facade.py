@@ -50,7 +50,7 @@ class Cache:
 
     Attributes:
         layout: paths in the cache folder.
-        handed: credentials for origins that users have given to the daemon.
+        session_credentials: the credentials for origins that sessions have handed over.
         counters: the daemon's counters.
         bills: the bill of the node for requests and bytes, and one for each job.
         measures: durations, for metrics.
@@ -77,7 +77,7 @@ class Cache:
         uses = assemble_uses(inputs, core, fetching)
         views = assemble_views(inputs, core, fetching, uses.readers)
         self.layout = store.layout
-        self.handed = origins.handed
+        self.session_credentials = origins.session_credentials
         self.counters = downloader.counters
         self.bills = downloader.counters.bills
         self.measures = downloader.counters.measures

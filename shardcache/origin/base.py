@@ -14,8 +14,8 @@ from typing import Protocol
 from shardcache.access.rules import AllowList
 from shardcache.config.origin_table import OriginTable
 from shardcache.errors import ConfigError
-from shardcache.origin.handed import Handed
 from shardcache.origin.objects import ListedPage, PageRequest, RemoteObject
+from shardcache.origin.session_credentials import SessionCredentials
 from shardcache.origin.signatures import Signatures
 from shardcache.origin.tier.tier_state import Route, TierState
 from shardcache.shared.credentials.handed_credentials import Credentials
@@ -38,12 +38,11 @@ class Setup:
         table: options for its urls.
         max_connections: limit on the number of connections that the origin opens itself; the caller
             limits the connections of `workers`.
-
         redirect_guard: rules that the target of a redirect must satisfy; None for a process that
             reads with its own user's rights, which needs no such rules.
         workers: processes that send requests and write bodies to files.
-        handed: credentials that this user's sessions have handed over; an origin prefers them to
-            the credentials of the daemon's environment.
+        session_credentials: credentials that this user's sessions have handed over; an origin
+            prefers them to the credentials of the daemon's environment.
         signatures: signed urls that were accepted lately.
         credentials: credentials of one session, and the only ones that the origin reads with; None
             for the daemon's own.
@@ -54,7 +53,7 @@ class Setup:
     max_connections: int
     redirect_guard: AllowList | None
     workers: Workers
-    handed: Handed = field(default_factory=lambda: Handed({}))
+    session_credentials: SessionCredentials = field(default_factory=lambda: SessionCredentials({}))
     signatures: Signatures = field(default_factory=Signatures)
     credentials: Credentials | None = None
 

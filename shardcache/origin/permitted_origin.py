@@ -46,12 +46,12 @@ class CredentialedOrigin(Origin):
     none either, they are what the store's package finds.
 
     Attributes:
-        handed: kind of the credentials that sessions hand over for this store.
+        credentials_kind: kind of the credentials that sessions hand over for this store.
         secrets: names of a table's options for credentials. If a table has one of these options,
             the credentials of sessions are not used.
     """
 
-    handed: ClassVar[type[Credentials]]
+    credentials_kind: ClassVar[type[Credentials]]
     secrets: ClassVar[frozenset[str]] = frozenset({"token"})
 
     def __init__(self, setup: Setup) -> None:
@@ -160,7 +160,7 @@ class PermittedOrigin(Origin):
         self._setup = setup
         table = setup.table
         has_own = not self.store.secrets.isdisjoint(table.storage_options)
-        self._uses_handed = not (table.anon or table.profile or has_own)
+        self._uses_session_credentials = not (table.anon or table.profile or has_own)
         # None: the daemon's own credentials.
         opened = self._open(None)
         self._own = _Candidate(lambda: opened)
@@ -168,7 +168,7 @@ class PermittedOrigin(Origin):
         self._others: dict[Credentials, _Candidate] = {}
         # By bucket: the candidate that has last read from the bucket.
         self._successful: dict[str, _Candidate] = {}
-        self._changes = 0  # value of `Handed.changes` when `_others` was updated
+        self._changes = 0  # value of `SessionCredentials.changes` when `_others` was updated
 
     async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`."""
@@ -285,13 +285,13 @@ class PermittedOrigin(Origin):
 
     async def _update_candidates(self) -> None:
         """Create and retire candidates, so that each set of credentials kept now has one."""
-        handed = self._setup.handed
-        if not self._uses_handed or self._changes == handed.changes:
+        kept = self._setup.session_credentials
+        if not self._uses_session_credentials or self._changes == kept.changes:
             return
-        self._changes = handed.changes
+        self._changes = kept.changes
         previous = self._others
         self._others = {}
-        for credentials in handed.newest_first(self.store.handed):
+        for credentials in kept.newest_first(self.store.credentials_kind):
             if credentials in previous:
                 self._others[credentials] = previous.pop(credentials)
             else:
@@ -333,9 +333,9 @@ class PermittedOrigin(Origin):
         2. The candidate that has last read from the bucket.
         3. All candidates, from the newest credentials to the daemon's own.
         """
-        handed = self._setup.handed
-        asking = handed.of_this_task(self.store.handed)
-        if asking is not None and asking == handed.own(self.store.handed):
+        kept = self._setup.session_credentials
+        asking = kept.of_this_task(self.store.credentials_kind)
+        if asking is not None and asking == kept.own(self.store.credentials_kind):
             yield self._own
         elif asking is not None and asking in self._others:
             yield self._others[asking]

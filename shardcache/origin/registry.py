@@ -17,8 +17,8 @@ from shardcache.access.urls import protocol_of
 from shardcache.config.origin_table import OriginTable, table_of
 from shardcache.origin.base import Setup
 from shardcache.origin.deferred_origin import DeferredOrigin
-from shardcache.origin.handed import Handed
 from shardcache.origin.objects import RemoteObject
+from shardcache.origin.session_credentials import SessionCredentials
 from shardcache.origin.signatures import Signatures
 from shardcache.origin.tier.tier_state import TierState
 from shardcache.origin.tiered_origin import TieredOrigin
@@ -65,7 +65,7 @@ class Origins:
 
     Attributes:
         tiers: states of the cluster's shared caches in front of the origins, by address.
-        handed: credentials that this user's sessions have handed over.
+        session_credentials: credentials that this user's sessions have handed over.
         signatures: signed urls that were accepted lately.
     """
 
@@ -84,7 +84,7 @@ class Origins:
         self._origins: dict[tuple[str, str], DeferredOrigin] = {}  # by protocol and table's match
         addresses = [table.tier for table in tables if table.tier is not None]
         self.tiers = {address: TierState(address) for address in addresses}
-        self.handed = Handed(os.environ, is_private=is_private)
+        self.session_credentials = SessionCredentials(os.environ, is_private=is_private)
         self.signatures = Signatures()
         self._workers = Workers(silence_s=stall_timeout_s)
 
@@ -191,7 +191,7 @@ class Origins:
             max_connections=self._connections,
             redirect_guard=self._redirect_guard,
             workers=self._workers,
-            handed=self.handed,
+            session_credentials=self.session_credentials,
             signatures=self.signatures,
         )
         if table.tier is None:

@@ -244,5 +244,5 @@ async def _body(request: web.Request) -> Json:
         ) from None
     credentials = body.get("credentials")
     if isinstance(credentials, dict):
-        request.app[SERVICE].cache.handed.hand_over(credentials, peer_of(request).uid)
+        request.app[SERVICE].cache.session_credentials.hand_over(credentials, peer_of(request).uid)
     return body

@@ -72,7 +72,7 @@ async def _serve(socket: web.WebSocketResponse, service: Service, peer: Peer) ->
     # The fields are checked only now: another protocol version may have other fields.
     REQUESTS["hello"].check(hello)
 
-    credentials = service.cache.handed.held(hello.get("credentials", {}), peer.uid)
+    credentials = service.cache.session_credentials.held(hello.get("credentials", {}), peer.uid)
     with credentials, about(job=hello["job"], uid=peer.uid):
         # The user's name is looked up now and remembered. A directory server may be slow, and
         # status pages must not wait for it.

@@ -49,7 +49,7 @@ class AzureOrigin(StoreOrigin):
     # adlfs closes its clients with a filesystem only if this is False; its methods are asynchronous
     # in either case.
     defaults: ClassVar[dict[str, Any]] = {"asynchronous": False}
-    handed = AzureSecret
+    credentials_kind = AzureSecret
     # The options of adlfs that are credentials: a table that has one of them has its own.
     secrets = frozenset(_OPTIONS.values()) | {"credential"}
 

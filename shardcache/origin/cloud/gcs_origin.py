@@ -30,7 +30,7 @@ class GcsOrigin(StoreOrigin):
     version_header = "x-goog-generation"
     listed_version = "generation"
     anonymous: ClassVar[dict[str, Any]] = {"token": "anon"}
-    handed = GoogleKey
+    credentials_kind = GoogleKey
 
     @classmethod
     def options_of(cls, credentials: GoogleKey) -> dict[str, Any]:

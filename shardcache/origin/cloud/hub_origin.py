@@ -49,14 +49,16 @@ class HubOrigin(StoreOrigin):
     show that two parts are from different versions of the file. So such a file is fetched in one
     answer instead of in parts.
 
-    For `listed_version`, `endpoint` and `anonymous`, see `StoreOrigin`; for `handed`, see
+    For `listed_version`, `endpoint` and `anonymous`, see `StoreOrigin`; for `credentials_kind`, see
     `CredentialedOrigin`.
     """
 
     listed_version = "blob_id"
     endpoint = "endpoint"
     anonymous: ClassVar[dict[str, Any]] = {"token": False}
-    handed = HubToken  # the credentials that a session hands over to the daemon for the Hub
+    credentials_kind = (
+        HubToken  # the credentials that a session hands over to the daemon for the Hub
+    )
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)

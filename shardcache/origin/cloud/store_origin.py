@@ -92,7 +92,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
     def options_of(cls, credentials: Any) -> dict[str, Any]:
         """Return the options of the filesystem for a session's credentials. Blocks.
 
-        The credentials are of the class `handed`; see `CredentialedOrigin`.
+        The credentials are of the class `credentials_kind`; see `CredentialedOrigin`.
 
         Raises AccessDeniedError, ConfigError.
         """

@@ -112,7 +112,7 @@ class S3Origin(CredentialedOrigin):
         refused_s: the time between two such tries.
     """
 
-    handed = AwsKeys
+    credentials_kind = AwsKeys
     secrets = frozenset({"key", "secret", "token", "profile", "session"})
 
     def __init__(self, setup: Setup, refused_s: float = _REFUSED_S) -> None:

@@ -47,7 +47,7 @@ async def read(origins: Origins, url: str) -> None:
 @pytest.mark.parametrize("name", ["one", "two", "own"])
 async def test_key_of_the_session_is_tried_first(faulty: FaultyS3, origins: Origins, name: str) -> None:
     """Whichever was handed over last, also if it is the daemon's own: no other one is in the store's log."""
-    with origins.handed.held(keys(name), UID):
+    with origins.session_credentials.held(keys(name), UID):
         for url in fill(faulty, name):
             await read(origins, url)
     assert set(faulty.askers) == {name}
@@ -57,7 +57,7 @@ async def test_sessions_read_one_bucket_in_turn_by_their_own_keys(faulty: Faulty
     """What another session has just read is no reason to ask with its key."""
     for url in fill(faulty, "one", "two"):
         name = url.split("/")[-2]
-        with origins.handed.held(keys(name), UID):
+        with origins.session_credentials.held(keys(name), UID):
             await read(origins, url)
     assert {(key.partition("/")[0], asker) for (_, key, *_), asker in zip(faulty.seen, faulty.askers, strict=True)} == {
         ("one", "one"),
@@ -68,7 +68,7 @@ async def test_sessions_read_one_bucket_in_turn_by_their_own_keys(faulty: Faulty
 async def test_refusals_are_remembered_by_folder(faulty: FaultyS3, origins: Origins) -> None:
     """A session that reads with the keys of others has each refused once in each folder, not for each object."""
     urls = fill(faulty, "one", "two")
-    with origins.handed.held(keys("none"), UID):
+    with origins.session_credentials.held(keys("none"), UID):
         for url in urls[:2]:
             await read(origins, url)
         faulty.askers.clear()
@@ -81,7 +81,7 @@ async def test_refusals_are_remembered_by_folder(faulty: FaultyS3, origins: Orig
 async def test_missing_permissions_are_no_reason_to_doubt_a_key(faulty: FaultyS3, origins: Origins) -> None:
     """S3 also refuses what is missing: that says nothing about the next object."""
     first, second, _ = fill(faulty, "one")
-    with origins.handed.held(keys("one"), UID):
+    with origins.session_credentials.held(keys("one"), UID):
         faulty.permits["one"] = "one/1"
         with pytest.raises(AccessDeniedError):
             await read(origins, first)
@@ -93,7 +93,7 @@ async def test_missing_permissions_are_no_reason_to_doubt_a_key(faulty: FaultyS3
 async def test_permission_that_is_granted_later_is_used(faulty: FaultyS3, origins: Origins) -> None:
     """At once where no other key has it."""
     first, second, _ = fill(faulty, "one")
-    with origins.handed.held(keys("two"), UID):
+    with origins.session_credentials.held(keys("two"), UID):
         await read(origins, first)
         faulty.permits = {"two": "one/"}
         await read(origins, second)

@@ -66,7 +66,7 @@ def new_bucket(server: S3Server) -> Bucket:
 
 def hand_over(origins: Origins, variables: Mapping[str, str]) -> None:
     """Hand over the credentials of a session, which then ends, to a private daemon's origins."""
-    with origins.handed.held(variables, os.geteuid()):
+    with origins.session_credentials.held(variables, os.geteuid()):
         pass
 
 

@@ -26,7 +26,7 @@ _HandedSet = tuple[Credentials, ...]
 _of_this_task: ContextVar[_HandedSet] = ContextVar("_of_this_task", default=())
 
 
-class Handed:
+class SessionCredentials:
     """The credentials that sessions have handed over, by kind.
 
     Each set may permit reads that no other set permits, so all of them are used: those of all open
