@@ -74,13 +74,9 @@ class Histograms:
             label = OTHERS
         return self._by_label.setdefault(label, Histogram(self._bounds))
 
-    def by_label(self) -> list[tuple[tuple[str], Histogram]]:
-        """Return each label value with its histogram.
-
-        A label value is in a tuple of one, because the function that writes metrics takes a value
-        for each of several labels.
-        """
-        return [((label,), histogram) for label, histogram in self._by_label.items()]
+    def by_label(self) -> dict[str, Histogram]:
+        """Return the histogram of each label value."""
+        return dict(self._by_label)
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ from shardcache.server.peer import peer_of
 from shardcache.server.process.process_load import process_stats
 from shardcache.server.service import SERVICE
 from shardcache.shared.protocol import Json
-from shardcache.telemetry.metrics import Histogram, Measures
+from shardcache.telemetry.metrics import Histogram, Histograms, Measures
 
 Labels = Sequence[str]
 
@@ -166,22 +166,27 @@ def measured(measures: Measures, loop_lag: Histogram) -> Iterator[Metric]:
     yield _histogram(
         "transfer_stage_seconds",
         "Time that a transfer spent in each stage.",
-        measures.stage.by_label(),
+        _labelled(measures.stage),
         ("stage",),
     )
     yield _histogram(
         "first_byte_seconds",
         "Time from a request for parts to its first byte.",
-        measures.first_byte.by_label(),
+        _labelled(measures.first_byte),
         ("origin",),
     )
     yield _histogram(
         "part_seconds",
         "Time from a request for parts to its last byte.",
-        measures.part.by_label(),
+        _labelled(measures.part),
         ("origin",),
     )
     yield from _failures(measures)
+
+
+def _labelled(histograms: Histograms) -> list[tuple[Labels, Histogram]]:
+    """Return each histogram with its label value, as samples for `_histogram`."""
+    return [((label,), histogram) for label, histogram in histograms.by_label().items()]
 
 
 def _failures(measures: Measures) -> Iterator[Metric]:

@@ -68,7 +68,7 @@ def test_ever_more_labels_share_one_histogram() -> None:
     histograms = Histograms(BOUNDS)
     for number in range(1000):
         histograms.of(f"https://host-{number}").observe(1.0)
-    counts = {label: histogram.cumulative()[-1] for (label,), histogram in histograms.by_label()}
+    counts = {label: histogram.cumulative()[-1] for label, histogram in histograms.by_label().items()}
     assert len(counts) == 65
     assert counts["https://host-0"] == 1
     assert counts[OTHERS] == 1000 - 64
