@@ -1,9 +1,12 @@
 """The nginx.conf of one node, for `shardcache cluster render` and `shardcache cluster run`.
 
-The file is made from the template nginx.conf.template in this folder. In the template, `@name`
-stands for a value, and `@@` for `@`. A line that begins with `[name]` is repeated for each node or
-store, or is left out unless its feature is in use: it has a list of rows, and appears once for each
-row with the row's values.
+The file is made from the template nginx.conf.template in this folder. In the template:
+
+- `@name` stands for a value of `_values`, and `@@` for `@`.
+- A line that begins with `[if name]` is left out unless the feature of that name is in use. It may
+  also use the feature's values, which are in `_features`.
+- A line that begins with `[each name]` is repeated for each row of the table of that name. It may
+  also use the row's values, which are in `_tables`.
 
 An owner is the node that fetches and caches a part (see the package). A permission is the object
 store's answer that a signed url may be read; nginx caches it for a time.
@@ -13,11 +16,12 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from string import Template
+from typing import TypeAlias
 
 from shardcache.cluster.node_list import Node
 from shardcache.cluster.tier_config import MAX_COMMON_NAME, MIB, PEER_NAME, Tier, Upstream
@@ -56,11 +60,11 @@ _SAME_RIGHTS = "$http_host$object"
 _OWN_RIGHTS = "$http_host$request_uri|$http_authorization|$http_cookie"
 # 3. While the store cannot be asked, a permission counts for the same access key.
 _OWN_KEY = "$access_key|$http_authorization|$http_cookie|$http_host$object"
-# A line of the template: indent, name of the line's rows if it has rows, text.
-_TEMPLATE_LINE = re.compile(r"( *)(?:\[(\w+)\] )?(.*)")
+# A line of the template: indent, "if" or "each" with the name of a feature or table, and text.
+_TEMPLATE_LINE = re.compile(r"( *)(?:\[(if|each) (\w+)\] )?(.*)")
 
-Rows = list[Mapping[str, object]]
-"""The rows of a line of the template: for each row, values by their names in the template."""
+Values: TypeAlias = Mapping[str, object]
+"""Values by their names in the template."""
 
 
 def time_limits(stall_timeout_s: float) -> dict[str, int]:
@@ -121,21 +125,40 @@ class _AtTemplate(Template):
 def render(tier: Tier, node: Node) -> str:
     """Return the nginx.conf of a node. Raises ConfigError."""
     values = _values(tier, node)
-    rows = _rows(tier, node)
-    rows["lua"] = _parts_in_hand(values)
+    features = _features(tier, node)
+    tables = _tables(tier)
+    tables["lua_line"] = _parts_in_hand(values)
     lines: list[str] = []
     for source in _template():
-        lines.extend(_expanded(source, values, rows))
+        match = _TEMPLATE_LINE.fullmatch(source)
+        assert match is not None
+        indent, kind, name, text = match.groups()
+        template = _AtTemplate(text)
+        rows = _rows(kind, name, features, tables)
+        lines.extend(indent + template.substitute(values, **row) for row in rows)
     return "".join(f"{line}\n" for line in lines)
 
 
-def _parts_in_hand(values: Mapping[str, object]) -> Rows:
-    """Return the lines of the Lua program by which nginx's workers share the parts' downloads.
+def _rows(
+    kind: str | None,
+    name: str,
+    features: Mapping[str, Values | None],
+    tables: Mapping[str, Sequence[Values]],
+) -> Sequence[Values]:
+    """Return the rows with which a line of the template appears, each with further values.
 
-    The program records which worker is fetching which part.
+    Args:
+        kind: "if", "each", or None for a line that appears once in any case.
+        name: name of the line's feature or table.
+        features: by the name of each feature, its values; None if the feature is not in use.
+        tables: by the name of each table, its rows.
     """
-    source = files("shardcache.cluster").joinpath("parts_in_hand.lua").read_text()
-    return [{"line": _AtTemplate(line).substitute(values)} for line in source.splitlines()]
+    if kind == "each":
+        return tables[name]
+    if kind == "if":
+        feature = features[name]
+        return [] if feature is None else [feature]
+    return [{}]
 
 
 @cache
@@ -145,28 +168,18 @@ def _template() -> list[str]:
     return template.read_text().splitlines()
 
 
-def _expanded(source: str, values: Mapping[str, object], rows: Mapping[str, Rows]) -> Iterator[str]:
-    """Yield the lines of nginx.conf that a line of the template stands for.
+def _parts_in_hand(values: Values) -> list[Values]:
+    """Return the lines of the Lua program by which nginx's workers share the parts' downloads.
 
-    Args:
-        source: the line of the template.
-        values: values by their names in the template.
-        rows: the rows of each optional or repeated line, by the line's name.
+    The program records which worker is fetching which part.
     """
-    match = _TEMPLATE_LINE.fullmatch(source)
-    assert match is not None
-    indent, name, text = match.groups()
-    template = _AtTemplate(text)
-    if not name:
-        yield indent + template.substitute(values)
-        return
-    for row in rows[name]:
-        yield indent + template.substitute(values, **row)
+    source = files("shardcache.cluster").joinpath("parts_in_hand.lua").read_text()
+    return [{"line": _AtTemplate(line).substitute(values)} for line in source.splitlines()]
 
 
 def _values(tier: Tier, node: Node) -> dict[str, object]:
-    """Return the values in the template, by name, except those of rows."""
-    own_address = node.at(tier.owner_port)  # the address that the other nodes connect to
+    """Return the values that any line of the template may use, by name."""
+    own_address = node.at(tier.owner_port)
     listen = own_address
     if tier.listen is not None:
         listen = Node(node.name, tier.listen).at(tier.owner_port)
@@ -176,106 +189,106 @@ def _values(tier: Tier, node: Node) -> dict[str, object]:
         scheme = "https"
     parts = tier.max_size_bytes / _PART_BYTES
     keys_mib = math.ceil(_KEYS_RESERVE * parts / _KEYS_PER_MIB)
+    ring = {"node": node.name, "peers": len(tier.nodes), "digest": tier.digest}
     return {
         "workers": tier.workers,
-        "signature": _SIGNATURE,
-        "cache": _path(tier.cache(node)),
-        "run": _path(tier.run(node)),
-        "keys_mib": max(_MIN_KEYS_MIB, keys_mib),
+        # 1. Folders, and what nginx caches on disk and in memory
+        "cache_dir": _path(tier.cache(node)),
+        "run_dir": _path(tier.run(node)),
         "max_size": f"{max(1, tier.max_size_bytes // MIB)}m",
         "min_free": f"{max(1, tier.min_free_bytes // MIB)}m",
-        "permitted_s": max(tier.trust_s, 1),
+        "part_keys_mib": max(_MIN_KEYS_MIB, keys_mib),
+        "permission_s": max(tier.trust_s, 1),
         "leases_mib": _LEASES_MIB,
+        # 2. Names of parts, and of permissions
+        "signature": _SIGNATURE,
+        "permission_key": _SAME_RIGHTS if tier.same_rights else _OWN_RIGHTS,
+        "outage_key": _SAME_RIGHTS if tier.same_rights else _OWN_KEY,
+        # 3. The owners on their ring, and this node among them
         "owners_kib": _MIN_OWNERS_KIB + len(tier.nodes) * _KIB_PER_OWNER,
         "weight": tier.weight,
-        "may": _SAME_RIGHTS if tier.same_rights else _OWN_RIGHTS,
-        "grant": _SAME_RIGHTS if tier.same_rights else _OWN_KEY,
-        "front": _socket_path(tier.front(node)),
-        "own": own_address,
-        "owner": listen,
-        "scheme": scheme,
-        "peers": json.dumps({"node": node.name, "peers": len(tier.nodes), "digest": tier.digest}),
+        "peers": json.dumps(ring),
+        "front_socket": _socket_path(tier.front(node)),  # for the node's own daemon
+        "own_address": own_address,  # for the other nodes
+        "owner_listen": listen,
+        "owner_scheme": scheme,
+        # 4. Time limits
         **time_limits(tier.stall_timeout_s),
     }
 
 
-def _rows(tier: Tier, node: Node) -> dict[str, Rows]:
-    """Return the rows of the template's repeated and optional lines, by the lines' names.
-
-    A line whose feature is not in use has no rows.
-    """
-    rows: dict[str, Rows] = {
-        "user": [],
-        "resolved": [],
-        "outage": [],
-        "trusted": [],
-        "https": [],
-        "tls": [],
-        "noting": [],
-        "named": [],
-        "nodes": [{"server": owner.at(tier.owner_port)} for owner in tier.nodes],
-        "names": [{"name": name} for name in _certificate_names(tier)],
+def _features(tier: Tier, node: Node) -> dict[str, Values | None]:
+    """Return the values of the lines of each feature; None for a feature that is not in use."""
+    features: dict[str, Values | None] = {
+        "user": None,
+        "resolvers": None,
+        "outage": None,
+        "trust": None,
+        "https": None,
+        "tls": _tls_values(tier, node),
+        "outage_tls": None,
     }
     if tier.user:
-        rows["user"] = [{"user": tier.user}]
+        features["user"] = {"user": tier.user}
     if tier.resolvers:
         servers = list(tier.resolvers)
         if not tier.ipv6:
             servers.append("ipv6=off")
-        rows["resolved"] = [{"resolvers": " ".join(servers)}]
+        features["resolvers"] = {"resolvers": " ".join(servers)}
     if tier.outage_s:
-        rows["outage"] = [{"outage_s": tier.outage_s}]
+        features["outage"] = {"outage_s": tier.outage_s}
+        features["outage_tls"] = features["tls"]
     if tier.trust_s:
         copied_s = tier.trust_s // _COPIED_DIVISOR
-        rows["trusted"] = [{"copied_s": copied_s, "kept_s": tier.trust_s - copied_s}]
+        features["trust"] = {"copied_s": copied_s, "kept_s": tier.trust_s - copied_s}
     if any(store.scheme == "https" for store in tier.stores):
-        rows["https"] = [{"store_ca": _path(tier.store_ca)}]
-    return rows | _store_rows(tier) | _tls_rows(tier, node)
+        features["https"] = {"store_ca": _path(tier.store_ca)}
+    return features
 
 
-def _store_rows(tier: Tier) -> dict[str, Rows]:
-    """Return the rows of the stores, and of the groups of servers for some of them.
+def _tls_values(tier: Tier, node: Node) -> Values | None:
+    """Return the values of TLS between the nodes; None for plain HTTP."""
+    tls = tier.tls_of(node)
+    if tls is None:
+        return None
+    return {
+        "certificate": _path(tls.certificate),
+        "key": _path(tls.key),
+        "ca": _path(tls.ca),
+        "owner_name": PEER_NAME if tls.is_shared else "$owner_name",
+    }
+
+
+def _tables(tier: Tier) -> dict[str, list[Values]]:
+    """Return the rows of the lines that are repeated, by the names of the tables.
 
     A group (`upstream` in nginx.conf) has the addresses of a store that nginx knows from its start
     on: the store's url has an address, or no resolvers are configured, so that nginx looks the name
     up when it starts. The names of other stores are looked up during requests.
     """
-    stores: Rows = []
-    addresses: Rows = []
+    stores: list[Values] = []
+    store_groups: list[Values] = []
     for number, store in enumerate(tier.stores):
         group = "$http_host"  # without a group, nginx connects to the host that the request names
         if store.is_address or not tier.resolvers:
             group = f"store-{number}"
-            addresses.append({"group": group, "server": store.server})
-        stores.append(
-            {
-                "pattern": _host_pattern(store),
-                "url": f"{store.scheme}://{group}",
-                "host": store.host,
-            },
-        )
-    return {"stores": stores, "addresses": addresses}
+            store_groups.append({"group": group, "server": store.server})
+        url = f"{store.scheme}://{group}"
+        stores.append({"pattern": _host_pattern(store), "url": url, "host": store.host})
 
-
-def _tls_rows(tier: Tier, node: Node) -> dict[str, Rows]:
-    """Return the rows about certificates; none for plain HTTP between the nodes."""
-    tls = tier.tls_of(node)
-    if tls is None:
-        return {}
-    secured: Rows = [
-        {
-            "certificate": _path(tls.certificate),
-            "key": _path(tls.key),
-            "ca": _path(tls.ca),
-            "owner_name": PEER_NAME if tls.is_shared else "$owner_name",
-        },
-    ]
+    owners: list[Values] = []
+    certified_owners: list[Values] = []
+    for owner in tier.nodes:
+        server = owner.at(tier.owner_port)
+        owners.append({"server": server})
+        if tier.tls is not None:
+            certified_owners.append({"server": server, "name": owner.name})
     return {
-        "tls": secured,
-        "noting": secured if tier.outage_s else [],
-        "named": [
-            {"server": owner.at(tier.owner_port), "name": owner.name} for owner in tier.nodes
-        ],
+        "store": stores,
+        "store_group": store_groups,
+        "owner": owners,
+        "certified_owner": certified_owners,
+        "certificate_name": [{"name": name} for name in _certificate_names(tier)],
     }
 
 

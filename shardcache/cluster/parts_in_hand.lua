@@ -11,7 +11,7 @@ local LEASE_S = @lease_ms / 1000
 local RENEWED_S = LEASE_S / 4
 local LOOK_S = 0.1      -- between two looks of a waiter at the lease
 local FILE_LOOKS = 5    -- looks at the lease for each look at the file
-local FILES = "@cache/parts"
+local FILES = "@cache_dir/parts"
 
 local parts = {}
 package.loaded.parts = parts
