@@ -1,23 +1,25 @@
--- Parts in hand: those that some worker of this nginx has still to answer, once the request is permitted, and those that
--- one fetches from the store.
+-- Parts in hand: which requests for parts this nginx is still working on, and which worker fetches each part.
 --
--- A node that asks is told about its own request: that another node's is in hand says nothing about one that was lost.
+-- A request is in hand from its permission until its answer begins; one that fetches the part from the store, until
+-- the part is cached. A node that asks learns about its own request only: another node's request for the same part may
+-- be in hand although the asking node's request was lost.
 --
--- Both are leases that a worker renews as long as it runs. A worker that is killed or hangs renews nothing: what it
--- fetched, a waiter fetches, and whoever asks is told that its request is lost. nginx's own lock on a cached file ends
--- with the answer or at an age, and a slow object store takes longer than a worker should be waited for.
+-- Both facts are leases in the workers' shared memory, which a worker renews as long as it runs. A worker that is
+-- killed or hangs renews nothing. Another request that waits for the same part then fetches it, and a node that asks
+-- learns that its request is lost. nginx's own lock on a cached file (proxy_cache_lock) would not do: it ends with the
+-- answer, or at a certain age. A slow object store may take longer than others should wait for a worker that is gone.
 local leases = ngx.shared.parts_in_hand
 local LEASE_S = @lease_ms / 1000
 local RENEWED_S = LEASE_S / 4
-local LOOK_S = 0.1      -- between two looks of a waiter at the lease
-local FILE_LOOKS = 5    -- looks at the lease for each look at the file
+local LOOK_S = 0.1      -- time between two looks at the lease of a part that another request fetches
+local FILE_LOOKS = 5    -- number of looks at the lease for each look at the file
 local FILES = "@cache_dir/parts"
 
 local parts = {}
 package.loaded.parts = parts
 
-local asked = {}        -- number of each node's requests for each part that this worker has not answered yet
-local fetched = {}      -- holders of the leases on parts that this worker fetches: itself, and the node that asked
+local asked = {}        -- by node and part, the number of requests that this worker has not answered yet
+local fetched = {}      -- by part that this worker fetches, the holder of the lease: worker and asking node
 
 local function request_of(node, part)
     return node .. " " .. part
@@ -43,8 +45,8 @@ local function renew()
     end
 end
 
--- Renew the leases of this worker from now on. After a reload, a worker that finishes its transfers gets no more turns
--- of its timers but one.
+-- Renew the leases of this worker from now on. After a reload, a worker that finishes its transfers gets only one more
+-- turn of its timer, in which it renews them until the transfers end.
 function parts.start_worker()
     ngx.timer.every(RENEWED_S, function(is_last_turn)
         renew()
@@ -64,22 +66,23 @@ local function is_cached(part)
     return file ~= nil
 end
 
--- Tell a node that waits for a part whether a worker that runs has its request in hand.
+-- Answer a node's question whether its request for a part is in hand: with status 204 if it is, with 404 if not.
 function parts.tell(part, node)
     local holder = leases:get("fetched " .. part)
     local is_arriving = holder ~= nil and node_of(holder) == node and not is_cached(part)
     return ngx.exit((is_arriving or leases:get("asked " .. request_of(node, part))) and 204 or 404)
 end
 
--- Fetch a part that is cached past the cache.
+-- If a part is cached, fetch it again, past the cache.
 function parts.refetch(part)
     if is_cached(part) then
         ngx.exec("@@fresh")
     end
 end
 
--- Have a node's request for a part in hand from now on. It is permitted: one that still waits for its permission may wait
--- for a node that is dead, and when it is sent again, another node permits it.
+-- Have a node's request for a part in hand from now on. The request has its permission already. A request that still
+-- waits for one does not count as in hand: it may wait for a node that is dead, and if the daemon sends it again,
+-- another node gives the permission.
 function parts.take(part, node)
     local request = request_of(node, part)
     ngx.var.asked_request = request
@@ -109,8 +112,8 @@ local function release()
     end
 end
 
--- Return once a part is cached, or this node's request is the one that fetches it. One that is cached for a short time
--- has a file for longer: of its requests, one at a time goes on.
+-- Return once a part is cached, or this request is to fetch it. With `is_brief`, the part is cached only for a short
+-- time, but its file stays for longer, so the file does not count: one request at a time goes on.
 function parts.wait(part, node, is_brief)
     local holder = holder_for(node)
     local looks = 0
@@ -129,7 +132,7 @@ function parts.wait(part, node, is_brief)
     end
 end
 
--- Note that an answer begins. Where the part turned out to be cached, waiters may look again.
+-- Record that an answer begins. If it comes from the cache, the next request that waits for the part may go on.
 function parts.begin_answer()
     settle()
     if ngx.var.upstream_cache_status == "HIT" then
@@ -137,7 +140,7 @@ function parts.begin_answer()
     end
 end
 
--- End a request, whatever has become of it.
+-- Record the end of a request, however it ended.
 function parts.leave()
     settle()
     release()
