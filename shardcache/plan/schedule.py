@@ -231,7 +231,7 @@ class Schedule(Timeline[Session]):
                 resident.used_again = False
             return
         self._unplanned.gone(resident.key)
-        _, plan, position = use
+        plan, position = use
         if resident.plan is not plan or resident.position != position:
             resident.plan = plan
             resident.position = position
@@ -284,8 +284,8 @@ class Schedule(Timeline[Session]):
         use = self.next_use(self._aliases.names(key))
         if use is None:
             return NEVER
-        use_s, _, _ = use
-        return use_s
+        plan, position = use
+        return plan.start_s + plan.pace_s * position
 
     def victims(self, wanted_bytes: int, needed_at_s: float, lead_s: float) -> list[str] | None:
         """Return keys to evict for an incoming shard; None if they cannot free enough yet.

@@ -208,20 +208,20 @@ class Timeline(Generic[Session]):
 
     # Queries
 
-    def next_use(self, names: Collection[str]) -> tuple[float, ReaderPlan, int] | None:
-        """Return time, plan and position of a shard's soonest use; None without a use.
+    def next_use(self, names: Collection[str]) -> tuple[ReaderPlan, int] | None:
+        """Return plan and position of a shard's soonest use; None if no plan contains the shard.
 
         Args:
             names: all names of the shard.
         """
-        soonest: tuple[float, ReaderPlan, int] | None = None
+        soonest: tuple[ReaderPlan, int] | None = None
         soonest_s = NEVER
         for name in names:
             for plan, position in self._uses.get(name, _NO_USES).items():
                 use_s = plan.start_s + plan.pace_s * position
                 if use_s < soonest_s:
                     soonest_s = use_s
-                    soonest = (use_s, plan, position)
+                    soonest = (plan, position)
         return soonest
 
     def next_missing(self, is_cared_for: Callable[[str], bool]) -> Missing[Session] | None:

@@ -42,7 +42,10 @@ def next_use_s(plans: Plans, shard: str) -> float:
 def use_s(timeline: Timeline, *names: str) -> float:
     """Return when a shard of these names is needed."""
     use = timeline.next_use(names)
-    return NEVER if use is None else use[0]
+    if use is None:
+        return NEVER
+    plan, position = use
+    return plan.start_s + plan.pace_s * position
 
 
 @given(PLANS, SHARDS)
