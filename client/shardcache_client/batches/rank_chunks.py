@@ -214,7 +214,9 @@ class RankChunks(RankWork):
         """
         tried = current.place - last.place
         if self.places is None:
-            all_were_tried = current.share - last.share > self._uncounted.shares
+            # The samples of these two shares may not all have been tried: those between count.
+            shares_between = current.share - last.share - 1
+            all_were_tried = shares_between >= self._uncounted.pass_shares
         else:
             all_were_tried = self._pass_places is not None and tried >= self._pass_places
         if all_were_tried:

@@ -55,9 +55,13 @@ class UncountedEpoch:
         return window_of(self._deal.shuffle) > 0
 
     @property
-    def shares(self) -> int:
-        """Number of shares into which all shards are dealt at a time: one for each reader."""
-        return self._reader.readers
+    def pass_shares(self) -> int:
+        """Number of consecutive shares that hold every shard, wherever they begin.
+
+        With R readers, the shares 0 to R - 1 hold every shard, and so do the shares R to 2R - 1,
+        and so on. Any 2R - 1 consecutive shares contain all shares of one such group.
+        """
+        return 2 * self._reader.readers - 1
 
     def has_share(self, share: int) -> bool:
         """Return True if there is a share of this number."""

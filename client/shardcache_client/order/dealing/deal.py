@@ -281,16 +281,20 @@ class ShardDeal:
     ) -> Share:
         """Return a reader's shards of the epoch.
 
-        Each `shift` deals all shards to all readers in another order. So a reader that needs more
-        samples goes on with `shift` 1, 2 and so on. For the other arguments, see `SpanDeal`. Where
-        samples are not counted, `phases` is always empty.
+        A reader that needs more samples goes on with `shift` 1, 2 and so on. All shards are dealt
+        to all readers once for as many shifts as there are readers. In these, the parts go from
+        reader to reader, so that each reader gets every shard once. Then the shards are dealt again
+        in another order. For the other arguments, see `SpanDeal`. Where samples are not counted,
+        `phases` is always empty.
         """
-        key = round_key(self.shuffle, epoch, shift)
+        readers = topology.readers
+        first_shift = shift - shift % readers  # the shift for which the shards were dealt
         # The numbers of samples are not known, so the groups of a shuffle get equally many shards.
         equal_weights = [1] * self.shards
-        order = shard_order(equal_weights, self.shuffle, key)
-        reader = (topology.reader + shift) % topology.readers
-        spans = Partition(topology.readers, even=None)
+        dealing_key = round_key(self.shuffle, epoch, first_shift)
+        order = shard_order(equal_weights, self.shuffle, dealing_key)
+        reader = (topology.reader + shift) % readers
+        spans = Partition(readers, even=None)
         start, stop = spans.owned_span(self.shards, reader)
         shards = order[start:stop]
         if not shards and self.samples_per_epoch is not None:
@@ -300,6 +304,8 @@ class ShardDeal:
             # The share is empty, and the number of its samples is unknown (None).
             return Share((), None)
 
+        # Each shift permutes the samples of a shard in another way.
+        key = round_key(self.shuffle, epoch, shift)
         pieces = ListedPieces(Piece(shard, key) for shard in shards)
         mix = Mix(pieces, window_of(self.shuffle))
         return Share((Segment(mix),), None)

@@ -116,11 +116,11 @@ class UncountedReader:
     # function is not called for places that the caller leaves out.
 
     def _all_samples(self, start: StepPlace) -> Generator[Callable[[], ReadResult]]:
-        """Yield the samples of one share after another; end once every share was found empty."""
+        """Yield the samples of one share after another; end once every shard was found empty."""
         share = start.share
         step = start.step
         empty_shares = 0
-        while self._epoch.has_share(share) and empty_shares < self._epoch.shares:
+        while self._epoch.has_share(share) and empty_shares < self._epoch.pass_shares:
             before = self._place
             yield from self._samples_of_share(share, step)
             if self._place > before:

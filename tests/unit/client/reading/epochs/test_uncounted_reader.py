@@ -104,6 +104,20 @@ def test_quota_is_filled_by_further_shares_from_any_place(
     assert shards.keys_with_interruptions(-(-23 // size), kept=is_kept, size=size) == whole
 
 
+@pytest.mark.parametrize("others", [0, 3])
+def test_quota_is_filled_from_the_only_shard_with_good_samples(daemon: Daemon, tmp_path: Path, others: int) -> None:
+    """On all ranks, whichever shares have the shard; the other shards have no samples, or none that are kept."""
+    good = 4
+    counts = [others] * 8
+    counts[good] = 5
+    kept_keys = {f"{number:06d}" for number in range(others * good, others * good + 5)}
+    shards = Shards(daemon, tmp_path / "d", counts, seed=1, samples_per_epoch=24, world_size=4)
+    for rank in range(4):
+        keys = shards.keys(rank=rank, kept=lambda sample: sample["__key__"] in kept_keys)
+        assert len(keys) == 6
+        assert set(keys) == kept_keys
+
+
 def test_lost_shard_ends_an_epoch_whose_handler_raises(daemon: Daemon, tmp_path: Path) -> None:
     """Also if it is lost after the run was interrupted within it: nothing of it is left out in silence."""
     shards = Shards(daemon, tmp_path / "d", [6, 6, 6], world_size=1)
