@@ -1,8 +1,8 @@
 """Samples of a dataset by their number or key.
 
 A sample is read in one of two ways: by its range (its bytes alone are fetched, if a table of
-samples has its place in the tar), or from its shard, which is then held, that is, leased and mapped
-for further samples. The samples of a selection are those that a split, for example, has chosen.
+samples lists its range), or from its shard, which is then held, that is, leased and mapped for
+further samples. The samples of a selection are those that a split, for example, has chosen.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Generic, Self, SupportsIndex, cast, overload
 from shardcache.errors import CapacityError, ConfigError, SampleKeyError
 from shardcache_client.arguments.values import T_co, shown
 from shardcache_client.daemon.reader_sessions import ReaderSessions
+from shardcache_client.order.rank_epoch import SampleId
 from shardcache_client.order.shards.choices import Choices
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.parts.selecting import Divisible, counts_of
@@ -27,7 +28,7 @@ from shardcache_client.ranks.mesh import MeshRanks
 from shardcache_client.ranks.resharding import replicas_of_sampler_asking_length
 from shardcache_client.reading.leased.held_shards import HeldShards, RecentRanges
 from shardcache_client.reading.single.sample_keys import SampleKeys, near_keys
-from shardcache_client.reading.single.sample_places import SamplePlace, SamplePlaces
+from shardcache_client.reading.single.sample_ranges import SampleRange, SampleRanges
 from shardcache_client.reading.single.scattered_samples import ScatteredSamples
 from shardcache_client.samples.slicing import Sample
 from shardcache_client.stages.item_stage import Dropped
@@ -87,10 +88,10 @@ class IndexedShards(Divisible, Generic[T_co]):
     instead, and held until `window` other shards have been asked for since: its samples are read as
     fast as by a ShardDataset.
 
-    A sample without a place in the table is read with its whole shard, which is not prefetched. No
-    sample has a place if its shard is compressed, if an earlier release wrote the table, if samples
+    A sample without a range in the table is read with its whole shard, which is not prefetched. No
+    sample has a range if its shard is compressed, if an earlier release wrote the table, if samples
     are blocks of tokens, if the dataset is Joined, or if the urls are not index files. With
-    `partial_reads`, a sample without a place is read as soon as its shard has arrived up to the
+    `partial_reads`, a sample without a range is read as soon as its shard has arrived up to the
     sample's end.
 
     Each process holds its own shards and tables; a DataLoader's workers get a copy that holds none.
@@ -107,7 +108,7 @@ class IndexedShards(Divisible, Generic[T_co]):
         sessions: opens sessions with the daemon.
         window: maximum number of shards that are held at a time.
         mesh: the ranks that a sampler has to divide the samples among; None for any ranks.
-        tables: urls of the tables of samples, which list each sample's key and place in its tar;
+        tables: urls of the tables of samples, which list each sample's key and range in its tar;
             empty without index files.
     """
 
@@ -138,7 +139,7 @@ class IndexedShards(Divisible, Generic[T_co]):
         # A shard of which all samples are selected has no entry.
         self._selected_numbers: dict[int, array[int]] = {}
         self._keys: SampleKeys | None = None  # read when a sample is first asked for by its key
-        self._places = SamplePlaces(manifest, tables, sessions, pipeline)
+        self._ranges = SampleRanges(manifest, tables, sessions, pipeline)
         self._hold_nothing()
 
     def _hold_nothing(self) -> None:
@@ -200,18 +201,16 @@ class IndexedShards(Divisible, Generic[T_co]):
         self._forget_if_forked()
         queries = [self._query(number) for number in numbers]
         # All samples that may have a key are read. A sample that is asked for twice is read twice.
-        # A place here is a shard's number, and a sample's number in its tar.
-        places: list[tuple[int, int]] = []
-        query_of_place: list[int] = []  # for each place, the number of its query
+        sample_ids: list[SampleId] = []
+        query_of_sample: list[int] = []  # for each of these samples, the number of its query
         for nth, query in enumerate(queries):
             for number in query.numbers:
-                places.append(self._place_of(number))
-                query_of_place.append(nth)
+                sample_ids.append(self._sample_id(number))
+                query_of_sample.append(nth)
 
-        # The decoded samples by number of the query. Here `place` is an index of `places`.
-        items: dict[int, T_co] = {}
-        for place, sample in self._read(places):
-            nth = query_of_place[place]
+        items: dict[int, T_co] = {}  # the decoded samples by number of the query
+        for index, sample in self._read(sample_ids):
+            nth = query_of_sample[index]
             if not queries[nth].matches(sample):
                 continue
             if nth in items:
@@ -237,7 +236,7 @@ class IndexedShards(Divisible, Generic[T_co]):
         with self._lock:
             self._held.close()
             self._scattered.close()
-            self._places.close()
+            self._ranges.close()
 
     def _selected(self, choices: Choices) -> Self:
         """Return a dataset of some of the samples; `Divisible` calls this."""
@@ -260,7 +259,7 @@ class IndexedShards(Divisible, Generic[T_co]):
         # The empty key means that no key is asked for. A negative number counts from the end.
         return _SampleQuery("", [index % samples])
 
-    def _place_of(self, number: int) -> tuple[int, int]:
+    def _sample_id(self, number: int) -> SampleId:
         """Return the shard of a sample, and its number in the tar."""
         shard = bisect_right(self._ends, number)
         first = self._ends[shard - 1] if shard else 0
@@ -285,7 +284,7 @@ class IndexedShards(Divisible, Generic[T_co]):
     def _key_checks(self) -> Iterator[int]:
         """Yield the check of each sample's key, in the order of the samples' numbers."""
         for shard in range(len(self._manifest)):
-            checks = self._places.checks(shard)
+            checks = self._ranges.checks(shard)
             selected = self._selected_in(shard)
             if selected is None:
                 yield from checks
@@ -295,7 +294,7 @@ class IndexedShards(Divisible, Generic[T_co]):
     def _unknown_key(self, key: str) -> SampleKeyError:
         """Return the error for a key that no sample has."""
         with self._lock:
-            near = near_keys(key, self._places.keys())
+            near = near_keys(key, self._ranges.keys())
         message = f"no sample has the key {shown(key)}"
         if near:
             message += f"; near it are {', '.join(map(repr, near))}"
@@ -311,89 +310,93 @@ class IndexedShards(Divisible, Generic[T_co]):
         assert item.__class__ is not Dropped  # a pipeline that leaves out samples is refused
         return cast(T_co, item)
 
-    def _read(self, places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Sample]]:
+    def _read(self, sample_ids: Sequence[SampleId]) -> Iterator[tuple[int, Sample]]:
         """Yield samples in the order in which reading them is fastest.
 
-        Each sample comes with the number of its place among `places`.
-
-        Args:
-            places: for each sample, its shard and its number in the tar.
+        Each sample comes with its index in `sample_ids`.
         """
-        # 1. Read samples that are best read by their ranges, all at the same time. A `SamplePlace`
-        # is the range of a sample's bytes in its tar; `nth` is an index of `places`.
-        ranged: dict[int, SamplePlace] = {}
-        by_shard = sorted(range(len(places)), key=places.__getitem__)
+        # 1. Read samples that are best read by their ranges, all at the same time.
+        by_range: dict[int, SampleRange] = {}  # by index in `sample_ids`
+        by_shard = sorted(range(len(sample_ids)), key=sample_ids.__getitem__)
         with self._lock:
-            for nth in by_shard:
-                place = self._range_of(*places[nth])
-                if place is not None:
-                    ranged[nth] = place
-        yield from self._read_ranges(ranged)
+            for index in by_shard:
+                shard, number = sample_ids[index]
+                byte_range = self._range_if_better(shard, number)
+                if byte_range is not None:
+                    by_range[index] = byte_range
+        yield from self._read_ranges(by_range)
 
         # 2. Read the other samples from their shards, one shard after another.
-        unheld: dict[int, SamplePlace] = {}
-        for nth in by_shard:
-            if nth in ranged:
+        beyond_capacity: dict[int, SampleRange] = {}
+        for index in by_shard:
+            if index in by_range:
                 continue
+            shard, number = sample_ids[index]
             with self._lock:
-                # The result is None if the shard is now held, so that the sample can be cut from
-                # it. Otherwise, the cache has no space for the shard.
-                place = self._hold(*places[nth])
-                if place is None:
-                    sample = self._held.sample(*places[nth])
-            if place is None:
-                yield nth, sample
-            else:
-                unheld[nth] = place
+                is_held = self._hold(shard, number)
+                if is_held:
+                    sample = self._held.sample(shard, number)
+                else:
+                    byte_range = self._range_of(shard, number)
+                    assert byte_range is not None  # `_hold` raises an error otherwise
+                    beyond_capacity[index] = byte_range
+            if is_held:
+                yield index, sample
 
         # 3. If the cache had no space for a shard, read its samples by their ranges after all.
-        yield from self._read_ranges(unheld)
+        yield from self._read_ranges(beyond_capacity)
 
-    def _read_ranges(self, ranged: dict[int, SamplePlace]) -> Iterator[tuple[int, Sample]]:
-        """Yield samples that are read by their ranges, each with its key in `ranged`."""
-        samples = self._scattered.read(list(ranged.values()))
-        for nth, (sample, is_cached) in zip(ranged, samples, strict=True):
+    def _read_ranges(self, by_range: dict[int, SampleRange]) -> Iterator[tuple[int, Sample]]:
+        """Yield samples that are read by their ranges, each with its key in `by_range`."""
+        samples = self._scattered.read(list(by_range.values()))
+        for index, (sample, is_cached) in zip(by_range, samples, strict=True):
             if is_cached:
-                # After several reads from a shard that is cached as a whole, `_range_of` holds the
-                # shard, since a held shard is faster to read.
-                self._recent.note_cached(ranged[nth].shard)
-            yield nth, sample
+                # After several reads from a shard that is cached as a whole, `_range_if_better`
+                # holds the shard, since a held shard is faster to read.
+                self._recent.note_cached(by_range[index].shard)
+            yield index, sample
 
-    def _hold(self, shard: int, number: int) -> SamplePlace | None:
-        """Hold a shard; if the cache has no space for it, return the sample's place instead.
-
-        Returns None if the shard is held. Raises CapacityError if there is no space and the place
-        is unknown.
-        """
-        if shard in self._held:
-            return None
-        # Samples of a join are made of whole shards, so no range is read for them.
-        place = None if self._manifest.columns else self._places.place(shard, number)
-        if place is not None and self._recent.is_too_large(shard):
-            return place
-        try:
-            self._held.hold(shard)
-        except CapacityError:
-            if place is None:
-                raise
-            self._recent.note_too_large(shard)
-            return place
-        return None
-
-    def _range_of(self, shard: int, number: int) -> SamplePlace | None:
-        """Return a sample's place if the sample is to be read by its range.
+    def _range_if_better(self, shard: int, number: int) -> SampleRange | None:
+        """Return the range of a sample that is best read by its range.
 
         Returns None if the sample is to be read from its shard, which is or will be held.
         """
-        # The samples of a held shard need no requests, and samples of a join are made of whole
-        # shards.
-        if shard in self._held or self._manifest.columns:
-            return None
-        place = self._places.place(shard, number)
-        if place is None:
+        if shard in self._held:
+            return None  # its samples need no requests
+        byte_range = self._range_of(shard, number)
+        if byte_range is None:
             return None
         is_better_held = self._recent.note_request(shard, number)
-        return None if is_better_held else place
+        return None if is_better_held else byte_range
+
+    def _hold(self, shard: int, number: int) -> bool:
+        """Hold a sample's shard; return False if the cache has no space for the shard.
+
+        The sample is then to be read by its range. Raises CapacityError if it has none, and any
+        error of opening the shard.
+        """
+        if shard in self._held:
+            return True
+        has_range = self._range_of(shard, number) is not None
+        if has_range and self._recent.is_too_large(shard):
+            return False
+        try:
+            self._held.hold(shard)
+        except CapacityError:
+            if not has_range:
+                raise
+            self._recent.note_too_large(shard)
+            return False
+        return True
+
+    def _range_of(self, shard: int, number: int) -> SampleRange | None:
+        """Return a sample's range; None if no table lists it, or if the samples are of a join.
+
+        Samples of a join are made of whole shards.
+        """
+        if self._manifest.columns:
+            return None
+        return self._ranges.range_of(shard, number)
 
     def _forget_if_forked(self) -> None:
         """In a forked process, leave all held shards, sessions and tables to the parent process.
@@ -404,7 +407,7 @@ class IndexedShards(Divisible, Generic[T_co]):
             # The references are kept, so that no finalizer of these objects runs in this process:
             # the sessions and the maps belong to the parent process.
             self._of_parent = (self._held, self._scattered)
-            self._places.forget()
+            self._ranges.forget()
             self._hold_nothing()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -88,7 +88,7 @@ class JoinedReader(ShardReader[T_co]):
         (first_name, first), *others = parts.items()
         for name, source in parts.items():
             _check_source(name, source, first)
-        if first.places is not None:
+        if first.scattered is not None:
             raise ConfigError(
                 'shuffle="global" reads samples one by one, and a join reads the shards of all '
                 "sources together",

@@ -27,7 +27,7 @@ from shardcache_client.parts.dataset_arguments import ARGUMENTS
 from shardcache_client.parts.dataset_parts import DatasetParts, DealtSamples
 from shardcache_client.parts.epoch_reader import EpochReader
 from shardcache_client.reader import ShardReader
-from shardcache_client.reading.single.scattered_places import ScatteredPlaces
+from shardcache_client.reading.single.scattered_ranges import ScatteredRanges
 from shardcache_client.stages.pipeline import PipelineBySource
 
 
@@ -101,7 +101,7 @@ class MixtureReader(ShardReader[T_co]):
             group=group,
             sessions=copy(first.sessions),
             pipeline=_pipeline(parts),
-            places=_places(parts),
+            scattered=_scattered(parts),
         )
         self.epoch_reader = EpochReader(mixed, self._runtime)
 
@@ -201,15 +201,15 @@ def _pipeline(parts: Mapping[str, DatasetParts]) -> PipelineBySource:
     return PipelineBySource(sources=pipelines, firsts=first_shards)
 
 
-def _places(parts: Mapping[str, DatasetParts]) -> ScatteredPlaces | None:
-    """Return the places of samples that are read one by one; None if there are no such samples."""
+def _scattered(parts: Mapping[str, DatasetParts]) -> ScatteredRanges | None:
+    """Return the ranges of samples that are read one by one; None if there are no such samples."""
     sources = []
     first_shard = 0
     for source in parts.values():
-        if source.places is not None:
-            sources += source.places.moved(first_shard)
+        if source.scattered is not None:
+            sources += source.scattered.moved(first_shard)
         first_shard += len(source.manifest)
-    return ScatteredPlaces(sources) if sources else None
+    return ScatteredRanges(sources) if sources else None
 
 
 def _first_of_alike(sources: Mapping[str, DatasetParts]) -> DatasetParts:

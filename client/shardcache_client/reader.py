@@ -42,7 +42,7 @@ from shardcache_client.parts.shuffling import (
     check_permuted,
     deal_samples,
     shuffle_of,
-    with_places,
+    with_ranges,
 )
 from shardcache_client.ranks.environment import job_name
 from shardcache_client.ranks.mesh import MeshRanks, given_ranks
@@ -157,7 +157,7 @@ class ShardReader(Selecting, Generic[T_co]):
             epochs=epochs,
             handover=_handover(zero_copy),
         )
-        self.epoch_reader = EpochReader(with_places(parts, dealing), self._runtime)
+        self.epoch_reader = EpochReader(with_ranges(parts, dealing), self._runtime)
 
     def __repr__(self) -> str:
         return (

@@ -222,7 +222,7 @@ class DatasetEpochs:
         manifest = parts.manifest
         sources, first_shards = pipeline.named_sources
         form = SampleForm(
-            manifest, pipeline.view, parts.handover, sources, first_shards, parts.places
+            manifest, pipeline.view, parts.handover, sources, first_shards, parts.scattered
         )
         loader = self._runtime.loader_name()
         identity = ReaderIdentity(parts.job, topology, loader, parts.batch_size)

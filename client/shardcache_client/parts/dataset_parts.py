@@ -20,7 +20,7 @@ from shardcache_client.order.shards.choices import Choices
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.position.mixture_state import Terms
 from shardcache_client.ranks.group import RankGroup
-from shardcache_client.reading.single.scattered_places import ScatteredPlaces
+from shardcache_client.reading.single.scattered_ranges import ScatteredRanges
 from shardcache_client.stages.pipeline import Pipeline
 from shardcache_client.stages.stage import Stage
 
@@ -148,8 +148,8 @@ class DatasetParts:
         sessions: connections to the daemon.
         job: name of the job in `shardcache status`.
         pipeline: makes items of samples that have been read.
-        places: places of the samples in their shards, for samples that are read one by one; None if
-            whole shards are read.
+        scattered: ranges of the samples that are read one by one in their shards; None if whole
+            shards are read.
         stage: regroups the samples; None if they come one by one.
         handover: passes samples to other processes without a copy; None if they are copied.
         on_error: handler that decides about samples and shards that cannot be read.
@@ -162,7 +162,7 @@ class DatasetParts:
     sessions: SessionPool
     job: str
     pipeline: Pipeline = field(default_factory=Pipeline)
-    places: ScatteredPlaces | None = None
+    scattered: ScatteredRanges | None = None
     stage: Stage | None = None
     handover: Handover | None = None
     on_error: Handler = reraise

@@ -21,8 +21,8 @@ from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.parts.dataset_parts import DatasetParts, DealtSamples
 from shardcache_client.parts.sample_tables import tables_beside
 from shardcache_client.ranks.group import RankGroup
-from shardcache_client.reading.single.sample_places import SamplePlaces
-from shardcache_client.reading.single.scattered_places import ScatteredPlaces
+from shardcache_client.reading.single.sample_ranges import SampleRanges
+from shardcache_client.reading.single.scattered_ranges import ScatteredRanges
 from shardcache_client.samples.token_blocks import TokenBlocks
 
 log = logging.getLogger("shardcache")
@@ -83,18 +83,18 @@ def check_permuted(
         )
 
 
-def with_places(parts: DatasetParts, dealing: Assignment) -> DatasetParts:
-    """Return the parts with the places of all samples, if their order needs these.
+def with_ranges(parts: DatasetParts, dealing: Assignment) -> DatasetParts:
+    """Return the parts with the ranges of all samples, if their order needs these.
 
     Raises ConfigError if there can be no table of them.
     """
     if not dealing.is_global:
         return parts
-    return replace(parts, places=_places_of(parts))
+    return replace(parts, scattered=_ranges_of(parts))
 
 
-def _places_of(parts: DatasetParts) -> ScatteredPlaces:
-    """Return the places of a dataset's samples in their tars.
+def _ranges_of(parts: DatasetParts) -> ScatteredRanges:
+    """Return the ranges of a dataset's samples in their tars.
 
     Raises ConfigError if there can be no table of them.
     """
@@ -108,10 +108,10 @@ def _places_of(parts: DatasetParts) -> ScatteredPlaces:
             "index.json as the url",
         )
     sessions = ReaderSessions(parts.sessions, ReaderIdentity(parts.job))
-    places = SamplePlaces(parts.manifest, tables, sessions, parts.pipeline)
+    ranges = SampleRanges(parts.manifest, tables, sessions, parts.pipeline)
     # The number is 0, as the manifest has the shards of a single dataset.
     first_shard = 0
-    return ScatteredPlaces([(first_shard, places)])
+    return ScatteredRanges([(first_shard, ranges)])
 
 
 def deal_samples(

@@ -23,7 +23,7 @@ from shardcache_client.daemon.session import Session
 from shardcache_client.order.shards.declared_plan import Plan
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.reading.leased.shard_window import ShardWindow
-from shardcache_client.reading.single.scattered_places import ScatteredPlaces
+from shardcache_client.reading.single.scattered_ranges import ScatteredRanges
 from shardcache_client.samples.sample_view import WHOLE, View
 from shardcache_client.samples.slicing import Sample
 
@@ -77,7 +77,7 @@ class SampleForm:
         sources: names of a mixture's sources, which its samples get as "__source__"; empty if the
             dataset is not a mixture.
         firsts: for each source, the number in the manifest of its first shard.
-        scattered: places of the samples that are read one by one; None if no samples are.
+        scattered: ranges of the samples that are read one by one; None if no samples are.
     """
 
     manifest: Manifest
@@ -85,7 +85,7 @@ class SampleForm:
     handover: Handover | None = None
     sources: Sequence[str] = ()
     firsts: Sequence[int] = ()
-    scattered: ScatteredPlaces | None = None
+    scattered: ScatteredRanges | None = None
 
     def name_source(self, sample: Sample, shard: int) -> None:
         """Add the name of its source to a sample of a mixture; leave other samples as they are."""

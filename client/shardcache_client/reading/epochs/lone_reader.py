@@ -96,7 +96,7 @@ class LoneSamples:
     """Reads single samples: by their ranges, or from their shards if the ranges are unknown.
 
     Args:
-        form: the form in which samples are read, with the places of scattered samples.
+        form: the form in which samples are read, with the ranges of scattered samples.
         pipeline: has the members that are read of samples.
         sessions: opens the sessions.
     """
@@ -109,11 +109,11 @@ class LoneSamples:
     def read(self, sample_id: SampleId) -> ReadResult:
         """Return a sample, or the error of reading it. Any thread."""
         scattered = self._form.scattered
-        place = None if scattered is None else scattered.place(*sample_id)
-        if place is None:
+        byte_range = None if scattered is None else scattered.range_of(*sample_id)
+        if byte_range is None:
             return self._in_shards.read(sample_id)
         try:
-            (ranged,) = self._by_range.read([place])
+            (ranged,) = self._by_range.read([byte_range])
         except (SampleError, *SHARD_ERRORS) as exn:
             return exn.with_traceback(None)
         shard, _ = sample_id

@@ -1,7 +1,7 @@
 """Reader of a rank's epoch whose samples come in any order, not shard by shard.
 
 An epoch is an order of samples; a place is a position in this order, counted from 0 for each rank.
-A span is the range of a sample's bytes in its tar. Scattered samples, those of sources with
+A byte_range is the range of a sample's bytes in its tar. Scattered samples, those of sources with
 `shuffle="global"`, are fetched by their spans. Other samples of a mixture are read with their
 shards, by a `PlaceReader`. `reader_of` chooses the reader for an epoch.
 """
@@ -25,9 +25,9 @@ from shardcache_client.reading.epochs.epoch_plans import (
 )
 from shardcache_client.reading.epochs.lone_reader import LoneReader
 from shardcache_client.reading.epochs.place_reader import PlaceReader
-from shardcache_client.reading.single.sample_places import SamplePlace
-from shardcache_client.reading.single.sample_ranges import RangeRequest, SampleRanges
-from shardcache_client.reading.single.scattered_places import ScatteredPlaces
+from shardcache_client.reading.single.range_reader import RangeReader, RangeRequest
+from shardcache_client.reading.single.sample_ranges import SampleRange
+from shardcache_client.reading.single.scattered_ranges import ScatteredRanges
 from shardcache_client.reading.single.scattered_samples import ASKED_TOGETHER, MAX_ASKED
 
 # Maximum number of bytes in open requests: enough to keep a network of 10 Gbit/s busy for 50 ms,
@@ -60,16 +60,16 @@ def reader_of(
         sessions: opens further sessions where one is not enough.
         check: called about once a second in a wait; it may raise to end the wait.
     """
-    places = plans.form.scattered
-    if places is None:
+    scattered = plans.form.scattered
+    if scattered is None:
         return PlaceReader(plans, epoch)
-    are_all_scattered = all(map(places.has, range(len(plans.form.manifest))))
+    are_all_scattered = all(map(scattered.has, range(len(plans.form.manifest))))
     if are_all_scattered:
-        return ScatteredReader(session, plans, places, epoch, sessions, check)
+        return ScatteredReader(session, plans, scattered, epoch, sessions, check)
 
     # A session has one plan at a time. This session declares the plans of the shards that are read
     # as a whole, so the ranges need another session.
-    reader = ScatteredReader(sessions.open(), plans, places, epoch, sessions, check)
+    reader = ScatteredReader(sessions.open(), plans, scattered, epoch, sessions, check)
     reader.read_others_by(PlaceReader(plans, epoch))
     return reader
 
@@ -81,21 +81,21 @@ class _QueuedSample:
     Attributes:
         number: number of the sample's place in the epoch.
         sample: numbers of the shard and of the sample in that shard.
-        span: range of the sample's bytes; None if the sample is read with its shard.
-        request: the request for the span; None without a span.
+        byte_range: range of the sample's bytes; None if the sample is read with its shard.
+        request: the request for the range; None without a range.
     """
 
     number: int
     sample: SampleId
-    span: SamplePlace | None
+    byte_range: SampleRange | None
     request: RangeRequest | None = None
 
     @property
     def size_bytes(self) -> int:
         """Number of bytes that are requested."""
-        if self.span is None:
+        if self.byte_range is None:
             return 0
-        return self.span.stop - self.span.start
+        return self.byte_range.stop - self.byte_range.start
 
 
 class ScatteredReader:
@@ -109,12 +109,12 @@ class ScatteredReader:
     Args:
         session: reads the ranges; it must have no leases.
         plans: declares parts of the epoch.
-        places: has the samples' places in their tars.
+        ranges: has the samples' ranges in their tars.
         epoch: the rank's order of samples.
         sessions: opens a session for samples that can only be read with their whole shard.
         check: called about once a second in a wait; it may raise to end the wait.
 
-    Raises ConfigError if no table has the places of samples; NoDaemonError if the daemon stays away
+    Raises ConfigError if no table has the ranges of samples; NoDaemonError if the daemon stays away
     for longer than the session's patience.
     """
 
@@ -122,7 +122,7 @@ class ScatteredReader:
         self,
         session: Session,
         plans: EpochPlans,
-        places: ScatteredPlaces,
+        ranges: ScatteredRanges,
         epoch: RankEpoch,
         sessions: ReaderSessions,
         check: Callable[[], None],
@@ -130,12 +130,12 @@ class ScatteredReader:
         self._session = session
         self._form = plans.form
         self._is_shared = plans.is_shared
-        self._places = places
+        self._ranges = ranges
         self._epoch = epoch
         self._check = check
         self._others: PlaceReader | None = None
         self._lone = LoneReader(sessions.open, plans.form)  # reads samples without a range
-        self._ranges: SampleRanges | None = None  # made by the first request
+        self._range_reader: RangeReader | None = None  # made by the first request
         self._last_start: int | None = None  # first place of the previous run
         self._queue: deque[_QueuedSample] = deque()
         self._queued_bytes = 0  # number of bytes of the samples in the queue
@@ -163,15 +163,15 @@ class ScatteredReader:
             queued = self._queue.popleft()
             self._queued_bytes -= queued.size_bytes
             yield self._read(queued)
-        if self._ranges is not None:
-            self._ranges.flush()
+        if self._range_reader is not None:
+            self._range_reader.flush()
 
     def close(self) -> None:
         """Drop all requests, and release the tables."""
         self._drop_after(0)
         self._session.on_wait = None
         self._lone.close()
-        self._places.close()
+        self._ranges.close()
         if self._others is not None:
             self._others.close()
             self._session.close()
@@ -216,7 +216,7 @@ class ScatteredReader:
             queued = self._queue.pop()
             self._queued_bytes -= queued.size_bytes
             if queued.request is not None:
-                self._declared_ranges().drop(queued.request)
+                self._declared_reader().drop(queued.request)
 
     def _samples_in(self, run: range) -> Iterator[tuple[int, SampleId]]:
         """Yield the places of a run, each with its sample."""
@@ -236,7 +236,7 @@ class ScatteredReader:
             if coming is None:
                 break
             number, sample = coming
-            queued = _QueuedSample(number, sample, self._places.place(*sample))
+            queued = _QueuedSample(number, sample, self._ranges.range_of(*sample))
             new.append(queued)
             new_bytes += queued.size_bytes
         self._request(new)
@@ -261,24 +261,24 @@ class ScatteredReader:
 
     def _request(self, new: Iterable[_QueuedSample]) -> None:
         """Request the bytes of those among the new samples that are read by their ranges."""
-        by_range = [queued for queued in new if queued.span is not None]
-        spans = [queued.span for queued in by_range if queued.span is not None]
-        if not spans:
+        by_range = [queued for queued in new if queued.byte_range is not None]
+        ranges = [queued.byte_range for queued in by_range if queued.byte_range is not None]
+        if not ranges:
             return
-        requests = self._declared_ranges().ask(spans, needed=False)
+        requests = self._declared_reader().ask(ranges, needed=False)
         for queued, request in zip(by_range, requests, strict=True):
             queued.request = request
 
-    def _declared_ranges(self) -> SampleRanges:
+    def _declared_reader(self) -> RangeReader:
         """Return the reader of ranges. The first call declares its plan to the daemon."""
-        if self._ranges is None:
+        if self._range_reader is None:
             form = self._form
             # None in `view_of`: the view of the shard itself, not of a joined source.
-            self._ranges = SampleRanges(
+            self._range_reader = RangeReader(
                 self._session, form.manifest, lambda shard: form.view_of(shard, None)
             )
             self._session.on_wait = self._check
-        return self._ranges
+        return self._range_reader
 
     # Samples
 
@@ -287,7 +287,7 @@ class ScatteredReader:
         if queued.request is None:
             return self._read_from_shard(queued)
         try:
-            sample = self._declared_ranges().take(queued.request)
+            sample = self._declared_reader().take(queued.request)
         except (SampleError, *SHARD_ERRORS) as exn:
             # The traceback is removed: its frames would keep the session of a reader that is gone.
             return exn.with_traceback(None)
@@ -299,7 +299,7 @@ class ScatteredReader:
         """Return a sample without a range, or the error of reading the sample."""
         shard, _ = queued.sample
         # A shard of a scattered source is not in the plan of the other reader.
-        if self._others is None or self._places.has(shard):
+        if self._others is None or self._ranges.has(shard):
             return self._lone.read(queued.sample)
         (result,) = self._others.reads(queued.number, queued.number + 1)
         return result

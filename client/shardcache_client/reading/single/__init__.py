@@ -1,1 +1,1 @@
-"""Samples read one by one: their places in tars, and their ranges."""
+"""Samples read one by one: their ranges of tars, and readers of these."""

@@ -1,175 +1,239 @@
-"""Reader of samples by their ranges of tars; nothing else of the tars is fetched.
+"""Ranges of a dataset's samples in their tars, from the tables of samples beside its index files.
 
-A place names a sample's range: its shard, and the start and end of its bytes. The daemon is asked
-by a plan of ranges, a plan whose leases are on byte ranges of objects instead of whole shards.
-`ScatteredSamples` and `ScatteredReader` read in this way.
+A table of samples is a shard that lists, in rows, the keys of other shards' samples and the bytes
+that each member takes. `shardcache index --samples` writes one beside each index file. A row
+describes some successive samples of one shard. A sample's range is the part of the tar that has the
+sample's bytes; by its range, the sample is fetched alone.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from shardcache.errors import ConfigError, ShardChangedError, ShardError
-from shardcache.tarindex.spans import check_of, samples_in
-from shardcache_client.daemon.lease import Grant, LeaseRequest
-from shardcache_client.daemon.session import Session
-from shardcache_client.order.shards.declared_plan import Plan
+from shardcache.errors import AccessDeniedError, ConfigError, NotAllowedError, NotFoundError
+from shardcache.shared.urls.url_names import compression_of
+from shardcache.tarindex.spans import RowSpans
+from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.order.shards.manifest import Manifest
-from shardcache_client.reading.leased.granted_file import open_granted, read_granted, read_span
-from shardcache_client.reading.single.sample_places import SamplePlace
-from shardcache_client.reading.single.table_rows import TABLES_REMEDY
-from shardcache_client.samples import slicing
-from shardcache_client.samples.sample_view import View
-from shardcache_client.samples.slicing import Sample
+from shardcache_client.reading.single.table_rows import (
+    INVALID_ROW,
+    TABLES_REMEDY,
+    Row,
+    TableRows,
+    invalid_row,
+)
+from shardcache_client.stages.pipeline import Pipeline
+
+# Errors of a missing table. S3 denies access to a missing object, instead of reporting it missing,
+# if the user may not list the bucket.
+_NO_TABLE = (NotFoundError, AccessDeniedError, NotAllowedError)
 
 
-@dataclass(slots=True, eq=False)
-class RangeRequest:
-    """A request for one sample.
+@dataclass(frozen=True, slots=True)
+class SampleRange:
+    """The range of bytes of a tar that holds a sample, or the sample's members that are read.
 
     Attributes:
-        place: place of the sample.
-        lease: lease on the sample's bytes.
+        shard: number of the shard in the manifest.
+        start: offset of the first byte in the tar.
+        stop: offset after the last byte.
+        check: short hash of the sample's key, to recognise a range that holds another sample; see
+            `tarindex.spans.check_of`.
+        version: the tar's version when the table was written; None if the table does not say.
     """
 
-    place: SamplePlace
-    lease: LeaseRequest
+    shard: int
+    start: int
+    stop: int
+    check: int
+    version: str | None
 
 
 class SampleRanges:
-    """Reads samples by their places. All samples that were asked for are fetched at the same time.
+    """Ranges of samples by shard and number, as far as tables list them. One thread at a time.
 
-    The lease of a sample that was taken is released together with the next requests, or before a
-    wait, or by `flush`. So a reader of ranges protects hardly more from eviction than the samples
-    that it has yet to take.
+    The tables stay cached, and mapped, until `close`. A row of a table is parsed when one of the
+    row's samples is first asked for. From then on, each sample of the row takes 12 bytes of memory.
+    A process that was forked opens the tables again.
+
+    Args:
+        manifest: the shards.
+        tables: urls of the tables beside the manifest's index files; empty if the shards were not
+            listed by index files, so that there cannot be any tables.
+        sessions: opens the session that reads the tables.
+        pipeline: chooses the members that are read.
     """
 
     def __init__(
         self,
-        session: Session,
         manifest: Manifest,
-        view_of: Callable[[int], View],
+        tables: Sequence[str],
+        sessions: ReaderSessions,
+        pipeline: Pipeline,
     ) -> None:
-        """Declare a plan of ranges of a manifest's shards.
+        self.manifest = manifest
+        self._tables = tables
+        self._sessions = sessions
+        self._pipeline = pipeline
+        self._rows: TableRows | None = None
+        # Rows opened by the process that this process was forked from. The reference is kept, so
+        # that their finalizers do not run in this process.
+        self._rows_of_parent: TableRows | None = None
+        self._has_tables = bool(tables)  # False as well once the tables were found missing
+        # By number of the row: the spans of its samples, and the version of their tar.
+        self._spans: dict[int, tuple[RowSpans, str | None]] = {}
 
-        Args:
-            session: declares the plan; it must have no leases of an earlier plan.
-            manifest: the shards, by whose numbers places name them.
-            view_of: returns the form in which samples of a shard are read.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.manifest, self._tables, self._sessions, self._pipeline)
+
+    def close(self) -> None:
+        """Release the tables; they are opened again when they are needed."""
+        if self._rows is not None:
+            self._rows.close()
+        self._rows = None
+
+    def forget(self) -> None:
+        """Leave the open tables to the process that this one was forked from."""
+        self._rows_of_parent = self._rows
+        self._rows = None
+
+    def range_of(self, shard: int, number: int) -> SampleRange | None:
+        """Return the range of a sample by its number in the tar; None if no table lists it.
+
+        Raises ConfigError if a table belongs to other shards, and any error of reading the tables.
         """
-        self._session = session
-        self._view_of = view_of
-        # The daemon shows epochs by number; 0 stands for reading outside of an epoch.
-        plan = Plan.of(manifest, 0, range(len(manifest)), wanted="ranges")
-        session.declare(plan)
+        rows = self._open_rows()
+        if rows is None:
+            return None
+        row = rows.row_with(shard, number)
+        spans, version = self._spans_of(rows, shard, row)
+        nth = number - rows.first_of(row)  # the sample's number in the row
+        span = spans.span(nth)
+        if span is None:
+            return None
+        start, stop = span
+        return SampleRange(shard, start, stop, spans.checks[nth], version)
 
-    def __repr__(self) -> str:
-        return f"SampleRanges({self._session!r})"
+    def are_listed(self, shard: int, number: int) -> bool:
+        """Return whether a table lists the ranges of the samples in the same row as this sample.
 
-    def ask(self, places: Sequence[SamplePlace], *, needed: bool) -> list[RangeRequest]:
-        """Request samples without waiting for them. Each request has to be taken, or dropped.
-
-        Args:
-            needed: True if the reader can do nothing but wait for the first of these samples now.
+        If it does, a sample that has no range is an exception, which has to be read with its shard.
+        If it does not, ranges are unknown for the whole shard. Raises as `range_of` does.
         """
-        leases = self._leases(places, needed=needed)
-        return [RangeRequest(place, lease) for place, lease in zip(places, leases, strict=True)]
+        rows = self._open_rows()
+        if rows is None:
+            return False
+        spans, _ = self._spans_of(rows, shard, rows.row_with(shard, number))
+        # A sample without a span has a start equal to its stop. So the arrays are equal only if no
+        # sample of the row has a span.
+        return spans.starts != spans.stops
 
-    def _leases(self, places: Sequence[SamplePlace], *, needed: bool) -> list[LeaseRequest]:
-        """Request a lease for each place; `needed` as in `ask`."""
-        ranges = [(place.shard, (place.start, place.stop)) for place in places]
-        return self._session.lease_ranges(ranges, needed=needed)
+    def checks(self, shard: int) -> array[int]:
+        """Return the check of each sample's key in a shard; see `tarindex.spans.check_of`.
 
-    def flush(self) -> None:
-        """Release all samples that were taken."""
-        self._session.flush()
-
-    def drop(self, request: RangeRequest) -> None:
-        """End a request whose sample is not taken."""
-        self._session.release(request.lease)
-
-    def take(self, request: RangeRequest) -> Sample:
-        """Wait for a sample, and return it.
-
-        Raises any error of `Session.wait`; CacheDirError if this process cannot read the cache
-        folder; ShardChangedError if the shard was replaced since its table was written; ConfigError
-        if the table is wrong. The request has then ended.
+        Raises as `range_of` does; ConfigError if there are no tables.
         """
-        place = request.place
-        data, grant = self._read(request)
-        if place.version not in (None, grant["version"]):
-            raise ShardChangedError(
-                f"the object store has version {grant['version']}, but the table of "
-                f"samples describes {place.version}",
-                url=grant["url"],
+        rows = self._required_rows()
+        checks = array("I")
+        for row in rows.rows_of(shard):
+            spans, _ = self._spans_of(rows, shard, row)
+            checks += spans.checks
+        return checks
+
+    def keys(self) -> Iterator[str]:
+        """Yield the keys of all samples in the tars. Raises as `checks` does."""
+        rows = self._required_rows()
+        for shard in range(rows.shards):
+            for row in rows.rows_of(shard):
+                yield from self._row(rows, shard, row)["keys"]
+
+    def _required_rows(self) -> TableRows:
+        """Return the rows of the tables. Raises ConfigError if there are no tables."""
+        rows = self._open_rows()
+        if rows is None:
+            raise ConfigError(
+                "samples are found by their keys in a table of samples, next to an index file, "
+                "which is missing",
+                url=next(iter(self._tables), None),
+                remedy="write both: shardcache index URL... -o index.json --samples; then use "
+                "index.json as the url",
+            )
+        return rows
+
+    def _open_rows(self) -> TableRows | None:
+        """Return the rows of the tables, opening the tables if necessary; None without tables.
+
+        Raises ConfigError if the tables describe another number of shards than the manifest has.
+        """
+        if self._rows is not None or not self._has_tables:
+            return self._rows  # None if there are no tables
+        try:
+            rows = TableRows.open(self._tables, self._sessions)
+        except _NO_TABLE:
+            self._has_tables = False
+            return None
+        if rows.shards != len(self.manifest):
+            rows.close()
+            raise ConfigError(
+                f"the tables of samples describe {rows.shards} shards, but the index "
+                f"files list {len(self.manifest)}",
+                url=self._tables[0],
                 remedy=TABLES_REMEDY,
             )
-        return _cut_sample(data, place, grant["url"], self._view_of(place.shard))
+        self._rows = rows
+        return rows
 
-    def is_whole(self, request: RangeRequest) -> bool:
-        """Return whether a sample that was taken came from a shard that is cached as a whole."""
-        return request.lease.is_granted_whole
+    def _spans_of(self, rows: TableRows, shard: int, row: int) -> tuple[RowSpans, str | None]:
+        """Return the spans of a row's samples, and the version of their tar."""
+        if row not in self._spans:
+            self._spans[row] = self._parse(rows, shard, row)
+        return self._spans[row]
 
-    def _read(self, request: RangeRequest) -> tuple[bytes, Grant]:
-        """Return the bytes of a sample, and the grant by which they were read."""
-        place = request.place
+    def _parse(self, rows: TableRows, shard: int, number: int) -> tuple[RowSpans, str | None]:
+        """Read a row, and return the spans of its samples and the version of their tar."""
+        row = self._row(rows, shard, number)
+        try:
+            spans = RowSpans.of(row, self._choice_of_members(shard))
+            if compression_of(self.manifest.shards.urls[shard]) is not None:
+                # The object is compressed, so offsets in the tar are not offsets in the object. No
+                # sample gets a span: each stop is set equal to its start.
+                spans = RowSpans(spans.starts, spans.starts, spans.checks)
+            return spans, row["version"]
+        except INVALID_ROW as exn:
+            raise invalid_row(exn, row["table"]) from exn
 
-        def request_again() -> LeaseRequest:
-            """Request the bytes by a new lease, for which the reader is now waiting."""
-            (request.lease,) = self._leases([place], needed=True)
-            return request.lease
+    def _row(self, rows: TableRows, shard: int, number: int) -> Row:
+        """Return a row by its number. Raises ConfigError if it belongs to another shard."""
+        row = rows.row(number)
+        ref = self.manifest[shard]
+        # Number of the sample in the shard at which the next row, or the shard's end, comes.
+        is_last_of_shard = number + 1 == rows.rows_of(shard).stop
+        end = ref.samples if is_last_of_shard else rows.first_of(number + 1)
+        try:
+            # The row was found by the order of the tables. It belongs to the shard only if it has
+            # the shard's number of samples, and the version that the index file names.
+            is_of_shard = row["samples"] == ref.samples
+            is_complete = row["first"] + len(row["keys"]) == end
+            is_same_version = ref.version in (None, row["version"])
+        except INVALID_ROW as exn:
+            raise invalid_row(exn, row["table"]) from exn
+        if not (is_of_shard and is_complete and is_same_version):
+            raise ConfigError(
+                f"the table of samples does not match the index file: {ref.url} differs",
+                url=row["table"],
+                remedy=TABLES_REMEDY,
+            )
+        return row
 
-        def read(grant: Grant) -> tuple[bytes, Grant]:
-            return _read_place(grant, place), grant
-
-        lease, (data, grant) = read_granted(self._session, request.lease, request_again, read)
-        self._session.release_later(lease)
-        # The daemon gives a needed lease space in addition to the space for samples requested
-        # ahead. So this space is released immediately.
-        if lease.needed:
-            self._session.flush()
-        return data, grant
-
-
-def _read_place(grant: Grant, place: SamplePlace) -> bytes:
-    """Return the bytes of a place. Raises CorruptShardError, CacheDirError."""
-    fd = open_granted(grant)
-    try:
-        data = read_span(fd, place.start, place.stop)
-    finally:
-        os.close(fd)
-    return data
-
-
-def _cut_sample(data: bytes, place: SamplePlace, url: str, view: View) -> Sample:
-    """Return the sample in the bytes of a place.
-
-    Raises ConfigError if the bytes are not one sample, or not the sample that the table lists.
-    """
-    try:
-        tables = samples_in(data, url)
-    except ShardError as exn:
-        raise _misplaced(place, url) from exn
-    if len(tables) != 1:
-        raise _misplaced(place, url)
-    columns = slicing.chosen(
-        slicing.as_bytes(tables.extensions, data),
-        view.reads,
-        view.prefix,
-    )
-    (sample,) = slicing.cut(tables, columns, url, 0, 1)  # from sample 0 up to sample 1
-    if check_of(sample["__key__"]) != place.check:
-        raise _misplaced(place, url)
-    return sample
-
-
-def _misplaced(place: SamplePlace, url: str) -> ConfigError:
-    """Return the error for a place that does not hold its sample."""
-    return ConfigError(
-        f"the table of samples does not match this shard: bytes {place.start} to "
-        f"{place.stop} are not the sample that it lists there",
-        url=url,
-        remedy=TABLES_REMEDY,
-    )
+    def _choice_of_members(self, shard: int) -> Callable[[str], bool] | None:
+        """Return a function that chooses a shard's members by extension; None to read them all."""
+        view = self._pipeline.view(shard)
+        reads = view.reads  # True for the name of a member that is read; None if all are
+        if reads is None:
+            return None
+        # In a join, the name of a member in a sample is its extension after the source's prefix.
+        prefix = view.prefix
+        return lambda name: reads(prefix + name)

@@ -15,8 +15,8 @@ from shardcache.errors import ShardcacheError
 from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.daemon.session import Session
 from shardcache_client.order.shards.manifest import Manifest
-from shardcache_client.reading.single.sample_places import SamplePlace
-from shardcache_client.reading.single.sample_ranges import SampleRanges
+from shardcache_client.reading.single.range_reader import RangeReader
+from shardcache_client.reading.single.sample_ranges import SampleRange
 from shardcache_client.samples.slicing import Sample
 from shardcache_client.stages.pipeline import Pipeline
 
@@ -40,10 +40,10 @@ class RangedSample(NamedTuple):
 
 
 class ScatteredSamples:
-    """Reads samples by their places. Threads that read at the same time have a session each.
+    """Reads samples by their ranges. Threads that read at the same time have a session each.
 
     Args:
-        manifest: the shards, by whose numbers places name them.
+        manifest: the shards, by whose numbers ranges name them.
         pipeline: has the form in which samples are read.
         sessions: opens the sessions.
     """
@@ -52,56 +52,57 @@ class ScatteredSamples:
         self._manifest = manifest
         self._pipeline = pipeline
         self._sessions = sessions
-        self._idle: list[tuple[Session, SampleRanges]] = []
+        self._idle: list[tuple[Session, RangeReader]] = []
 
-    def read(self, places: Sequence[SamplePlace]) -> Iterator[RangedSample]:
-        """Yield the samples at some places, in the places' order, fetching many at the same time.
+    def read(self, byte_ranges: Sequence[SampleRange]) -> Iterator[RangedSample]:
+        """Yield the samples of some ranges, in the order given, fetching many at the same time.
 
-        Raises any error of `SampleRanges.take`, which ends the iterator.
+        Raises any error of `RangeReader.take`, which ends the iterator.
         """
-        if not places:
+        if not byte_ranges:
             return
-        with self._lent() as ranges:
+        with self._lent() as reader:
             # `needed` is True because the reader waits for the first of these samples now. The
             # requests further down are for samples that it takes later.
-            requests = deque(ranges.ask(places[:MAX_ASKED], needed=True))
-            next_place = MAX_ASKED
+            requests = deque(reader.ask(byte_ranges[:MAX_ASKED], needed=True))
+            next_number = MAX_ASKED
             try:
                 while requests:
                     request = requests.popleft()
-                    sample = ranges.take(request)
+                    sample = reader.take(request)
                     # More samples are requested once one message can ask for many.
-                    if len(requests) <= MAX_ASKED - ASKED_TOGETHER and next_place < len(places):
-                        more = places[next_place : next_place + ASKED_TOGETHER]
-                        requests += ranges.ask(more, needed=False)
-                        next_place += ASKED_TOGETHER
-                    yield RangedSample(sample, ranges.is_whole(request))
+                    has_more = next_number < len(byte_ranges)
+                    if has_more and len(requests) <= MAX_ASKED - ASKED_TOGETHER:
+                        more = byte_ranges[next_number : next_number + ASKED_TOGETHER]
+                        requests += reader.ask(more, needed=False)
+                        next_number += ASKED_TOGETHER
+                    yield RangedSample(sample, reader.is_whole(request))
             finally:
                 for request in requests:
-                    ranges.drop(request)
-                ranges.flush()
+                    reader.drop(request)
+                reader.flush()
 
     @contextmanager
-    def _lent(self) -> Iterator[SampleRanges]:
-        """Lend the ranges of an idle session, or of a new one.
+    def _lent(self) -> Iterator[RangeReader]:
+        """Lend the reader of an idle session, or of a new one.
 
         An error of shardcache leaves the session usable. After any other error, such as an
         interrupt in the middle of a message, the session is closed.
         """
         if self._idle:
-            session, ranges = self._idle.pop()
+            session, reader = self._idle.pop()
         else:
             session = self._sessions.open()
-            ranges = SampleRanges(session, self._manifest, self._pipeline.view)
+            reader = RangeReader(session, self._manifest, self._pipeline.view)
         try:
-            yield ranges
+            yield reader
         except (ShardcacheError, GeneratorExit):
-            self._idle.append((session, ranges))
+            self._idle.append((session, reader))
             raise
         except BaseException:
             session.close()
             raise
-        self._idle.append((session, ranges))
+        self._idle.append((session, reader))
 
     def close(self) -> None:
         """Close the idle sessions."""

@@ -1,0 +1,176 @@
+"""Reader of samples by their ranges of tars; nothing else of the tars is fetched.
+
+A sample's range is the part of its shard that has the sample's bytes. The daemon is asked by a plan
+of ranges, a plan whose leases are on byte ranges of objects instead of whole shards.
+`ScatteredSamples` and `ScatteredReader` read in this way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shardcache.errors import ConfigError, ShardChangedError, ShardError
+from shardcache.tarindex.spans import check_of, samples_in
+from shardcache_client.daemon.lease import Grant, LeaseRequest
+from shardcache_client.daemon.session import Session
+from shardcache_client.order.shards.declared_plan import Plan
+from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.reading.leased.granted_file import open_granted, read_granted, read_span
+from shardcache_client.reading.single.sample_ranges import SampleRange
+from shardcache_client.reading.single.table_rows import TABLES_REMEDY
+from shardcache_client.samples import slicing
+from shardcache_client.samples.sample_view import View
+from shardcache_client.samples.slicing import Sample
+
+
+@dataclass(slots=True, eq=False)
+class RangeRequest:
+    """A request for one sample.
+
+    Attributes:
+        byte_range: range of the sample.
+        lease: lease on the range.
+    """
+
+    byte_range: SampleRange
+    lease: LeaseRequest
+
+
+class RangeReader:
+    """Reads samples by their ranges. All samples that were asked for are fetched at the same time.
+
+    The lease of a sample that was taken is released together with the next requests, or before a
+    wait, or by `flush`. So a reader of ranges protects hardly more from eviction than the samples
+    that it has yet to take.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        manifest: Manifest,
+        view_of: Callable[[int], View],
+    ) -> None:
+        """Declare a plan of ranges of a manifest's shards.
+
+        Args:
+            session: declares the plan; it must have no leases of an earlier plan.
+            manifest: the shards, by whose numbers ranges name them.
+            view_of: returns the form in which samples of a shard are read.
+        """
+        self._session = session
+        self._view_of = view_of
+        # The daemon shows epochs by number; 0 stands for reading outside of an epoch.
+        plan = Plan.of(manifest, 0, range(len(manifest)), wanted="ranges")
+        session.declare(plan)
+
+    def __repr__(self) -> str:
+        return f"RangeReader({self._session!r})"
+
+    def ask(self, byte_ranges: Sequence[SampleRange], *, needed: bool) -> list[RangeRequest]:
+        """Request samples without waiting for them. Each request has to be taken, or dropped.
+
+        Args:
+            needed: True if the reader can do nothing but wait for the first of these samples now.
+        """
+        leases = self._leases(byte_ranges, needed=needed)
+        each = zip(byte_ranges, leases, strict=True)
+        return [RangeRequest(byte_range, lease) for byte_range, lease in each]
+
+    def _leases(self, byte_ranges: Sequence[SampleRange], *, needed: bool) -> list[LeaseRequest]:
+        """Request a lease for each range; `needed` as in `ask`."""
+        ranges = [(of.shard, (of.start, of.stop)) for of in byte_ranges]
+        return self._session.lease_ranges(ranges, needed=needed)
+
+    def flush(self) -> None:
+        """Release all samples that were taken."""
+        self._session.flush()
+
+    def drop(self, request: RangeRequest) -> None:
+        """End a request whose sample is not taken."""
+        self._session.release(request.lease)
+
+    def take(self, request: RangeRequest) -> Sample:
+        """Wait for a sample, and return it.
+
+        Raises any error of `Session.wait`; CacheDirError if this process cannot read the cache
+        folder; ShardChangedError if the shard was replaced since its table was written; ConfigError
+        if the table is wrong. The request has then ended.
+        """
+        byte_range = request.byte_range
+        data, grant = self._read(request)
+        if byte_range.version not in (None, grant["version"]):
+            raise ShardChangedError(
+                f"the object store has version {grant['version']}, but the table of "
+                f"samples describes {byte_range.version}",
+                url=grant["url"],
+                remedy=TABLES_REMEDY,
+            )
+        return _cut_sample(data, byte_range, grant["url"], self._view_of(byte_range.shard))
+
+    def is_whole(self, request: RangeRequest) -> bool:
+        """Return whether a sample that was taken came from a shard that is cached as a whole."""
+        return request.lease.is_granted_whole
+
+    def _read(self, request: RangeRequest) -> tuple[bytes, Grant]:
+        """Return the bytes of a sample, and the grant by which they were read."""
+        byte_range = request.byte_range
+
+        def request_again() -> LeaseRequest:
+            """Request the bytes by a new lease, for which the reader is now waiting."""
+            (request.lease,) = self._leases([byte_range], needed=True)
+            return request.lease
+
+        def read(grant: Grant) -> tuple[bytes, Grant]:
+            return _read_range(grant, byte_range), grant
+
+        lease, (data, grant) = read_granted(self._session, request.lease, request_again, read)
+        self._session.release_later(lease)
+        # The daemon gives a needed lease space in addition to the space for samples requested
+        # ahead. So this space is released immediately.
+        if lease.needed:
+            self._session.flush()
+        return data, grant
+
+
+def _read_range(grant: Grant, byte_range: SampleRange) -> bytes:
+    """Return the bytes of a range. Raises CorruptShardError, CacheDirError."""
+    fd = open_granted(grant)
+    try:
+        data = read_span(fd, byte_range.start, byte_range.stop)
+    finally:
+        os.close(fd)
+    return data
+
+
+def _cut_sample(data: bytes, byte_range: SampleRange, url: str, view: View) -> Sample:
+    """Return the sample in the bytes of a range.
+
+    Raises ConfigError if the bytes are not one sample, or not the sample that the table lists.
+    """
+    try:
+        tables = samples_in(data, url)
+    except ShardError as exn:
+        raise _wrong_range(byte_range, url) from exn
+    if len(tables) != 1:
+        raise _wrong_range(byte_range, url)
+    columns = slicing.chosen(
+        slicing.as_bytes(tables.extensions, data),
+        view.reads,
+        view.prefix,
+    )
+    (sample,) = slicing.cut(tables, columns, url, 0, 1)  # from sample 0 up to sample 1
+    if check_of(sample["__key__"]) != byte_range.check:
+        raise _wrong_range(byte_range, url)
+    return sample
+
+
+def _wrong_range(byte_range: SampleRange, url: str) -> ConfigError:
+    """Return the error for a range that does not hold its sample."""
+    return ConfigError(
+        f"the table of samples does not match this shard: bytes {byte_range.start} "
+        f"to {byte_range.stop} are not the sample that it lists there",
+        url=url,
+        remedy=TABLES_REMEDY,
+    )

@@ -1,0 +1,120 @@
+"""Ranges of the scattered samples: samples that are read one by one, not shard by shard.
+
+Samples are scattered if their source has `shuffle="global"`. Each is fetched by the range of its
+bytes in the tar. A mixture may have scattered sources beside other sources.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+from threading import Lock
+from typing import Any
+
+from shardcache.errors import ConfigError
+from shardcache.shared.urls.url_names import compression_of
+from shardcache_client.reading.single.sample_ranges import SampleRange, SampleRanges
+from shardcache_client.reading.single.table_rows import TABLES_REMEDY
+
+
+class ScatteredRanges:
+    """Ranges of samples in their tars, for a dataset or for sources of a mixture. Any thread.
+
+    Ranges are kept from one epoch to the next, in 12 bytes per sample. A copy of this object in
+    another process looks the ranges up again.
+
+    Args:
+        sources: for each scattered source, the number of its first shard in the manifest, and the
+            ranges of its samples by the shards' numbers in the source.
+    """
+
+    def __init__(self, sources: Sequence[tuple[int, SampleRanges]]) -> None:
+        self._sources = sources
+        self._pid = os.getpid()
+        self._lock = Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._sources,)
+
+    def __repr__(self) -> str:
+        return f"ScatteredRanges(firsts={[first for first, _ in self._sources]})"
+
+    def moved(self, first: int) -> list[tuple[int, SampleRanges]]:
+        """Return copies of the sources for a mixture that has these shards after other shards.
+
+        Args:
+            first: number in the mixture's manifest of the shard that is the first here.
+        """
+        return [(first + own_first, copy(ranges)) for own_first, ranges in self._sources]
+
+    def has(self, shard: int) -> bool:
+        """Return whether the samples of a shard are read one by one."""
+        return self._source_of(shard) is not None
+
+    def range_of(self, shard: int, number: int) -> SampleRange | None:
+        """Return the range of a sample by its number in the tar; None if its shard has to be read.
+
+        Raises ConfigError if no table has the ranges of the shard's samples, and any error of
+        reading the tables.
+        """
+        source = self._source_of(shard)
+        if source is None:
+            return None
+        first, ranges = source
+        self._forget_if_forked()
+        with self._lock:
+            byte_range = ranges.range_of(shard - first, number)
+            # A single sample without a range is read with its shard. But if no sample in its row of
+            # the table has a range, all of them would be read in this way, which is an error.
+            if byte_range is None and not ranges.are_listed(shard - first, number):
+                raise _unlisted(ranges, shard - first)
+        # The range has the shard's number in the source: change it to the number in the manifest.
+        if byte_range is None or first == 0:
+            return byte_range
+        return replace(byte_range, shard=shard)
+
+    def close(self) -> None:
+        """Release the tables; they are opened again when they are needed."""
+        self._forget_if_forked()
+        with self._lock:
+            for _, ranges in self._sources:
+                ranges.close()
+
+    def _source_of(self, shard: int) -> tuple[int, SampleRanges] | None:
+        """Return the first shard's number and the ranges of a shard's source; None if none."""
+        for first, ranges in self._sources:
+            if first <= shard < first + len(ranges.manifest):
+                return first, ranges
+        return None
+
+    def _forget_if_forked(self) -> None:
+        """In a forked process, leave the open tables to the parent process.
+
+        The lock is replaced, too, because a thread of the parent may have held it during the fork.
+        """
+        if self._pid == os.getpid():
+            return
+        self._lock = Lock()
+        for _, ranges in self._sources:
+            ranges.forget()
+        self._pid = os.getpid()
+
+
+def _unlisted(ranges: SampleRanges, shard: int) -> ConfigError:
+    """Return the error for a shard whose samples have no ranges in a table."""
+    url = ranges.manifest[shard].url
+    if compression_of(url) is not None:
+        return ConfigError(
+            'shuffle="global" needs each sample\'s place in the tar, which a '
+            "compressed tar does not have",
+            url=url,
+            remedy="decompress the shards, or use shuffle=True",
+        )
+    return ConfigError(
+        'shuffle="global" needs each sample\'s place in the tar, which no table of '
+        "samples next to the index file gives",
+        url=url,
+        remedy=TABLES_REMEDY,
+    )
