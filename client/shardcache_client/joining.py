@@ -88,12 +88,7 @@ class JoinedReader(ShardReader[T_co]):
         (first_name, first), *others = parts.items()
         for name, source in parts.items():
             _check_source(name, source, first)
-        if first.scattered is not None:
-            raise ConfigError(
-                'shuffle="global" reads samples one by one, and a join reads the shards of all '
-                "sources together",
-                remedy="give the first source shuffle=True",
-            )
+        _check_order(first)
 
         # Tables become stages of the pipeline. The shards of other sources become columns of the
         # first source's manifest, unless `members` names nothing of the source.
@@ -116,7 +111,9 @@ class JoinedReader(ShardReader[T_co]):
             samples=replace(first.samples, manifest=manifest),
             sessions=copy(first.sessions),
             pipeline=replace(pipeline, decode=own_decode, stages=(*rows, *pipeline.stages)),
-            group=self._runtime.rank_group(first.group.given, first.urls, first.sessions.timeout_s),
+            group=self._runtime.rank_group(
+                first.group.named_ranks, first.urls, first.sessions.timeout_s
+            ),
         )
         joined.group.settled = first.group.settled
 
@@ -234,6 +231,16 @@ def _check_prefixes(sources: Mapping[str, Source]) -> None:
             "prefix",
             remedy='name it as an extension, "cap"; or list it first, for its samples to be those '
             "that are joined",
+        )
+
+
+def _check_order(first: DatasetParts) -> None:
+    """Raise ConfigError if the order of the first source needs its samples one by one."""
+    if first.scattered is not None:
+        raise ConfigError(
+            'shuffle="global" reads samples one by one, and a join reads the shards of all '
+            "sources together",
+            remedy="give the first source shuffle=True",
         )
 
 

@@ -93,7 +93,9 @@ class MixtureReader(ShardReader[T_co]):
             first.samples.seed,
             drawn_seeds,
         )
-        group = self._runtime.rank_group(first.group.given, list(parts), first.sessions.timeout_s)
+        group = self._runtime.rank_group(
+            first.group.named_ranks, list(parts), first.sessions.timeout_s
+        )
         mixed = replace(
             first,
             urls=(),

@@ -21,7 +21,7 @@ from shardcache.tarindex.key_splits import KeySplit, with_key_split
 from shardcache_client.arguments import values as arguments
 from shardcache_client.arguments.other_words import OTHER_WORDS
 from shardcache_client.arguments.values import T_co, U
-from shardcache_client.daemon.choice import DaemonChoice, Fallback, Which
+from shardcache_client.daemon.choice import DaemonChoice, DaemonName, Fallback
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.handlers import ANY_HANDLER, Handler, handler_of, reraise
@@ -116,7 +116,7 @@ class ShardReader(Selecting, Generic[T_co]):
         mesh: Any = None,
         timeout_s: float = 300.0,
         partial_reads: bool = True,
-        daemon: Which = "auto",
+        daemon: DaemonName = "auto",
         fallback: Fallback = "error",
         zero_copy: bool | str | Collection[str] = False,
     ) -> None:
@@ -317,7 +317,7 @@ class ShardReader(Selecting, Generic[T_co]):
         self._check_yields_samples("indexed()")
         parts = self.parts
         # A sampler divides the samples among ranks. Its number of ranks is compared with the mesh.
-        ranks = parts.group.given
+        ranks = parts.group.named_ranks
         mesh = ranks if isinstance(ranks, MeshRanks) else None
         sessions = ReaderSessions(parts.sessions, ReaderIdentity(parts.job))
         tables = tables_beside(parts)

@@ -48,18 +48,18 @@ class TokenRuns:
 
     Attributes:
         dtype: type of the tokens, a key of `DTYPES`.
-        starts: for each sample, the offset of its first token in the tar, in bytes.
-        ends: for each sample, the number of tokens in it and all samples before it.
+        tar_offsets: for each sample, the offset of its first token in the tar, in bytes.
+        token_ends: for each sample, the number of tokens in it and all samples before it.
     """
 
     dtype: str
-    starts: "array[int]"
-    ends: "array[int]"
+    tar_offsets: "array[int]"
+    token_ends: "array[int]"
 
     @property
     def tokens(self) -> int:
         """Number of tokens in the shard."""
-        return self.ends[-1] if self.ends else 0
+        return self.token_ends[-1] if self.token_ends else 0
 
 
 def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) -> TokenRuns:
@@ -79,8 +79,8 @@ def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) ->
     if tables.faults:
         raise _unsupported(fault_of(tables, min(tables.faults)) or "", url)
     dtype = member.dtype
-    starts = array("Q")
-    ends = array("Q")
+    tar_offsets = array("Q")
+    token_ends = array("Q")
     total = 0
     for sample, (start, end) in enumerate(member_spans(tables, member.extension)):
         first_token = start
@@ -96,11 +96,11 @@ def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) ->
                 )
             dtype = sample_dtype
             total += _token_count(end - first_token, dtype, key, url)
-        starts.append(first_token)
-        ends.append(total)
+        tar_offsets.append(first_token)
+        token_ends.append(total)
     if dtype is None:
         dtype = "uint8"  # any type will do for a shard without tokens
-    return TokenRuns(dtype, starts, ends)
+    return TokenRuns(dtype, tar_offsets, token_ends)
 
 
 def _token_count(size_bytes: int, dtype: str, key: str, url: str | None) -> int:

@@ -16,7 +16,7 @@ from shardcache.shared.private import node_has_daemon
 from shardcache.shared.socket_paths import socket_path
 from shardcache.shared.unix_socket import health
 
-Which: TypeAlias = Literal["auto", "node", "private"]
+DaemonName: TypeAlias = Literal["auto", "node", "private"]
 Fallback: TypeAlias = Literal["error", "private"]
 
 # Packages that a daemon imports. An installation without the extra `daemon` lacks some of them.
@@ -40,7 +40,7 @@ class DaemonChoice:
     def of(
         cls,
         socket: str | os.PathLike[str] | None = None,
-        daemon: Which = "auto",
+        daemon: DaemonName = "auto",
         fallback: Fallback = "error",
     ) -> "DaemonChoice":
         """Return the choice that a user's arguments describe.

@@ -14,7 +14,7 @@ from shardcache.shared.protocol import ShardRef
 from shardcache.shared.urls.local_urls import from_here, patterns_from_here
 from shardcache_client.arguments.other_words import OTHER_WORDS
 from shardcache_client.arguments.values import DAEMONS, JOB, PATH, SECONDS, URL, URLS, checked
-from shardcache_client.daemon.choice import DaemonChoice, Which
+from shardcache_client.daemon.choice import DaemonChoice, DaemonName
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.patience import Patience
 from shardcache_client.daemon.session import resolve
@@ -33,7 +33,7 @@ def cached_paths(
     *,
     job: str | None = None,
     socket: str | os.PathLike[str] | None = None,
-    daemon: Which = "auto",
+    daemon: DaemonName = "auto",
     timeout_s: float = 300.0,
 ) -> Iterator[list[str]]:
     """Fetch files and hold them in the cache until the `with` block ends.
@@ -91,7 +91,7 @@ def open_cached(
     *,
     job: str | None = None,
     socket: str | os.PathLike[str] | None = None,
-    daemon: Which = "auto",
+    daemon: DaemonName = "auto",
     timeout_s: float = 300.0,
 ) -> io.BufferedReader:
     """Fetch any file, whatever it holds, and open it for reading.

@@ -35,16 +35,16 @@ class TorchRuntime(Runtime):
     """A training process of torch, or one of its DataLoader workers."""
 
     def rank_group(
-        self, given: Topology | MeshRanks | None, urls: Sequence[str], timeout_s: float
+        self, named_ranks: Topology | MeshRanks | None, urls: Sequence[str], timeout_s: float
     ) -> RankGroup:
         """Return the ranks that read a dataset, which communicate over torch's key-value store.
 
         Args:
-            given: the ranks that the user gave; None to find them in the environment.
+            named_ranks: the ranks that the user gave; None to find them in the environment.
             urls: urls of the dataset, which tell it from other datasets of the job.
             timeout_s: time limit for a wait for other ranks.
         """
-        return TorchRankGroup(given, urls, timeout_s)
+        return TorchRankGroup(named_ranks, urls, timeout_s)
 
     def counter(self) -> EpochCounter:
         """Return a count of epochs that this process shares with its workers."""

@@ -198,7 +198,7 @@ class DatasetParts:
         if self.handover is not None:
             zero_copy = self.handover.extensions or "all"
         return {
-            "rank and world_size, or in mesh": self.group.given,
+            "rank and world_size, or in mesh": self.group.named_ranks,
             "batch_size": dealing.batch_size,
             "global_batch_size": dealing.global_batch_size,
             "canonical_nodes": dealing.spans if self.has_global_batches else None,

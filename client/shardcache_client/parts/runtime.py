@@ -28,16 +28,16 @@ class Runtime:
     """
 
     def rank_group(
-        self, given: Topology | MeshRanks | None, urls: Sequence[str], timeout_s: float
+        self, named_ranks: Topology | MeshRanks | None, urls: Sequence[str], timeout_s: float
     ) -> RankGroup:
         """Return the ranks that read a dataset.
 
         Args:
-            given: the ranks that the user named; None for the ranks of the launcher.
+            named_ranks: the ranks that the user named; None for the ranks of the launcher.
             urls: urls of the dataset.
             timeout_s: maximum time for which a rank waits for the others.
         """
-        return RankGroup(given)
+        return RankGroup(named_ranks)
 
     def epochs(self, group: RankGroup, dealing: Assignment) -> Epochs:
         """Return the count of epochs on which a dataset's ranks agree, or this rank's own count."""

@@ -54,14 +54,14 @@ class RankGroup:
     Each rank resolves its own manifest and counts its own epochs.
 
     Attributes:
-        given: the ranks that the user named; None for the ranks of the launcher.
+        named_ranks: the ranks that the user named; None for the ranks of the launcher.
         settled: True if all ranks have the manifest of rank 0.
     """
 
     settled = False
 
-    def __init__(self, given: Topology | MeshRanks | None) -> None:
-        self.given = given
+    def __init__(self, named_ranks: Topology | MeshRanks | None) -> None:
+        self.named_ranks = named_ranks
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.topology()!r})"
@@ -69,9 +69,9 @@ class RankGroup:
     @property
     def ranks(self) -> Topology:
         """Rank for which this process reads."""
-        if isinstance(self.given, MeshRanks):
-            return self.given.ranks
-        return self.given or self.ranks_of_job
+        if isinstance(self.named_ranks, MeshRanks):
+            return self.named_ranks.ranks
+        return self.named_ranks or self.ranks_of_job
 
     @property
     def alone(self) -> bool:
@@ -80,8 +80,8 @@ class RankGroup:
         All ranks of the job have to agree, even those outside a mesh, unless the user has named
         the ranks by their numbers.
         """
-        if isinstance(self.given, Topology):
-            return self.given.world_size == 1
+        if isinstance(self.named_ranks, Topology):
+            return self.named_ranks.world_size == 1
         return self.ranks_of_job.world_size == 1
 
     @property
@@ -91,9 +91,9 @@ class RankGroup:
 
     def refuse_resharding(self) -> None:
         """Raise ConfigError if samples are divided twice, or among ranks that must share them."""
-        if self.given is None and not self.alone:
+        if self.named_ranks is None and not self.alone:
             refuse_model_parallelism()
-        processes = self.ranks if isinstance(self.given, MeshRanks) else self.ranks_of_job
+        processes = self.ranks if isinstance(self.named_ranks, MeshRanks) else self.ranks_of_job
         refuse_resharding(self.topology(), processes.world_size)
 
     def topology(self) -> Topology:

@@ -72,27 +72,27 @@ class TorchRankGroup(RankGroup):
 
     def __init__(
         self,
-        given: Topology | MeshRanks | None,
+        named_ranks: Topology | MeshRanks | None,
         urls: Sequence[str],
         timeout_s: float,
     ) -> None:
         """Make the group of one dataset.
 
         Args:
-            given: the ranks that the user named; None for the ranks of the job.
+            named_ranks: the ranks that the user named; None for the ranks of the job.
             urls: urls of the dataset.
             timeout_s: maximum time to wait for rank 0's manifest.
         """
-        super().__init__(given)
-        kind_of_ranks = [] if given is None else [type(given).__name__]
+        super().__init__(named_ranks)
+        kind_of_ranks = [] if named_ranks is None else [type(named_ranks).__name__]
         # Signatures are left out, as each rank may have signed its urls by itself.
         identity = json.dumps([*map(without_signature, urls), *kind_of_ranks])
         digest = blake2b(identity.encode(), digest_size=16).hexdigest()
-        # A process may make datasets for several named ranks, so each rank's datasets are counted
-        # separately.
-        named_ranks = None if isinstance(given, MeshRanks) else given
-        nth = _datasets_made[digest, named_ranks]
-        _datasets_made[digest, named_ranks] += 1
+        # A process may make datasets for several ranks that it names by number, so each rank's
+        # datasets are counted separately.
+        rank = None if isinstance(named_ranks, MeshRanks) else named_ranks
+        nth = _datasets_made[digest, rank]
+        _datasets_made[digest, rank] += 1
         # There are three names in the store: one for the dataset and all its copies, one for this
         # copy, and the name of the copy whose options this copy has.
         self._dataset = f"{digest}/{nth}"
@@ -262,7 +262,7 @@ class TorchRankGroup(RankGroup):
 
         In a mesh it is the rank in the job, since several processes may read for one rank.
         """
-        if isinstance(self.given, MeshRanks):
+        if isinstance(self.named_ranks, MeshRanks):
             return self.ranks_of_job.rank
         return self.ranks.rank
 

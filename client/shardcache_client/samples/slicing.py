@@ -199,20 +199,20 @@ def cutter(
     return cut_one
 
 
-def runs_of(
+def column_spans(
     tables: Tables,
     columns: Sequence[SlicedColumn | None],
-    places: Sequence[int | None],
+    numbers: Sequence[int | None],
 ) -> list[ColumnSpans] | None:
-    """Return the spans of each column's values in the samples with the numbers `places`.
+    """Return the spans of each column's values in some samples.
 
     Returns None if a sample of the shard is bad, if the samples do not all have the same members in
-    the same order, or if `places` has a None.
+    the same order, or if `numbers` has a None.
 
     Args:
         tables: index of the shard.
         columns: see `cut`.
-        places: numbers of samples, in the order that the spans are to have. None stands for a
+        numbers: numbers of the samples, in the order that the spans are to have. None stands for a
             sample that is missing.
     """
     width = len(columns)
@@ -225,27 +225,27 @@ def runs_of(
         return None
     # If each sample has the members of the sample with its own number, the tables' offsets are used
     # as they are.
-    is_in_place = places == range(count)
-    if not is_in_place and None in places:
+    is_in_order = numbers == range(count)
+    if not is_in_order and None in numbers:
         return None
 
-    runs: list[ColumnSpans] = []
+    spans: list[ColumnSpans] = []
     for nth, column in enumerate(columns):
         if column is None:
             continue
         starts: Any = tables.starts[nth::width]
         ends: Any = tables.ends[nth::width]
-        if not is_in_place:
-            starts = array("Q", map(starts.__getitem__, places))
-            ends = array("Q", map(ends.__getitem__, places))
-        runs.append((*column, starts, ends))
-    return runs
+        if not is_in_order:
+            starts = array("Q", map(starts.__getitem__, numbers))
+            ends = array("Q", map(ends.__getitem__, numbers))
+        spans.append((*column, starts, ends))
+    return spans
 
 
 def joined(
     keys: Sequence[bytes],
     url: str,
-    runs: Sequence[ColumnSpans],
+    spans: Sequence[ColumnSpans],
     adders: Sequence[Adder],
 ) -> Callable[[int], Sample]:
     """Return a function that returns any sample by its number.
@@ -253,7 +253,7 @@ def joined(
     Args:
         keys: keys of the samples, by number.
         url: url of their shard.
-        runs: spans of the values of each column of the samples.
+        spans: spans of the values of each column of the samples.
         adders: functions that add further members, called one after another.
     """
 
@@ -263,7 +263,7 @@ def joined(
             "__key__": keys[number].decode("utf-8", "surrogateescape"),
             "__url__": url,
         }
-        for extension, tar, decode, starts, ends in runs:
+        for extension, tar, decode, starts, ends in spans:
             value = tar[starts[number] : ends[number]]
             if decode is not None:
                 try:

@@ -128,17 +128,17 @@ class BlockCutter:
         self._url = url
         # For each document: the offset of its first token in the tar, in bytes; and the number of
         # tokens up to its end, counted from the beginning of the shard.
-        self._starts = runs.starts
-        self._ends = runs.ends
-        self._size_bytes = DTYPES[runs.dtype]  # size of a token
+        self._tar_offsets = runs.tar_offsets
+        self._token_ends = runs.token_ends
+        self._token_bytes = DTYPES[runs.dtype]  # size of a token
         self._dtype = np.dtype(runs.dtype).newbyteorder("<")
         self._end_token = b""
         if blocks.end is not None:
-            self._end_token = blocks.end.to_bytes(self._size_bytes, "little")
-            # The tar has no end tokens. So each document's end is moved by one place for the
+            self._end_token = blocks.end.to_bytes(self._token_bytes, "little")
+            # The tar has no end tokens. So each document's end is moved by one token for the
             # document's own end token, and by one for each document before it.
-            self._ends = array("Q", map(add, runs.ends, count(1)))
-        self._count = blocks.count(runs.tokens, len(runs.ends))
+            self._token_ends = array("Q", map(add, runs.token_ends, count(1)))
+        self._count = blocks.count(runs.tokens, len(runs.token_ends))
 
     def __len__(self) -> int:
         return self._count
@@ -148,11 +148,11 @@ class BlockCutter:
         import numpy as np
 
         length = self._blocks.length
-        ends = self._ends
-        size_bytes = self._size_bytes
+        ends = self._token_ends
+        token_bytes = self._token_bytes
+        # The position of a token is its number in all documents of the shard, including end tokens.
         first = number * (length - self._blocks.overlap)
         stop = first + length
-        # The place of a token is its number in all documents of the shard, including end tokens.
         document = bisect_right(ends, first)
         document_start = ends[document - 1] if document else 0
         sample: Sample = {
@@ -160,34 +160,34 @@ class BlockCutter:
             "__url__": self._url,
         }
         # The bytes of the block's tokens, document by document.
-        runs = []
+        parts = []
         borders = []  # places in the block at which a document begins, except for the first
-        at = first
+        position = first
         while True:
             document_end = ends[document]
             content_end = document_end - 1 if self._end_token else document_end
-            if at < content_end:
-                # A token's offset in the tar is this offset plus the token's place times the size
-                # of a token. The first token has the place `document_start` and lies at the
-                # document's start in the tar. The difference may be negative.
-                offset = self._starts[document] - document_start * size_bytes
-                run_start = offset + at * size_bytes
-                run_stop = offset + min(content_end, stop) * size_bytes
-                runs.append(self._tar[run_start:run_stop])
-            # If there is an end token, it has the last place of its document, `content_end`. It
+            if position < content_end:
+                # The document's first token has the position `document_start` and lies at
+                # `document_offset` in the tar.
+                document_offset = self._tar_offsets[document]
+                content_stop = min(content_end, stop)
+                part_start = document_offset + (position - document_start) * token_bytes
+                part_stop = document_offset + (content_stop - document_start) * token_bytes
+                parts.append(self._tar[part_start:part_stop])
+            # If there is an end token, it has the last position of its document, `content_end`. It
             # belongs to the block if the document ends in the block.
             if content_end < document_end <= stop:
-                runs.append(self._end_token)
+                parts.append(self._end_token)
             if document_end >= stop:
                 break
             # The block goes on with the next document.
             borders.append(document_end - first)
-            at = document_end
+            position = document_end
             document_start = document_end
             document += 1
 
         # An array over `bytes` would be read-only; over a `bytearray` it is writable.
-        sample["tokens"] = np.frombuffer(bytearray().join(runs), self._dtype)
+        sample["tokens"] = np.frombuffer(bytearray().join(parts), self._dtype)
         if self._blocks.documents:
             # The number of a token's document is the number of marked places up to the token.
             is_first = np.zeros(length, np.int32)

@@ -35,19 +35,19 @@ class LeftOutError(errors.UnmatchedKeyError):
 
 
 def find_partners(keys: Sequence[bytes], others: Sequence[bytes]) -> list[int | None]:
-    """Return the place of each of `keys` among `others`.
+    """Return the index in `others` of each of `keys`.
 
-    The place is None for a key that `others` lacks, and for a key that either list repeats.
+    The index is None for a key that `others` lacks, and for a key that either list repeats.
     """
-    places = dict(zip(others, range(len(others)), strict=True))
+    indices = dict(zip(others, range(len(others)), strict=True))
     repeated: list[bytes] = []
-    if len(places) < len(others):
+    if len(indices) < len(others):
         repeated += _repeated(others)
     if len(set(keys)) < len(keys):
         repeated += _repeated(keys)
     for key in repeated:
-        places.pop(key, None)
-    return list(map(places.get, keys))
+        indices.pop(key, None)
+    return list(map(indices.get, keys))
 
 
 def _repeated(keys: Sequence[bytes]) -> list[bytes]:
@@ -85,7 +85,7 @@ class SampleJoin:
         self._keys = keys_of(own.index)
         # The spans of columns whose values are cut directly, and functions that add the members of
         # all other columns; see `_add`.
-        self._runs: list[ColumnSpans] = []
+        self._spans: list[ColumnSpans] = []
         self._adders: list[Adder] = []
         self._names: set[str] = set()  # names of the members so far
 
@@ -95,48 +95,51 @@ class SampleJoin:
 
     def add(self, view: View, shards: Sequence[MappedShard]) -> None:
         """Give the samples the members of their partners in other shards."""
-        self._add(view, shards, self._places(shards))
+        self._add(view, shards, self._partner_numbers(shards))
 
     def cutter(self) -> Callable[[int], Sample]:
         """Return a function that returns any joined sample by its number."""
-        return joined(self._keys, self._own.url, self._runs, self._adders)
+        return joined(self._keys, self._own.url, self._spans, self._adders)
 
     def _add(
         self,
         view: View,
         shards: Sequence[MappedShard],
-        places: Sequence[int | None],
+        numbers: Sequence[int | None],
     ) -> None:
         """Give the samples the members of other samples, or their own.
 
         Args:
             view: the form in which the members are read.
             shards: have the members.
-            places: for each sample, the number of the sample that has the members, counted through
+            numbers: for each sample, the number of the sample that has the members, counted through
                 the samples of all `shards`; None if there is no such sample.
         """
         names = {view.prefix + name for shard in shards for name in shard.index.extensions}
-        runs = None
+        spans = None
         has_new_names = self._names.isdisjoint(names)
         # Spans refer to one file, and cannot check for names that a sample has already.
         if len(shards) == 1 and has_new_names:
             # The result is None unless members with the same names exist for all samples.
-            runs = shards[0].runs(places)
-        if runs is not None:
+            spans = shards[0].column_spans(numbers)
+        if spans is not None:
             # 1. Values are cut by their spans. This is the fast way, as no function is called for
             # each sample.
-            self._runs += runs
+            self._spans += spans
         else:
             # 2. A function adds the members to each sample, because the members come from several
             # shards, differ from sample to sample, or may have names that the sample has already.
             # The treatment of samples without a partner is made once per shard, whether or not
             # there are such samples.
-            unmatched = self._unmatched(view, shards, places)
-            self._adders.append(_adder(shards, places, self._own.url, unmatched))
+            unmatched = self._unmatched(view, shards, numbers)
+            self._adders.append(_adder(shards, numbers, self._own.url, unmatched))
         self._names |= names
 
-    def _places(self, shards: Sequence[MappedShard]) -> Sequence[int | None]:
-        """Return the number of each sample's partner, counted through all `shards`."""
+    def _partner_numbers(self, shards: Sequence[MappedShard]) -> Sequence[int | None]:
+        """Return the number of each sample's partner, counted through all `shards`.
+
+        The number is None for a sample without a partner.
+        """
         keys = self._keys
         # The common case needs no lookup: equal keys in equal order, each of which occurs once.
         has_same_keys = len(shards) == 1 and _packed_keys(shards[0]) == _packed_keys(self._own)
@@ -144,27 +147,27 @@ class SampleJoin:
             return range(len(keys))
 
         others = [*chain.from_iterable(keys_of(shard.index) for shard in shards)]
-        places = find_partners(keys, others)
-        for number, key in enumerate(keys):
+        numbers = find_partners(keys, others)
+        for own_number, key in enumerate(keys):
             if key in self._partners.repeated:
-                places[number] = None
-        return places
+                numbers[own_number] = None
+        return numbers
 
     def _unmatched(
         self,
         view: View,
         shards: Sequence[MappedShard],
-        places: Sequence[int | None],
+        numbers: Sequence[int | None],
     ) -> _Unmatched:
-        """Return the treatment of the samples that have None in `places`.
+        """Return the treatment of the samples that have None in `numbers`.
 
         The treatment has the reason for errors, which names some of these samples' keys.
         """
         keys = self._keys
         unmatched_keys = [
             key.decode(errors="replace")
-            for key, place in zip(keys, places, strict=True)
-            if place is None
+            for key, number in zip(keys, numbers, strict=True)
+            if number is None
         ]
         where = ", ".join(shard.url for shard in shards) or f"any shard of {view.prefix!r}"
         examples = ", ".join(map(repr, unmatched_keys[:_SHOWN_KEYS]))
@@ -222,32 +225,32 @@ class _Unmatched:
 
 def _adder(
     shards: Sequence[MappedShard],
-    places: Sequence[int | None],
+    numbers: Sequence[int | None],
     url: str,
     unmatched: _Unmatched,
 ) -> Adder:
     """Return a function that adds the members of a sample's partner to it.
 
     Args:
-        places: for each sample, the number of its partner, counted through all `shards`; None for
+        numbers: for each sample, the number of its partner, counted through all `shards`; None for
             no partner.
         url: url of the samples' own shard.
         unmatched: treatment of samples without a partner.
     """
-    # For each place: the function that cuts samples out of the place's shard, and the number of the
-    # sample in that shard.
+    # For each sample of all `shards`: the function that cuts samples out of its shard, and its
+    # number in that shard.
     cuts = []
     for shard in shards:
         cut_sample = shard.cutter()
         cuts.extend([(cut_sample, number) for number in range(len(shard))])
 
-    def add(number: int, sample: Sample) -> None:
+    def add(own_number: int, sample: Sample) -> None:
         """Add the members of the partner to `sample`, which has this number in its own shard."""
-        place = places[number]
-        if place is None:
+        partner_number = numbers[own_number]
+        if partner_number is None:
             unmatched.accept(sample)
             return
-        cut, number_there = cuts[place]
+        cut, number_there = cuts[partner_number]
         # Cut into an empty dict, the members come alone, without "__key__" and "__url__".
         added = cut(number_there, {})
         shared = added.keys() & sample

@@ -177,14 +177,14 @@ class MappedShard:
             self.index, self._decode_rows, self.tar, self.url, self._columns, self._check_members
         )
 
-    def runs(self, places: Sequence[int | None]) -> list[ColumnSpans] | None:
-        """Return the places of the members of samples in the file; see `slicing.runs_of`.
+    def column_spans(self, numbers: Sequence[int | None]) -> list[ColumnSpans] | None:
+        """Return the spans of the values of samples in the file; see `slicing.column_spans`.
 
         Args:
-            places: numbers of samples; None for a gap.
+            numbers: numbers of the samples; None for a sample that is missing.
         """
         self._check_members()
-        return slicing.runs_of(self.index, self._columns(), places)
+        return slicing.column_spans(self.index, self._columns(), numbers)
 
     def samples(self, start: int = 0, stop: int | None = None) -> Iterator[Sample]:
         """Yield each sample from `start` on, up to `stop`.

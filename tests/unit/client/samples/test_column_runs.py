@@ -134,4 +134,4 @@ def test_forged_places_of_values_are_damage(tmp_path: Path, table: str, row: int
         with pytest.raises(CorruptShardError, match="contradict"):
             shard.cutter()
         with pytest.raises(CorruptShardError, match="contradict"):
-            shard.runs(range(COUNT))
+            shard.column_spans(range(COUNT))

@@ -164,6 +164,6 @@ def test_forged_places_of_fields_are_damage(tmp_path: Path, table: str, at: int,
         with pytest.raises(CorruptShardError, match="contradict"):
             [shard.cutter()(number) for number in range(20)]
         with pytest.raises(CorruptShardError, match="contradict"):
-            shard.runs(range(20))
+            shard.column_spans(range(20))
     with pytest.raises(CorruptShardError, match="contradict"):
         mapped(path, lines, View(reads=lambda name: name == "a"), forge)
