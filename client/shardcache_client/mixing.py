@@ -21,7 +21,7 @@ from shardcache_client.order.dealing.deal import SpanDeal
 from shardcache_client.order.mixture import MixedSource, MixtureAssignment, weights_of
 from shardcache_client.order.shards.choices import Choices
 from shardcache_client.order.shards.manifest import Manifest
-from shardcache_client.order.sources.courses import Grouping
+from shardcache_client.order.sources.layouts import Grouping
 from shardcache_client.order.sources.quotas import Weights
 from shardcache_client.parts.dataset_arguments import ARGUMENTS
 from shardcache_client.parts.dataset_parts import DatasetParts, DealtSamples

@@ -39,8 +39,8 @@ from shardcache_client.daemon.session import resolve
 from shardcache_client.daemon.session_pool import SessionPool
 from shardcache_client.handlers import Handler, reraise
 from shardcache_client.order.dealing.assignment import Assignment
-from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.order.topology import Topology
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.staged_state import Resume
 from shardcache_client.ranks.environment import job_name

@@ -28,9 +28,9 @@ from shardcache_client.handlers import ANY_HANDLER, Handler, handler_of, reraise
 from shardcache_client.indexed import IndexedShards
 from shardcache_client.order.dealing.assignment import Assignment
 from shardcache_client.order.sequences.partition import Even
-from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.shards.choices import Choices
 from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.order.topology import Topology
 from shardcache_client.parts.dataset_arguments import ARGUMENTS, check_zero_copy
 from shardcache_client.parts.dataset_parts import DatasetParts
 from shardcache_client.parts.epoch_reader import EpochReader

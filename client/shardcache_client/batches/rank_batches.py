@@ -20,8 +20,8 @@ from shardcache_client.daemon.session import Session
 from shardcache_client.handlers import for_epoch
 from shardcache_client.order.dealing.deal import SpanDeal
 from shardcache_client.order.rank_epoch import RankEpoch
-from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.order.topology import Topology
 from shardcache_client.position.progress import Progress
 from shardcache_client.reading.epochs.epoch_plans import MAX_VISITS, EpochPlans, PlacesReader
 from shardcache_client.reading.epochs.lone_reader import LoneReader, LoneSamples, SampleReader

@@ -29,7 +29,7 @@ from shardcache_client.daemon.session import Session
 from shardcache_client.handlers import for_epoch
 from shardcache_client.order.dealing.deal import ShardDeal, SpanDeal
 from shardcache_client.order.rank_epoch import RankEpoch
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 from shardcache_client.order.uncounted import StepPlace, UncountedEpoch
 from shardcache_client.position.staged_state import Resume
 from shardcache_client.reading.epochs.epoch_plans import (

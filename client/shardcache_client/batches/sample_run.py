@@ -16,7 +16,7 @@ from shardcache.errors import ConfigError
 from shardcache_client.batches.maker import Bad
 from shardcache_client.batches.rank_batches import RankBatches
 from shardcache_client.batches.rank_work import BatchForm, Reading
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.rank_state import RankState, StateForm, WorkerPart
 

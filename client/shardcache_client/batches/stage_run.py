@@ -15,7 +15,7 @@ from shardcache_client.batches.rank_chunks import RankChunks
 from shardcache_client.batches.rank_work import Reading
 from shardcache_client.batches.sample_run import report
 from shardcache_client.batches.staged_epoch import StagedEpoch, StagedForm
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 from shardcache_client.position.staged_state import Resume, StagedState
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardcache_client.order.dealing.deal import Deal, SpanDeal
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 from shardcache_client.order.uncounted import StepPlace
 from shardcache_client.position.staged_state import Reached, Resume, StagedState
 from shardcache_client.stages.stage import EpochFacts, Mark, Placed, Stage, one_by_one

@@ -21,7 +21,7 @@ from shardcache.shared import protocol, versions
 from shardcache.shared.credentials.handed_credentials import handed_over
 from shardcache.shared.protocol import Json
 from shardcache_client.daemon.websocket import FarewellError, HandshakeError, WebSocket
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 
 log = logging.getLogger("shardcache")
 

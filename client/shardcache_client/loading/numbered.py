@@ -18,7 +18,7 @@ from shardcache_client.batches.sample_run import report
 from shardcache_client.loading.tasks import BatchTask
 from shardcache_client.loading.workers import Workers
 from shardcache_client.order.dealing.deal import Deal
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 from shardcache_client.position.rank_state import StateForm
 from shardcache_client.reading.epochs.epoch_times import BatchTimes
 

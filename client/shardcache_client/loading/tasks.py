@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from shardcache_client.batches.rank_batches import RankBatches
 from shardcache_client.batches.rank_chunks import RankChunks
 from shardcache_client.batches.rank_work import BatchForm, RankWork, Reading
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.staged_state import Resume
 

@@ -16,8 +16,8 @@ from torch import from_numpy
 from torch.utils.data import get_worker_info
 
 from shardcache_client.loading.worker_process import prepare
-from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.order.topology import Topology
 from shardcache_client.parts.runtime import Runtime
 from shardcache_client.position.bookmark import Iteration
 from shardcache_client.ranks.group import RankGroup

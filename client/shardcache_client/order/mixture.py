@@ -26,7 +26,7 @@ from shardcache_client.order.dealing.assignment import Assignment, digest
 from shardcache_client.order.dealing.deal import Deal, SpanDeal, Spare
 from shardcache_client.order.sequences.lanes import Chained, Interleaved, Lane, Share
 from shardcache_client.order.sequences.partition import Even
-from shardcache_client.order.sequences.rounds import Shuffle, Topology, window_of
+from shardcache_client.order.sequences.permutations import Shuffle, window_of
 from shardcache_client.order.sequences.scatter import EndlessOrder, lane_of, order_of
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.order.sources.changes import (
@@ -36,16 +36,15 @@ from shardcache_client.order.sources.changes import (
     courses_after,
     unread,
 )
-from shardcache_client.order.sources.courses import (
-    Course,
-    GlobalBatches,
+from shardcache_client.order.sources.courses import Course, GlobalBatches, MixPart
+from shardcache_client.order.sources.layouts import (
     Grouping,
-    MixPart,
     MixtureLayout,
     SourceBatches,
     layout_of,
 )
 from shardcache_client.order.sources.quotas import NO_WEIGHTS, SourceQuotas, Weights, WeightSchedule
+from shardcache_client.order.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
 
-from shardcache_client.order.sequences.rounds import permutation
+from shardcache_client.order.sequences.permutations import permutation
 
 Blocks = list[list[int]]
 """The samples of each block, by their place among the waiting samples, ascending."""

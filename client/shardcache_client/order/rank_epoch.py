@@ -21,14 +21,8 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
-from shardcache_client.order.sequences.lanes import (
-    Chained,
-    Interleaved,
-    Part,
-    Segment,
-    Share,
-    Strided,
-)
+from shardcache_client.order.sequences.lanes import Chained, Interleaved, Part, Share, Strided
+from shardcache_client.order.sequences.mixes import Segment
 from shardcache_client.order.sequences.scatter import Scattered
 from shardcache_client.order.shards.manifest import Manifest
 
@@ -221,7 +215,7 @@ def _places_of(part: Part, counts: Sequence[int]) -> _Places:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The samples of a step of a mix; see `lanes`.
+    """The samples of a step of a mix; see `mixes`.
 
     Attributes:
         first: place of the first sample in the mix.

@@ -1,7 +1,7 @@
 """The order of a reader's epoch whose samples are not counted. Pure.
 
 A reader reads its share of the shards, step by step. A step takes some samples of each of a few
-shards: see `lanes`. If an epoch has a fixed number of samples, the reader then goes on with further
+shards: see `mixes`. If an epoch has a fixed number of samples, the reader then goes on with further
 shares, each of which has other shards. Since the numbers of samples are unknown, a reader's place
 is given by the share, the step and the samples yielded before it.
 """
@@ -11,8 +11,10 @@ from itertools import chain, count
 from typing import NamedTuple
 
 from shardcache_client.order.dealing.deal import ShardDeal
-from shardcache_client.order.sequences.lanes import Mix, Segment
-from shardcache_client.order.sequences.rounds import ListedPieces, Topology, window_of
+from shardcache_client.order.sequences.mixes import Mix, Segment
+from shardcache_client.order.sequences.permutations import window_of
+from shardcache_client.order.sequences.rounds import ListedPieces
+from shardcache_client.order.topology import Topology
 
 
 class StepPlace(NamedTuple):

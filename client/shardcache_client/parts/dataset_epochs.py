@@ -27,7 +27,7 @@ from shardcache_client.order.dealing.assignment import check_even
 from shardcache_client.order.dealing.deal import Deal, SpanDeal
 from shardcache_client.order.mixture import MixtureAssignment
 from shardcache_client.order.sequences.partition import Partition
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 from shardcache_client.parts.dataset_parts import DatasetParts
 from shardcache_client.parts.runtime import Runtime
 from shardcache_client.position import rank_state, staged_state

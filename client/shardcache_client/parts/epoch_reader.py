@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 from shardcache_client.parts.dataset_epochs import DatasetEpochs, EpochRun
 from shardcache_client.parts.dataset_parts import DatasetParts
 from shardcache_client.parts.runtime import Runtime

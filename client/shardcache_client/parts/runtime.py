@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardcache_client.order.dealing.assignment import Assignment
-from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.order.topology import Topology
 from shardcache_client.position.bookmark import Iteration
 from shardcache_client.ranks.group import Epochs, RankGroup
 from shardcache_client.ranks.mesh import MeshRanks

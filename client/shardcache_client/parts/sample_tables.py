@@ -14,9 +14,9 @@ from shardcache.errors import ConfigError, NotFoundError
 from shardcache.shared.urls.url_names import beside_index, is_index
 from shardcache.tarindex.contents import SUFFIX, IndexEntry, Row, entries_of
 from shardcache_client.order.dealing.assignment import Assignment
-from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.shards.choices import Choices, Marked
 from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.order.topology import Topology
 from shardcache_client.parts.dataset_parts import DatasetParts, DealtSamples
 from shardcache_client.parts.epoch_reader import EpochReader
 from shardcache_client.parts.runtime import Runtime

@@ -16,7 +16,7 @@ from shardcache.errors import ConfigError
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.order.dealing.assignment import Assignment
-from shardcache_client.order.sequences.rounds import Shuffle
+from shardcache_client.order.sequences.permutations import Shuffle
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.parts.dataset_parts import DatasetParts, DealtSamples
 from shardcache_client.parts.sample_tables import tables_beside

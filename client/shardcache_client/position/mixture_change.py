@@ -13,10 +13,10 @@ from shardcache_client.order.dealing.deal import SampleDeal, SpanDeal
 from shardcache_client.order.dealing.elastic_deal import ElasticDeal
 from shardcache_client.order.mixture import MixtureAssignment
 from shardcache_client.order.sequences.partition import Even
-from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.order.sources.changes import Change, MixtureState
 from shardcache_client.order.sources.courses import GlobalBatches
+from shardcache_client.order.topology import Topology
 from shardcache_client.position import rank_state, staged_state
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.rank_state import RankState, progress_of_all

@@ -23,7 +23,7 @@ from shardcache_client.order.sources.changes import (
     MixtureState,
     Section,
 )
-from shardcache_client.order.sources.courses import SourceBatches
+from shardcache_client.order.sources.layouts import SourceBatches
 from shardcache_client.position.progress import past_phase, phase_of
 from shardcache_client.position.state_values import count, flag, named_numbers, text, whole_number
 

@@ -18,7 +18,7 @@ from shardcache.errors import ConfigError
 from shardcache_client.order.dealing.deal import SpanDeal
 from shardcache_client.order.dealing.elastic_deal import ElasticDeal
 from shardcache_client.order.sequences.partition import Even, Partition, Phase
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 from shardcache_client.position.state_values import (
     MARK,
     MAX_READERS,

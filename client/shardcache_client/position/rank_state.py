@@ -14,8 +14,8 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.dealing.deal import SpanDeal
-from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.sources.changes import MixtureState
+from shardcache_client.order.topology import Topology
 from shardcache_client.position.mixture_state import Terms, mixture_from_json, mixture_to_json
 from shardcache_client.position.progress import BatchPhase, Progress
 from shardcache_client.position.state_values import (

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.sources.changes import MixtureState
+from shardcache_client.order.topology import Topology
 from shardcache_client.order.uncounted import StepPlace
 from shardcache_client.position.mixture_state import Terms, mixture_from_json, mixture_to_json
 from shardcache_client.position.progress import BatchPhase, Progress

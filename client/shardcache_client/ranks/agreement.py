@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from shardcache.errors import ConfigError, RanksError, RankTimeoutError, from_json
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 from shardcache_client.ranks.key_value_store import KeyValueStore, MeetingPlace
 from shardcache_client.stages.stage import Agree
 

@@ -2,7 +2,7 @@
 
 import torch.distributed
 
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 
 
 def ranks() -> Topology | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from shardcache.errors import ConfigError
 from shardcache.shared.protocol import MAX_JOB_CHARS
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 
 # Run ids that torchrun sets if the user chose none: "none", or a random UUID.
 _NO_RUN_ID = re.compile(r"none|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -8,8 +8,8 @@ import secrets
 from collections.abc import Callable, Mapping
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.order.topology import Topology
 from shardcache_client.ranks.environment import ranks_of_environment
 from shardcache_client.ranks.mesh import MeshRanks
 from shardcache_client.ranks.model_parallelism import refuse_model_parallelism

@@ -17,7 +17,7 @@ from typing import Any, Self
 import torch.distributed
 
 from shardcache.errors import ConfigError, RanksError
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 from shardcache_client.ranks.distributed import ranks
 from shardcache_client.ranks.environment import ranks_of_environment
 

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 
 DATA_WORDS = {
     "dp",

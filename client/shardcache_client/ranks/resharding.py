@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 
 # The local variables of a frame, by name.
 Variables = Mapping[str, Any]

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from shardcache import errors
 from shardcache.shared.lists.shard_columns import Shards
-from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.order.topology import Topology
 from shardcache_client.ranks.key_value_store import KeyValueStore
 
 # Number of characters of a manifest that are stored under one key. A key-value store takes values

@@ -20,8 +20,8 @@ from torch.utils.data import get_worker_info
 
 from shardcache import errors
 from shardcache.shared.urls.signed_urls import without_signature
-from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.order.topology import Topology
 from shardcache_client.ranks import distributed
 from shardcache_client.ranks.agreement import agreement_of
 from shardcache_client.ranks.environment import ranks_of_environment, ranks_of_ray_train

@@ -27,7 +27,8 @@ from typing import Any
 
 from shardcache.errors import SampleError
 from shardcache_client.handlers import Handler, for_epoch
-from shardcache_client.order.sequences.rounds import Topology, permutation
+from shardcache_client.order.sequences.permutations import permutation
+from shardcache_client.order.topology import Topology
 from shardcache_client.stages.length_batches import batches, fewest
 from shardcache_client.stages.sample_buffer import SampleBuffer
 from shardcache_client.stages.sample_length import length_of, warn_of_refused

@@ -26,7 +26,7 @@ from shardcache.errors import ConfigError, SampleError
 from shardcache_client.arguments.values import shown
 from shardcache_client.handlers import Handler, for_epoch
 from shardcache_client.order.packing import Blocks, cu_seqlens, next_group, positions
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 from shardcache_client.stages.sample_length import length_error, length_of, warn_of_refused
 from shardcache_client.stages.stage import Agree, EpochFacts, Mark, Placed
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 
 Agree = Callable[[str, int], int]
 """Returns the greatest value that any rank passes under a name, once all ranks have passed one."""

@@ -294,7 +294,8 @@ class SampleSimulation:
         """Yield the ranges of a rank's samples in all epochs, in the order of the dataset."""
         from shardcache_client.order.dealing.assignment import Assignment
         from shardcache_client.order.rank_epoch import RankEpoch
-        from shardcache_client.order.sequences.rounds import Shuffle, Topology
+        from shardcache_client.order.sequences.permutations import Shuffle
+        from shardcache_client.order.topology import Topology
 
         run = self._run
         # The number of a job is its seed, too. A window of None permutes all samples.

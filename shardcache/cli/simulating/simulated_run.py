@@ -87,7 +87,8 @@ class SimulatedRun:
         """
         from shardcache_client.order.dealing.assignment import Assignment
         from shardcache_client.order.rank_epoch import RankEpoch
-        from shardcache_client.order.sequences.rounds import Shuffle, Topology
+        from shardcache_client.order.sequences.permutations import Shuffle
+        from shardcache_client.order.topology import Topology
 
         world_size = self.nodes * self.ranks
         ranks = range(node * self.ranks, (node + 1) * self.ranks)

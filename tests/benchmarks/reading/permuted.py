@@ -20,7 +20,7 @@ from benchmarks.measure import Figure, Row, Target, call, interleaved, median_of
 from benchmarks.reading import shuffle
 from benchmarks.reading.shuffle import SHARD_SAMPLES, Served
 from benchmarks.workplace import Workplace
-from shardcache_client.order.sequences.rounds import Shuffle
+from shardcache_client.order.sequences.permutations import Shuffle
 from shardcache_client.order.sequences.scatter import ScatteredOrder
 from support.programs.cli import shardcache
 from support.stores.throttled_s3 import ThrottledS3

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from benchmarks.measure import Row, Target
 from benchmarks.workplace import Workplace
-from shardcache_client.order.sequences.lanes import Mix
-from shardcache_client.order.sequences.rounds import Order, Shuffle
+from shardcache_client.order.sequences.mixes import Mix
+from shardcache_client.order.sequences.permutations import Shuffle
+from shardcache_client.order.sequences.rounds import Order
 
 SAMPLES, SHARD_SAMPLES = 500_000, 2_500
 WINDOW = 8

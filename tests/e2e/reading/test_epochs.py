@@ -16,8 +16,9 @@ from shardcache_client.dataset import Mixture, ShardDataset
 from shardcache_client.order.dealing.deal import SampleDeal
 from shardcache_client.order.rank_epoch import RankEpoch
 from shardcache_client.order.sequences.partition import Even
-from shardcache_client.order.sequences.rounds import Shuffle, Topology
+from shardcache_client.order.sequences.permutations import Shuffle
 from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.order.topology import Topology
 from shardcache_client.reading.epochs.epoch_plans import MAX_VISITS
 from support.cases import examples
 from support.programs.daemon import Daemon, eventually

@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 from shardcache.shared.protocol import ShardRef
 from shardcache_client.order.dealing.deal import SampleDeal, SpanDeal
 from shardcache_client.order.mixture import MixedSource, MixtureDeal, weights_of
-from shardcache_client.order.sequences.lanes import Chained, Interleaved, Part, Segment, Share, Strided
+from shardcache_client.order.sequences.lanes import Chained, Interleaved, Part, Share, Strided
+from shardcache_client.order.sequences.mixes import Segment
 from shardcache_client.order.sequences.partition import Even, Partition, Phase
-from shardcache_client.order.sequences.rounds import Order, Shuffle, Topology
+from shardcache_client.order.sequences.permutations import Shuffle
+from shardcache_client.order.sequences.rounds import Order
 from shardcache_client.order.sequences.scatter import Scattered, ScatteredOrder
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.order.sources.quotas import Weights
+from shardcache_client.order.topology import Topology
 
 Place = tuple[int, int]
 """A shard, and the number of a sample in it."""

@@ -6,9 +6,10 @@ from shardcache.errors import ConfigError
 from shardcache.shared.protocol import ShardRef
 from shardcache_client.order.dealing.assignment import Assignment
 from shardcache_client.order.dealing.deal import ShardDeal
-from shardcache_client.order.sequences.rounds import Shuffle, Topology
+from shardcache_client.order.sequences.permutations import Shuffle
 from shardcache_client.order.shards.choices import subset
 from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.order.topology import Topology
 from shardcache_client.parts.dataset_parts import DealtSamples
 from shardcache_client.position.mixture_state import Terms
 

@@ -15,9 +15,10 @@ from shardcache.errors import ConfigError
 from shardcache_client.order.dealing.deal import Deal, SampleDeal, ShardDeal, SpanDeal
 from shardcache_client.order.dealing.elastic_deal import ElasticDeal, batch_size_of_rank
 from shardcache_client.order.sequences.partition import Even
-from shardcache_client.order.sequences.rounds import Shuffle, Topology
+from shardcache_client.order.sequences.permutations import Shuffle
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.order.sources.changes import Change
+from shardcache_client.order.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)

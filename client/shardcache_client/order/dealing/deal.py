@@ -18,19 +18,19 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import ClassVar, NamedTuple, TypeAlias
 
-from shardcache_client.order.sequences.lanes import Lane, Mix, Segment, Share
+from shardcache_client.order.sequences.lanes import Lane, Share
+from shardcache_client.order.sequences.mixes import Mix, Segment
 from shardcache_client.order.sequences.partition import Even, Partition, Phase, rest_after
-from shardcache_client.order.sequences.rounds import (
-    ListedPieces,
-    Piece,
+from shardcache_client.order.sequences.permutations import (
     Shuffle,
-    Topology,
     round_key,
     shard_order,
     window_of,
 )
+from shardcache_client.order.sequences.rounds import ListedPieces, Piece
 from shardcache_client.order.sequences.scatter import EndlessOrder, lane_of, order_of
 from shardcache_client.order.sources.changes import MixtureState
+from shardcache_client.order.topology import Topology
 
 # The readers of one process ask for the rest of the same epoch, one after another: so the rest is
 # kept.

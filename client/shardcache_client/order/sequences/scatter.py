@@ -22,8 +22,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeAlias
 
-from shardcache_client.order.sequences.lanes import Lane, Mix, Slice
-from shardcache_client.order.sequences.rounds import Order, Shuffle, round_key
+from shardcache_client.order.sequences.lanes import Lane, Slice
+from shardcache_client.order.sequences.mixes import Mix
+from shardcache_client.order.sequences.permutations import Shuffle, round_key
+from shardcache_client.order.sequences.rounds import Order
 
 try:
     import numpy as np

@@ -20,12 +20,10 @@ from shardcache_client.order.sources.courses import (
     Course,
     GlobalBatches,
     MixPart,
-    MixtureLayout,
-    SourceBatches,
-    layout_of,
     left_by_batches,
     left_by_ranks,
 )
+from shardcache_client.order.sources.layouts import MixtureLayout, SourceBatches, layout_of
 
 
 class KnownSource(NamedTuple):

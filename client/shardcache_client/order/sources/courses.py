@@ -1,20 +1,19 @@
 """The order in which a mixture takes each source's samples after changes in mid-epoch. Pure.
 
-`mixture` asks for the layout of each epoch, and `changes` for the samples that an epoch has left.
+`mixture` asks for the samples of an epoch, and `changes` for those that an epoch has left.
 
 - A source's sequence is its endless order of samples, one round of its shards after another.
 - A place is the number of a sample in an epoch of all sources. A span is the consecutive places
   that one rank reads.
-- A turn is one sample of a source, or one batch if each batch is of one source. A step is one batch
-  of each span.
 - A mix is an order in which one reader reads some samples, in which several shards alternate. A mix
   part is a range of places of a mix.
 - A course is the order in which the mixture takes a source's samples. It is the source's sequence,
   unless the mixture changed before an epoch was read to its end.
 
-Suppose that two ranks read an epoch of 12 places, 8 for source A and 4 for source B, whose turns
-are A B A A B A A B A A B A. Rank 0 has the span of the places 0 to 5, rank 1 the span of 6 to 11.
-Rank 0 mixes the samples 0 to 3 of A and 0 and 1 of B; rank 1 mixes 4 to 7 of A and 2 and 3 of B.
+Suppose that two ranks read an epoch of 12 places, 8 for source A and 4 for source B, which come in
+the order A B A A B A A B A A B A. Rank 0 has the span of the places 0 to 5, rank 1 the span of 6 to
+11. Rank 0 mixes the samples 0 to 3 of A and 0 and 1 of B; rank 1 mixes 4 to 7 of A and 2 and 3 of
+B.
 Now the mixture changes after two places of each rank: each has read one sample of A and one of B.
 
     left of rank 0's mixes   places 1 to 3 of A's samples 0 to 3, place 1 of B's samples 0 and 1
@@ -35,18 +34,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from shardcache_client.order.sequences.partition import Phase, rest_after
-from shardcache_client.order.sequences.turns import Proportions, Rotated, Turns, Widened
-
-Grouping = Literal["mixed", "source", "rank-source"]
-"""The sources of a batch.
-
-"mixed": a batch has samples of several sources. "source": a batch has samples of one source, which
-is the same on all ranks at each step. "rank-source": a batch has samples of one source, and ranks
-may have different sources at the same step.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,109 +150,6 @@ class Course:
         # Samples from `stop` on were left by earlier epochs and did not belong to this epoch.
         parts += self.between(stop, self.resumes)
         return Course(tuple(parts), max(stop, self.resumes))
-
-
-@dataclass(frozen=True, slots=True)
-class MixtureLayout:
-    """The samples that an epoch of a mixture takes of each source, and the source of each place.
-
-    Attributes:
-        starts: number in each source's course at which the epoch begins.
-        turns: the source of each place.
-        places: number of places, each for a sample.
-    """
-
-    starts: tuple[int, ...]
-    turns: Turns
-    places: int
-
-    @property
-    def samples(self) -> tuple[int, ...]:
-        """Number of samples of each source in the epoch."""
-        if not self.places:
-            return (0,) * len(self.starts)
-        return tuple(self.turns.before(self.places))
-
-    def ranges(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Return start and stop, in each source's course, of its samples at some places.
-
-        Args:
-            begin: the first place.
-            end: the place after the last.
-        """
-        spans = zip(self.starts, self.turns.before(begin), self.turns.before(end), strict=True)
-        return [(start + first, start + last) for start, first, last in spans]
-
-    def parts(self, span: MixPart) -> list[MixPart]:
-        """Return each source's samples in a part of the epoch, as a part of a mix of its course.
-
-        Args:
-            span: the part. Its `begin` and `end` are the span of a reader, and `low` and `high` are
-                places of this span.
-        """
-        mixed = self.ranges(span.begin, span.end)
-        left = self.ranges(span.begin + span.low, span.begin + span.high)
-        return [
-            MixPart(begin, end, start - begin, stop - begin)
-            for (begin, end), (start, stop) in zip(mixed, left, strict=True)
-        ]
-
-
-class SourceBatches(NamedTuple):
-    """The form of batches of one source each.
-
-    With 2 spans and a size of 4, a step is 8 places: the next 4 of each span. A turn is 8 samples
-    of a source if the spans are alike, and 4 samples if not.
-
-    Attributes:
-        spans: number of spans of an epoch; a step takes the next places of each span.
-        size: number of places that a step takes of each span.
-        alike: True if all spans take the same source at a step.
-    """
-
-    spans: int
-    size: int
-    alike: bool
-
-    def steps(self, samples: int, *, drop: bool) -> int:
-        """Return the number of steps in an epoch of `samples` samples.
-
-        Args:
-            samples: number of samples of the epoch.
-            drop: True to leave out the last step unless it is whole; False to count it.
-        """
-        step_samples = self.spans * self.size
-        if drop:
-            return samples // step_samples
-        return -(-samples // step_samples)
-
-    @property
-    def samples_per_turn(self) -> int:
-        """Number of samples that a source gives in a turn."""
-        return self.size * self.spans if self.alike else self.size
-
-
-def layout_of(
-    starts: tuple[int, ...], samples: tuple[int, ...], form: SourceBatches | None
-) -> MixtureLayout:
-    """Return the layout of an epoch.
-
-    Args:
-        starts: number in each source's course at which the epoch begins.
-        samples: number of samples that the epoch takes of each source.
-        form: form of the epoch's batches; None if each has samples of several sources.
-    """
-    places = sum(samples)
-    if form is None:
-        return MixtureLayout(starts, Proportions(samples), places)
-    turns = Proportions(tuple(each // form.samples_per_turn for each in samples))
-    if form.alike:
-        # These are the turns of one span. The places of the next span follow, and beyond the end
-        # of their sequence the same turns come again: so all spans have the same turns.
-        return MixtureLayout(starts, Widened(turns, form.size), places)
-    # A span takes one turn per step, so it has as many turns as the epoch has steps.
-    steps = places // (form.spans * form.size)
-    return MixtureLayout(starts, Widened(Rotated(turns, steps), form.size), places)
 
 
 class GlobalBatches(NamedTuple):

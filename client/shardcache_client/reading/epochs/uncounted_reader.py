@@ -17,7 +17,7 @@ from functools import partial
 from itertools import islice
 
 from shardcache.errors import SampleError
-from shardcache_client.order.sequences.lanes import Mix
+from shardcache_client.order.sequences.mixes import Mix
 from shardcache_client.order.sequences.rounds import Piece
 from shardcache_client.order.uncounted import StepPlace, UncountedEpoch
 from shardcache_client.reading.epochs.epoch_plans import (

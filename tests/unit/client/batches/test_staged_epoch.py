@@ -8,7 +8,7 @@ import pytest
 
 from shardcache_client.batches.staged_epoch import StagedEpoch, StagedForm
 from shardcache_client.order.dealing.deal import SampleDeal, ShardDeal
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 from shardcache_client.order.uncounted import StepPlace
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.staged_state import Reached, Resume

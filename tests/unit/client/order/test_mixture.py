@@ -15,8 +15,9 @@ from shardcache_client.order.dealing.deal import SampleDeal
 from shardcache_client.order.dealing.elastic_deal import ElasticDeal
 from shardcache_client.order.mixture import MixtureDeal, weights_of
 from shardcache_client.order.sequences.partition import Partition, Phase
-from shardcache_client.order.sequences.rounds import Shuffle, Topology
+from shardcache_client.order.sequences.permutations import Shuffle
 from shardcache_client.order.sources.quotas import Weights
+from shardcache_client.order.topology import Topology
 from support.cases import examples
 from support.shards.dealt import Dealt, Place, crew, mixtures, shares, source, walk
 

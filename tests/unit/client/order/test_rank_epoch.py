@@ -13,9 +13,10 @@ from shardcache_client.order.dealing.elastic_deal import ElasticDeal
 from shardcache_client.order.rank_epoch import RankEpoch, substitutes
 from shardcache_client.order.sequences.lanes import Share
 from shardcache_client.order.sequences.partition import Partition, Phase
-from shardcache_client.order.sequences.rounds import Topology, window_of
+from shardcache_client.order.sequences.permutations import window_of
 from shardcache_client.order.shards.choices import Marked
 from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.order.topology import Topology
 from support.shards.dealt import Dealt, datasets, mixtures, walk
 
 

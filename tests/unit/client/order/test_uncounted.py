@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache_client.order.dealing.deal import ShardDeal
-from shardcache_client.order.sequences.rounds import Shuffle, Topology
+from shardcache_client.order.sequences.permutations import Shuffle
+from shardcache_client.order.topology import Topology
 from shardcache_client.order.uncounted import StepPlace, UncountedEpoch
 
 shuffles = st.none() | st.builds(Shuffle, seed=st.integers(0, 99), window=st.integers(0, 4))

@@ -16,11 +16,14 @@ from shardcache_client.order.dealing.deal import SpanDeal
 from shardcache_client.order.dealing.elastic_deal import ElasticDeal
 from shardcache_client.order.mixture import MixedSource, MixtureAssignment, MixtureDeal, weights_of
 from shardcache_client.order.rank_epoch import RankEpoch
-from shardcache_client.order.sequences.lanes import Mix, Share
+from shardcache_client.order.sequences.lanes import Share
+from shardcache_client.order.sequences.mixes import Mix
 from shardcache_client.order.sequences.partition import Even, Partition
-from shardcache_client.order.sequences.rounds import Order, Shuffle, Topology
+from shardcache_client.order.sequences.permutations import Shuffle
+from shardcache_client.order.sequences.rounds import Order
 from shardcache_client.order.shards.manifest import Manifest
-from shardcache_client.order.sources.courses import Grouping, MixtureLayout
+from shardcache_client.order.sources.layouts import Grouping, MixtureLayout
+from shardcache_client.order.topology import Topology
 from shardcache_client.position.mixture_change import MixtureLoad
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.rank_state import RankState

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.dealing.deal import SampleDeal
-from shardcache_client.order.sequences.rounds import Shuffle, Topology
+from shardcache_client.order.sequences.permutations import Shuffle
+from shardcache_client.order.topology import Topology
 from shardcache_client.order.uncounted import StepPlace
 from shardcache_client.position.progress import BatchPhase, Progress
 from shardcache_client.position.rank_state import RankState

@@ -17,8 +17,9 @@ from shardcache.errors import ConfigError, ManifestMismatchError, NotFoundError,
 from shardcache.shared.protocol import ShardRef
 from shardcache_client.order.dealing.assignment import Assignment
 from shardcache_client.order.mixture import MixedSource, MixtureAssignment, weights_of
-from shardcache_client.order.sequences.rounds import Shuffle, Topology
+from shardcache_client.order.sequences.permutations import Shuffle
 from shardcache_client.order.shards.manifest import JoinedManifest, Manifest
+from shardcache_client.order.topology import Topology
 from shardcache_client.ranks import distributed, shared_manifest
 from shardcache_client.ranks.agreement import Agreement
 from shardcache_client.ranks.key_value_store import KeyValueStore, MeetingPlace, StoreAddress

@@ -3,7 +3,7 @@
 import pytest
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 from shardcache_client.ranks.environment import job_name, ranks_of_environment
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8"}

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from shardcache.errors import EpochMismatchError
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 from shardcache_client.ranks.key_value_store import MeetingPlace, StoreAddress
 from shardcache_client.ranks.one_epoch import OneEpoch
 

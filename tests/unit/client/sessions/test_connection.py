@@ -19,7 +19,7 @@ from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 from shardcache_client.daemon.session import resolve
 from shardcache_client.daemon.websocket import FarewellError, WebSocket
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 from support.network.peer import Peer, scripted, welcomed
 from support.programs.guard import GUARD_S
 

@@ -18,7 +18,7 @@ from shardcache.errors import ConfigError, SampleError
 from shardcache_client.batches.staged_epoch import StagedEpoch, StagedForm
 from shardcache_client.handlers import ignore_and_continue, ignore_and_stop, reraise, warn_and_continue
 from shardcache_client.order.dealing.deal import SampleDeal
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.staged_state import Reached, Resume, StagedState, resume
 from shardcache_client.stages.by_length import ByLength

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError, SampleError
 from shardcache_client.handlers import Handler, ignore_and_continue, reraise
-from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.topology import Topology
 from shardcache_client.stages.pack import Block, Pack, numpy_block
 from shardcache_client.stages.stage import Agree, EpochFacts, Mark, Placed
 from support.cases import examples

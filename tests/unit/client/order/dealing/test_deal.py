@@ -13,7 +13,8 @@ from shardcache.errors import ConfigError
 from shardcache_client.order.dealing.assignment import Assignment, check_even
 from shardcache_client.order.dealing.deal import SampleDeal, ShardDeal
 from shardcache_client.order.sequences.partition import Partition, Phase
-from shardcache_client.order.sequences.rounds import Shuffle, Topology
+from shardcache_client.order.sequences.permutations import Shuffle
+from shardcache_client.order.topology import Topology
 from shardcache_client.order.uncounted import StepPlace, UncountedEpoch
 from support.shards.dealt import Dealt, Place, datasets, mixtures, shares
 

@@ -15,8 +15,8 @@ from shardcache_client.order.dealing.deal import SampleDeal, SpanDeal
 from shardcache_client.order.dealing.elastic_deal import ElasticDeal
 from shardcache_client.order.sequences.lanes import Share
 from shardcache_client.order.sequences.partition import Even
-from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.order.topology import Topology
 from shardcache_client.position.progress import Progress
 from support.cases import examples
 from support.shards.dealt import Dealt, Place, datasets, mixtures, walk

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache_client.order.sequences.rounds import Shuffle
+from shardcache_client.order.sequences.permutations import Shuffle
 from shardcache_client.order.sequences.scatter import Bijection, ScatteredOrder
 
 GLOBAL = None  # as a window

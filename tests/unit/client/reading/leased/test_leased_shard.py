@@ -33,9 +33,9 @@ from shardcache_client.daemon.session import Session
 from shardcache_client.daemon.session_pool import SessionPool
 from shardcache_client.handlers import ignore_and_continue, reraise
 from shardcache_client.order.dealing.deal import ShardDeal
-from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.shards.declared_plan import Plan
 from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.order.topology import Topology
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.staged_state import Resume
 from shardcache_client.reading.epochs.epoch_plans import SampleForm

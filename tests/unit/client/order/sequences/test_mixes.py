@@ -1,9 +1,9 @@
-"""Mixing of one reader's samples."""
+"""mixes.py: the mixed order of one reader's samples."""
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shardcache_client.order.sequences.lanes import Mix
+from shardcache_client.order.sequences.mixes import Mix
 from shardcache_client.order.sequences.rounds import ListedPieces, Piece
 from support.shards.dealt import steps_of
 
