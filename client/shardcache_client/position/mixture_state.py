@@ -90,7 +90,7 @@ def _section_to_json(section: Section) -> dict[str, Any]:
 def _phase_to_json(phase: Phase) -> list[Any]:
     """Return a phase as values that `phase_of` reads, in batches of one sample."""
     taken = phase.taken[0] if len(phase.taken) == 1 else list(phase.taken)
-    row: list[Any] = [phase.cut.world_size, 1, taken]
+    row: list[Any] = [phase.partition.world_size, 1, taken]
     if phase.beyond:
         row.append(list(phase.beyond))
     return row

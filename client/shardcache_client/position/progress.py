@@ -169,7 +169,7 @@ class Progress:
         If the number of ranks is the same as before, the places of a batch that was only begun
         count as well. Otherwise that batch is read again.
         """
-        size = deal.cut(topology).batch_size
+        size = deal.partition(topology).batch_size
         if not self.phases or self.phases[-1].ranks != topology.world_size:
             return self.global_batches(deal) * size
         before = replace(self, phases=self.phases[:-1])

@@ -199,14 +199,14 @@ class StateForm:
         """Return True if all ranks are known to end the epoch after the same number of batches."""
         if topology.world_size == 1:
             return True
-        cut = self.deal.cut(topology)
-        if cut.batch_size != self.batch_size:
-            cut = replace(cut, batch_size=self.batch_size)
+        partition = self.deal.partition(topology)
+        if partition.batch_size != self.batch_size:
+            partition = replace(partition, batch_size=self.batch_size)
         epoch = progress.epoch
         phases = progress.start_of(self.deal, topology).phases
         possible = (False, True) if self.drop_last is None else (self.drop_last,)
         return all(
-            self.deal.ends_together(epoch, cut, phases, drop_last=drop_last)
+            self.deal.ends_together(epoch, partition, phases, drop_last=drop_last)
             for drop_last in possible
         )
 

@@ -99,7 +99,7 @@ class SpanDeal(ABC):
             span: start and stop of the reader's samples in the epoch.
         """
 
-    def cut(self, topology: Topology) -> Partition:
+    def partition(self, topology: Topology) -> Partition:
         """Return the division of the epoch among the readers of a job."""
         return Partition(topology.world_size, self.even, self.batch_size)
 
@@ -117,35 +117,36 @@ class SpanDeal(ABC):
             topology: the reader.
             phases: phases of the epoch that have been read.
         """
-        cut = self.cut(topology)
-        first_cut = phases[0].cut if phases else cut
+        partition = self.partition(topology)
+        first_partition = phases[0].partition if phases else partition
         samples = self.samples_in(epoch)
-        rest = _rest_after(samples, tuple(phases), cut)
-        reader = (topology.reader + shift) % cut.world_size
+        rest = _rest_after(samples, tuple(phases), partition)
+        reader = (topology.reader + shift) % partition.world_size
 
         segments = []
-        for span in cut.spans(len(rest), reader):
+        for span in partition.spans(len(rest), reader):
             # The samples that are left lie in the spans that the readers had when the epoch began,
             # and keep the order in which these readers would have read them.
             for first_reader, start, stop in rest.between(*span):
-                lane = self.lane(epoch, first_cut.owned_span(samples, first_reader))
+                lane = self.lane(epoch, first_partition.owned_span(samples, first_reader))
                 segments.append(lane.between(start, stop))
-        return Share(tuple(segments), cut.size(len(rest), reader))
+        return Share(tuple(segments), partition.size(len(rest), reader))
 
     def ends_together(
-        self, epoch: int, cut: Partition, phases: Sequence[Phase], *, drop_last: bool = False
+        self, epoch: int, partition: Partition, phases: Sequence[Phase], *, drop_last: bool = False
     ) -> bool:
         """Return True if all ranks make the same number of batches of what is left of an epoch.
 
         Args:
             epoch: number of the epoch.
-            cut: division of the rest.
+            partition: division of the rest.
             phases: phases of the epoch that have been read.
             drop_last: True to leave out a rank's last batch unless it is whole.
         """
-        rest = _rest_after(self.samples_in(epoch), tuple(phases), cut)
+        rest = _rest_after(self.samples_in(epoch), tuple(phases), partition)
         batches = {
-            cut.batches(len(rest), rank, drop_last=drop_last) for rank in range(cut.world_size)
+            partition.batches(len(rest), rank, drop_last=drop_last)
+            for rank in range(partition.world_size)
         }
         return len(batches) == 1
 
@@ -191,7 +192,7 @@ class SpanDeal(ABC):
 
     def rank_size(self, topology: Topology) -> int | None:
         """Return the number of samples that a rank reads in an epoch."""
-        return self.cut(topology).size(self.epoch_samples, topology.rank)
+        return self.partition(topology).size(self.epoch_samples, topology.rank)
 
 
 @dataclass(frozen=True)
@@ -272,7 +273,7 @@ class ShardDeal:
     epoch_samples: ClassVar[None] = None
     has_source_batches: ClassVar[bool] = False
 
-    def cut(self, topology: Topology) -> Partition:
+    def partition(self, topology: Topology) -> Partition:
         """Return the division of `samples_per_epoch` among the ranks."""
         return Partition(topology.world_size, self.even, self.batch_size)
 
@@ -317,14 +318,14 @@ class ShardDeal:
         """Return the rank's part of `samples_per_epoch`; None if that is not set."""
         if self.samples_per_epoch is None:
             return None
-        return self.cut(topology).size(self.samples_per_epoch, topology.rank)
+        return self.partition(topology).size(self.samples_per_epoch, topology.rank)
 
     def for_ranks(self, world_size: int) -> "ShardDeal":
         """Return this deal; see `SpanDeal`."""
         return self
 
     def ends_together(
-        self, epoch: int, cut: Partition, phases: Sequence[Phase], *, drop_last: bool = False
+        self, epoch: int, partition: Partition, phases: Sequence[Phase], *, drop_last: bool = False
     ) -> bool:
         """Return False: without counts, it is unknown how many batches each rank makes.
 

@@ -70,7 +70,7 @@ class ElasticDeal(SpanDeal):
         form = GlobalBatches(self.global_batch_size, self.span_count, drop=self.even == "drop")
         return form.batches(samples)
 
-    def cut(self, topology: Topology) -> Partition:
+    def partition(self, topology: Topology) -> Partition:
         """Return the division of the epoch, whose batches are a rank's parts of global batches."""
         size = batch_size_of_rank(self.global_batch_size, topology.world_size)
         return Partition(topology.world_size, self.even, size)
@@ -165,7 +165,7 @@ class ElasticDeal(SpanDeal):
         return super().spare(epoch, Topology(), rank_start + nth)
 
     def ends_together(
-        self, epoch: int, cut: Partition, phases: Sequence[Phase], *, drop_last: bool = False
+        self, epoch: int, partition: Partition, phases: Sequence[Phase], *, drop_last: bool = False
     ) -> bool:
         """Return True: all ranks have a part of every global batch; see `SpanDeal`."""
         return True
@@ -183,7 +183,7 @@ def batches_before(phases: Sequence[Phase]) -> int:
     """
     # In a phase of global batches, `taken` has the number of samples that each worker of a rank has
     # taken. All ranks are in step, so one rank stands for all.
-    return sum(taken // phase.cut.batch_size for phase in phases for taken in phase.taken)
+    return sum(taken // phase.partition.batch_size for phase in phases for taken in phase.taken)
 
 
 def batch_size_of_rank(global_batch_size: int, world_size: int) -> int:

@@ -104,7 +104,7 @@ class Phase:
     set, it has passed the samples 0 and 1 of its span, and also 2 and 4.
 
     Attributes:
-        cut: division of the samples that were left when the phase began.
+        partition: division of the samples that were left when the phase began.
         taken: for each reader, the number of samples at the start of its span that it has passed; a
             single number if it is the same for all readers.
         beyond: for each reader, further samples that it has passed, as bits in hexadecimal: bit n
@@ -112,7 +112,7 @@ class Phase:
             has passed such samples.
     """
 
-    cut: Partition
+    partition: Partition
     taken: tuple[int, ...]
     beyond: tuple[str, ...] = ()
 
@@ -124,25 +124,25 @@ The samples are numbered from 0 in the span's order, which later phases keep.
 """
 
 
-def rest_after(samples: int, phases: Sequence[Phase], cut: Partition) -> "Rest":
+def rest_after(samples: int, phases: Sequence[Phase], partition: Partition) -> "Rest":
     """Return the rest of an epoch after some phases.
 
     Args:
         samples: number of samples of the whole epoch.
         phases: phases that have been read, in order.
-        cut: division of the epoch if no phase has been read; unused otherwise.
+        partition: division of the epoch if no phase has been read; unused otherwise.
     """
-    first = phases[0].cut if phases else cut
+    first = phases[0].partition if phases else partition
     rest = Rest(_whole_spans(samples, first))
     for phase in phases:
         rest = Rest(_unread(rest, phase))
     return rest
 
 
-def _whole_spans(samples: int, cut: Partition) -> Iterator[Stretch]:
+def _whole_spans(samples: int, partition: Partition) -> Iterator[Stretch]:
     """Yield the span of each reader of an undivided epoch."""
-    for reader in range(cut.world_size):
-        start, stop = cut.owned_span(samples, reader)
+    for reader in range(partition.world_size):
+        start, stop = partition.owned_span(samples, reader)
         yield reader, 0, stop - start
 
 
@@ -155,8 +155,8 @@ def _unread(rest: "Rest", phase: Phase) -> Iterator[Stretch]:
         rest: the samples that were left when the phase began.
         phase: the phase.
     """
-    for reader in range(phase.cut.world_size):
-        start, stop = phase.cut.owned_span(len(rest), reader)
+    for reader in range(phase.partition.world_size):
+        start, stop = phase.partition.owned_span(len(rest), reader)
         # `taken` may be a single number for all readers: then the index is always 0.
         taken = phase.taken[reader % len(phase.taken)]
         passed = 0

@@ -96,7 +96,7 @@ class Section:
         # Ranks take equally many samples of each global batch.
         taken = 0
         for phase in self.phases:
-            taken_samples = phase.cut.world_size * phase.taken[0]
+            taken_samples = phase.partition.world_size * phase.taken[0]
             taken += taken_samples // batches.size
         return left_by_batches(places, taken, batches)
 

@@ -182,11 +182,11 @@ def left_by_ranks(places: int, phases: Sequence[Phase]) -> list[MixPart]:
         places: number of places of the epoch.
         phases: divisions of the epoch and how far each rank came, in order; at least one.
     """
-    first_cut = phases[0].cut
-    rest = rest_after(places, phases, first_cut)
+    first_partition = phases[0].partition
+    rest = rest_after(places, phases, first_partition)
     parts = []
     for reader, low, high in rest.between(0, len(rest)):
-        begin, end = first_cut.owned_span(places, reader)
+        begin, end = first_partition.owned_span(places, reader)
         parts.append(MixPart(begin, end, low, high))
     return parts
 

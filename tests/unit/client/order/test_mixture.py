@@ -101,7 +101,7 @@ def test_proportions_hold_in_what_each_former_reader_has_left(
 def test_proportions_hold_in_each_part_of_a_global_batch(dealt: Dealt, world_size: int, size: int, spans: int) -> None:
     """Each span of the epoch gives a batch an equal part: a rank's part of a batch has the errors of all of them."""
     deal = ElasticDeal(dealt.deal("pad"), world_size * size * spans, spans)
-    for read in shares(deal, dealt.shards, 0, deal.cut(Topology(0, world_size))):
+    for read in shares(deal, dealt.shards, 0, deal.partition(Topology(0, world_size))):
         for first in range(0, len(read), size * spans):
             batch = read[first : first + size * spans]
             for ahead in errors(dealt, batch):
