@@ -32,7 +32,7 @@ from shardcache_client.loading.worker_choice import StepWatch, WorkerChoice, pro
 from shardcache_client.loading.workers import Workers
 from shardcache_client.parts.dataset_epochs import are_over
 from shardcache_client.parts.epoch_reader import EpochReader
-from shardcache_client.position.bookmark import Iteration
+from shardcache_client.position.iterations import Iteration
 from shardcache_client.position.staged_state import has_reader_ended
 from shardcache_client.position.state import Saved
 from shardcache_client.reader import ShardReader

@@ -19,7 +19,7 @@ from shardcache_client.loading.worker_process import prepare
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.order.topology import Topology
 from shardcache_client.parts.runtime import Runtime
-from shardcache_client.position.bookmark import Iteration
+from shardcache_client.position.iterations import Iteration
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.mesh import MeshRanks
 from shardcache_client.ranks.resharding import stateful_loader_asks

@@ -222,12 +222,23 @@ class DatasetEpochs:
         manifest = parts.manifest
         sources, first_shards = pipeline.named_sources
         form = SampleForm(
-            manifest, pipeline.view, parts.handover, sources, first_shards, parts.scattered
+            manifest,
+            view_of=pipeline.view,
+            handover=parts.handover,
+            sources=sources,
+            firsts=first_shards,
+            scattered=parts.scattered,
         )
         loader = self._runtime.loader_name()
         identity = ReaderIdentity(parts.job, topology, loader, parts.batch_size)
-        sessions = ReaderSessions(parts.sessions, identity)
-        return Reading(deal, form, pipeline, sessions, parts.on_error, parts.epochs)
+        return Reading(
+            deal,
+            form,
+            pipeline,
+            sessions=ReaderSessions(parts.sessions, identity),
+            on_error=parts.on_error,
+            epochs=parts.epochs,
+        )
 
     # Samples that have numbers: they are counted, and no filter leaves some out.
 
@@ -288,7 +299,9 @@ class DatasetEpochs:
         deal = self.deal
         assert isinstance(deal, SpanDeal)
         identifier = samples.identifiers[deal.counted]
-        return StateForm(identifier, deal, batch_size, drop_last, samples.drawn_seeds)
+        return StateForm(
+            identifier, deal, batch_size, drop_last=drop_last, seeds=samples.drawn_seeds
+        )
 
     def rank_batches(self, epoch: int, states: Sequence[Saved], form: BatchForm) -> RankBatches:
         """Return the batches of this rank in an epoch.
@@ -319,11 +332,11 @@ class DatasetEpochs:
         # decides how many items a rank gets.
         uneven_deal = samples.uneven_deal(deal)
         return StagedForm(
-            samples.identifiers[deal.counted],
-            uneven_deal,
-            parts.stage,
-            samples.seed,
-            samples.drawn_seeds,
+            dataset=samples.identifiers[deal.counted],
+            deal=uneven_deal,
+            stage=parts.stage,
+            seed=samples.seed,
+            seeds=samples.drawn_seeds,
             leaves_out=parts.pipeline.leaves_out or parts.on_error is not reraise,
         )
 

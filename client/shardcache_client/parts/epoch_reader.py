@@ -21,7 +21,8 @@ from shardcache_client.order.topology import Topology
 from shardcache_client.parts.dataset_epochs import DatasetEpochs, EpochRun
 from shardcache_client.parts.dataset_parts import DatasetParts
 from shardcache_client.parts.runtime import Runtime
-from shardcache_client.position.bookmark import Bookmark, Iteration
+from shardcache_client.position.bookmark import Bookmark
+from shardcache_client.position.iterations import Iteration
 from shardcache_client.position.mixture_state import Terms
 from shardcache_client.position.state import Saved, find_states
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shardcache_client.order.dealing.assignment import Assignment
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.order.topology import Topology
-from shardcache_client.position.bookmark import Iteration
+from shardcache_client.position.iterations import Iteration
 from shardcache_client.ranks.group import Epochs, RankGroup
 from shardcache_client.ranks.mesh import MeshRanks
 from shardcache_client.sharing.epoch_counter import EpochCounter

@@ -1,77 +1,21 @@
 """A dataset's position: its iterations, the epoch of the next one, and the states to resume from.
 
-An iteration is one loop over the dataset. A pass is one loop of all workers of a DataLoader.
+An iteration is one loop over the dataset. A pass is one loop of all workers of a DataLoader, each
+of which has an iteration of its own.
 """
 
 import json
 import os
 import sys
-import weakref
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 from shardcache.errors import ConfigError
+from shardcache_client.position.iterations import Iteration
 from shardcache_client.position.mixture_state import Terms
 from shardcache_client.position.state import Saved, find_states
 from shardcache_client.ranks.group import Epochs
 from shardcache_client.sharing.epoch_counter import Count, EpochCounter, Pass
-
-Role = Literal["look", "main", "overtaken"]
-"""The part that an iteration plays in its dataset's position; see `Bookmark`.
-
-Each iteration begins as a look. It is "main" once it has been the main iteration, and "overtaken"
-if it can never become the main one, as another iteration has read a later epoch.
-"""
-
-IterationState = Literal["open", "read", "over"]
-"""Progress of an iteration: "read" once it has yielded its last sample or batch, "over" once the
-user has asked for more after that.
-"""
-
-
-@dataclass(slots=True, eq=False)
-class Iteration:
-    """One iteration over a dataset, in the process that reads it.
-
-    Attributes:
-        loader: a number shared by the workers that a plain DataLoader started together; None in any
-            other process.
-        worker: number of this worker among them; meaningless if `loader` is None.
-        workers: number of these workers; meaningless if `loader` is None.
-        epoch: the epoch that the iteration reads.
-        states: states from which it resumes; empty if it begins at the epoch's beginning.
-        is_set: True if the user has set the epoch, False if it was counted.
-        position: an object that tracks the position in the epoch.
-        reading: progress of the iteration.
-        role: part that it plays in the dataset's position.
-        number: number among this process's iterations, from 1; in a worker, those of its loader.
-        loads: number of states that had been loaded when the iteration began.
-    """
-
-    loader: int | None = None
-    worker: int = 0
-    workers: int = 1
-    epoch: int = 0
-    states: Sequence[Saved] = ()
-    is_set: bool = False
-    position: Any = None
-    reading: IterationState = "open"
-    role: Role = "look"
-    number: int = 0
-    loads: int = 0
-    _reader: weakref.ref[Iterator[Any]] | None = None
-
-    def read_by(self, reader: Iterator[Any]) -> None:
-        """Record the generator that the user reads from."""
-        self._reader = weakref.ref(reader)
-
-    @property
-    def live(self) -> bool:
-        """True until the generator has ended, or the user has dropped it."""
-        reader = None if self._reader is None else self._reader()
-        # A generator that has ended has no frame.
-        return getattr(reader, "gi_frame", None) is not None
 
 
 class Bookmark:
@@ -317,7 +261,7 @@ class Bookmark:
         # The first worker may wait for other ranks here, and the other workers for the first one.
         with self.counter.turn():
             count = self.counter.read()
-            its_pass = _pass_to_join(count, loader, nth, iteration.worker)
+            its_pass = count.pass_to_join(loader, nth, iteration.worker)
             if self._loads != count.loads and not self._has_own_states:
                 self._take_trainers_states(count.loads)
             if its_pass is None:
@@ -325,8 +269,7 @@ class Bookmark:
             else:
                 iteration.is_set = count.chosen == its_pass.epoch
             with self.counter.change() as count:
-                latest = _pass_of(count, loader, nth)
-                latest.joined |= 1 << iteration.worker
+                count.pass_of(loader, nth).note_joined(iteration.worker)
                 count.workers = iteration.workers
             iteration.epoch = its_pass.epoch
         has_own_for_epoch = self._has_own_states and self.states[0].epoch == its_pass.epoch
@@ -462,8 +405,8 @@ class Bookmark:
             is_read = iteration.role != "overtaken"
         else:
             with self.counter.change() as count:
-                its_pass = _pass_of(count, iteration.loader, iteration.number)
-                its_pass.read |= 1 << iteration.worker
+                its_pass = count.pass_of(iteration.loader, iteration.number)
+                its_pass.note_read(iteration.worker)
                 is_read = its_pass.is_read
         if is_read and not iteration.is_set:
             self._epochs.end(iteration.epoch)
@@ -477,24 +420,3 @@ def _is_running(pid: int) -> bool:
     except PermissionError:
         return True  # It runs as another user.
     return True
-
-
-def _pass_of(count: Count, loader: int, nth: int) -> Pass:
-    """Return the latest pass of a loader's workers with the number `nth`.
-
-    An abandoned loader may have had the same number as this loader.
-    """
-    for each in reversed(count.passes):
-        if (each.loader, each.nth) == (loader, nth):
-            return each
-    # The pass is no longer kept, as many passes have begun since: changes to it have no effect.
-    return Pass(loader, nth, epoch=0, workers=1, pid=0)
-
-
-def _pass_to_join(count: Count, loader: int, nth: int, worker: int) -> Pass | None:
-    """Return the pass that other workers of a loader have begun and this worker has not joined."""
-    for each in reversed(count.passes):
-        has_joined = each.joined >> worker & 1
-        if (each.loader, each.nth) == (loader, nth) and not has_joined:
-            return each
-    return None

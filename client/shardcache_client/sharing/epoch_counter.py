@@ -87,6 +87,18 @@ class Pass:
         unpacked.read = int.from_bytes(read, "little")
         return unpacked
 
+    def has_joined(self, worker: int) -> bool:
+        """Return True if a worker has begun."""
+        return bool(self.joined >> worker & 1)
+
+    def note_joined(self, worker: int) -> None:
+        """Record that a worker has begun."""
+        self.joined |= 1 << worker
+
+    def note_read(self, worker: int) -> None:
+        """Record that a worker has read its part to the end."""
+        self.read |= 1 << worker
+
     @property
     def is_read(self) -> bool:
         """True if all workers have read their parts to the end."""
@@ -100,7 +112,7 @@ class Count:
     Attributes:
         next: the epoch that an iteration reads if the user has set no epoch.
         chosen: the epoch that the user has set, which every iteration reads; -1 if none is set.
-        loads: number of states that were loaded.
+        loads: number of times that states were loaded.
         is_resumed: True once an iteration reads from the state that was loaded last.
         workers: number of workers of the last iteration; 0 for an iteration without workers.
         is_explained: True once the log has explained that samples are not counted.
@@ -140,6 +152,24 @@ class Count:
             start = cls.FORM.size + number * Pass.FORM.size
             count.passes.append(Pass.unpack(data[start : start + Pass.FORM.size]))
         return count
+
+    def pass_of(self, loader: int, nth: int) -> Pass:
+        """Return the latest pass of a loader's workers with the number `nth`.
+
+        An abandoned loader may have had the same number as this loader.
+        """
+        for each in reversed(self.passes):
+            if (each.loader, each.nth) == (loader, nth):
+                return each
+        # The pass is no longer kept, as many passes have begun since: changes to it have no effect.
+        return Pass(loader, nth, epoch=0, workers=1, pid=0)
+
+    def pass_to_join(self, loader: int, nth: int, worker: int) -> Pass | None:
+        """Return the pass that other workers of a loader have begun and this one has not joined."""
+        for each in reversed(self.passes):
+            if (each.loader, each.nth) == (loader, nth) and not each.has_joined(worker):
+                return each
+        return None
 
 
 def _never_in_worker() -> bool:

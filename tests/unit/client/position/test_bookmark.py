@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from shardcache_client.position.bookmark import Bookmark, Iteration
+from shardcache_client.position.bookmark import Bookmark
+from shardcache_client.position.iterations import Iteration
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.staged_state import Reached, StagedState
 from shardcache_client.position.state import Saved

@@ -1,0 +1,64 @@
+"""An iteration over a dataset: its epoch, its progress, and its part in the dataset's position."""
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shardcache_client.position.state import Saved
+
+Role = Literal["look", "main", "overtaken"]
+"""The part that an iteration plays in its dataset's position; see `bookmark.Bookmark`.
+
+Each iteration begins as a look. It is "main" once it has been the main iteration, and "overtaken"
+if it can never become the main one, as another iteration has read a later epoch.
+"""
+
+IterationState = Literal["open", "read", "over"]
+"""Progress of an iteration: "read" once it has yielded its last sample or batch, "over" once the
+user has asked for more after that.
+"""
+
+
+@dataclass(slots=True, eq=False)
+class Iteration:
+    """One iteration over a dataset, in the process that reads it.
+
+    Attributes:
+        loader: a number shared by the workers that a plain DataLoader started together; None in any
+            other process.
+        worker: number of this worker among them; meaningless if `loader` is None.
+        workers: number of these workers; meaningless if `loader` is None.
+        epoch: the epoch that the iteration reads.
+        states: states from which it resumes; empty if it begins at the epoch's beginning.
+        is_set: True if the user has set the epoch, False if it was counted.
+        position: an object that tracks the position in the epoch.
+        reading: progress of the iteration.
+        role: part that it plays in the dataset's position.
+        number: number among this process's iterations, from 1; in a worker, those of its loader.
+        loads: number of times that states had been loaded when the iteration began.
+    """
+
+    loader: int | None = None
+    worker: int = 0
+    workers: int = 1
+    epoch: int = 0
+    states: Sequence[Saved] = ()
+    is_set: bool = False
+    position: Any = None
+    reading: IterationState = "open"
+    role: Role = "look"
+    number: int = 0
+    loads: int = 0
+    _reader: weakref.ref[Iterator[Any]] | None = None
+
+    def read_by(self, reader: Iterator[Any]) -> None:
+        """Record the generator that the user reads from."""
+        self._reader = weakref.ref(reader)
+
+    @property
+    def live(self) -> bool:
+        """True until the generator has ended, or the user has dropped it."""
+        reader = None if self._reader is None else self._reader()
+        # A generator that has ended has no frame.
+        return getattr(reader, "gi_frame", None) is not None
