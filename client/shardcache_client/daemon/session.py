@@ -19,7 +19,7 @@ from shardcache.shared.protocol import Json, Wanted
 from shardcache.shared.unix_socket import served_lately
 from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
-from shardcache_client.daemon.declaring import send_through
+from shardcache_client.daemon.declaration import Declaration
 from shardcache_client.daemon.lease import Grant, LeaseRequest
 from shardcache_client.daemon.link import CACHE_ERRORS, DaemonLink
 from shardcache_client.daemon.patience import Deadline, Patience
@@ -73,13 +73,8 @@ class Session(DaemonLink):
         # Leases that have ended, whose release is sent with the next requests.
         self._to_release: list[LeaseRequest] = []
 
-        # The rest describes the current connection. The plan that was declared over it, if any:
-        self._declared: Plan | None = None
-        # Our position that is 0 to the daemon: a new daemon gets the plan from the reader on.
-        self._first_position = 0
-        self._unsent: Iterator[tuple[str, Json]] = iter(())  # messages of the plan still to be sent
-        # Id of the request with the last piece sent of the plan; 0 once the daemon accepted it.
-        self._piece_request = 0
+        # The plan as it was declared over the current connection; None before that.
+        self._declaration: Declaration | None = None
 
     def __repr__(self) -> str:
         facts = f"{self._failover!r}, leases={len(self._leases)}"
@@ -166,17 +161,8 @@ class Session(DaemonLink):
         sample does not wait until a plan of a million positions is sent. A daemon that is slow to
         accept a piece does not delay the reader.
         """
-        self._tell_if_connected(self._send_piece)
-
-    def _send_piece(self, connection: DaemonConnection) -> None:
-        """Send the next piece; see `extend`."""
-        if self._piece_request and connection.answer(self._piece_request, time.monotonic()) is None:
-            return
-        self._piece_request = 0
-        message = next(self._unsent, None)
-        if message is not None:
-            kind, fields = message
-            self._piece_request = connection.request(kind, **fields)
+        if self._declaration is not None:
+            self._tell_if_connected(self._declaration.send_piece)
 
     # Leases
 
@@ -409,11 +395,12 @@ class Session(DaemonLink):
     def _prepare(self, connection: DaemonConnection, deadline: Deadline, *, is_new: bool) -> None:
         """Declare the plan and request every lease, unless this connection has had both."""
         if is_new:
-            self._declared = None
-        if self._plan is None or self._declared is self._plan:
+            self._declaration = None
+        if self._plan is None:
             return
-        self._declare(connection, self._plan, deadline)
-        self._declared = self._plan
+        declared = self._declaration
+        if declared is None or declared.plan is not self._plan or not declared.is_accepted:
+            self._declare(connection, self._plan, deadline)
 
     def _keep_pending_leases(self) -> None:
         """Keep only the leases whose whole shard is not granted yet, for another daemon to serve.
@@ -427,18 +414,17 @@ class Session(DaemonLink):
         # The furthest position comes first: the daemon then counts the earlier positions as read,
         # and the burst of requests does not distort its measure of the reader's pace.
         leases = sorted(self._leases, key=attrgetter("position"), reverse=True)
-        self._first_position = leases[-1].position if leases else 0
+        first_position = leases[-1].position if leases else 0
         furthest = leases[0].position if leases else 0
         if plan.wanted == "ranges":  # ranges are read in any order, so all of the plan is declared
-            self._first_position = 0
+            first_position = 0
             furthest = plan.reads - 1
-        self._unsent = plan.messages(self._first_position)
-        self._piece_request = 0
+        self._declaration = Declaration(plan, first_position)
 
         def call(kind: str, **fields: Any) -> Json:
             return self._call(connection, kind, deadline, **fields)
 
-        send_through(furthest - self._first_position, plan, self._unsent, call)
+        self._declaration.send_through(furthest, call)
         self._to_release.clear()  # a new connection knows nothing of the leases to be released
         self._request(connection, leases)
 
@@ -447,8 +433,9 @@ class Session(DaemonLink):
         messages: list[Json] = [_release_of(lease) for lease in self._to_release]
         self._to_release.clear()
         for lease in leases:
+            assert self._declaration is not None
             message = connection.lease_message(
-                position=lease.position - self._first_position,
+                position=lease.position - self._declaration.first_position,
                 needed=lease.needed,
                 **lease.options(),
             )
