@@ -29,7 +29,8 @@ from shardcache_client.arguments.values import (
     whole,
 )
 from shardcache_client.joining import JoinedReader
-from shardcache_client.loading.loader import ORDER_OPTIONS, ShardLoader
+from shardcache_client.loading.as_dataloader import ORDER_OPTIONS
+from shardcache_client.loading.loader import ShardLoader
 from shardcache_client.loading.torch_runtime import TorchRuntime
 from shardcache_client.mixing import MixtureReader
 from shardcache_client.parts.dataset_arguments import ARGUMENTS

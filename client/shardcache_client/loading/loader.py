@@ -5,7 +5,6 @@ iteration, with workers; it is kept for the next iteration. Batches have numbers
 samples are counted in advance; otherwise a stage or a filter decides what goes into them (staged).
 """
 
-import inspect
 import logging
 import math
 import os
@@ -13,13 +12,19 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Generic, Self, TypeAlias
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
+from torch.utils.data import default_collate, default_convert
 
 from shardcache.errors import ConfigError
 from shardcache_client.arguments.values import B_co, checked, whole
 from shardcache_client.batches.rank_chunks import RankChunks
 from shardcache_client.batches.rank_work import BatchForm
 from shardcache_client.batches.staged_epoch import StagedEpoch
+from shardcache_client.loading.as_dataloader import (
+    DATALOADER_ATTRIBUTES,
+    LoadedDataset,
+    new_template,
+    refuse_options_of_order,
+)
 from shardcache_client.loading.numbered import BatchPosition, NumberedBatches
 from shardcache_client.loading.staged import (
     STAGED_CHUNK,
@@ -28,7 +33,7 @@ from shardcache_client.loading.staged import (
     StagedWork,
 )
 from shardcache_client.loading.tasks import ChunkTask
-from shardcache_client.loading.worker_choice import StepWatch, WorkerChoice, process_option_in
+from shardcache_client.loading.worker_choice import StepWatch, WorkerChoice
 from shardcache_client.loading.workers import Workers
 from shardcache_client.parts.dataset_epochs import are_over
 from shardcache_client.parts.epoch_reader import EpochReader
@@ -41,12 +46,6 @@ from shardcache_client.reading.epochs.epoch_times import EpochTimes
 log = logging.getLogger("shardcache")
 
 _MAX_DEFAULT_WORKERS = 8
-
-ORDER_OPTIONS = ("sampler", "batch_sampler", "shuffle")
-"""Options of a DataLoader that a loader refuses: its dataset determines the order."""
-
-_DATALOADER_ATTRIBUTES = inspect.signature(DataLoader).parameters.keys() - {*ORDER_OPTIONS}
-"""Attributes of the DataLoader that frameworks look at."""
 
 # Both come in two forms: for batches that have numbers, and for batches of a stage or a filter.
 Position: TypeAlias = BatchPosition | StagedPosition
@@ -85,8 +84,8 @@ class ShardLoader(Generic[B_co]):
         collate_fn: Callable[[Any], B_co] | None,
         options: Mapping[str, Any],
     ) -> None:
-        _refuse_options_of_order(options)
-        self.dataset = _LoadedDataset(dataset)
+        refuse_options_of_order(options)
+        self.dataset = LoadedDataset(dataset)
         self._dataset = dataset
         self.batch_size: int | None = options["batch_size"]
         if collate_fn is None:
@@ -106,7 +105,7 @@ class ShardLoader(Generic[B_co]):
             self._options["persistent_workers"] = self._has_processes()
         self._times = EpochTimes(0)  # times of the latest epoch; empty before the first
         try:
-            self._template = self._new_template()
+            self._template = new_template(self._options, self.collate_fn)
         except (TypeError, ValueError) as exn:  # raised by DataLoader's checks of its arguments
             raise ConfigError(f"the DataLoader refuses its arguments: {exn}") from exn
         # A source whose workers the next iteration may use, and the iteration that reads the source
@@ -119,7 +118,7 @@ class ShardLoader(Generic[B_co]):
         return f"ShardLoader({self._dataset!r}, {options})"
 
     def __getattr__(self, name: str) -> Any:
-        if name in _DATALOADER_ATTRIBUTES:
+        if name in DATALOADER_ATTRIBUTES:
             if name == "num_workers":
                 return self._options[name]  # the template has num_workers=0 for threads
             return getattr(self._template, name)
@@ -152,7 +151,7 @@ class ShardLoader(Generic[B_co]):
         self.__dict__ |= attributes
         self._source_reader = None
         self._kept_source = None
-        self._template = self._new_template()
+        self._template = new_template(self._options, self.collate_fn)
 
     def _has_processes(self) -> bool:
         """Return True if worker processes make the batches, or the first ones."""
@@ -269,23 +268,6 @@ class ShardLoader(Generic[B_co]):
             return NumberedBatches(Workers(reading, form, name, self._options, self._choice))
         reading = epochs.reading(rank, position.deal)
         return StagedBatches(Workers(reading, form, name, self._options, self._choice), form)
-
-    def _new_template(self) -> DataLoader[Any]:
-        """Return a DataLoader with the same options, over an empty dataset, which is never read.
-
-        It is made to check the options, and to have the attributes that frameworks look at.
-        """
-        options = {name: value for name, value in self._options.items() if name != "workers"}
-        if self._options["workers"] == "threads":
-            option = process_option_in(options)
-            if option:
-                raise ConfigError(
-                    f"{option} applies to worker processes, but the loader's workers are threads",
-                    remedy='omit it; or write workers="processes"',
-                )
-            options["num_workers"] = 0
-            options.pop("prefetch_factor", None)
-        return DataLoader(_EmptyDataset(), collate_fn=self.collate_fn, **options)
 
     def _follow_dataset(self) -> EpochReader:
         """Set the reader to the epoch or state last set for the dataset, and return it."""
@@ -441,50 +423,6 @@ class ShardLoader(Generic[B_co]):
         Raises any error of `ShardDataset.load_state_dict`.
         """
         self._follow_dataset().load_state_dict(state)
-
-
-class _LoadedDataset:
-    """A loader's dataset for frameworks: it has all attributes, but is not an IterableDataset.
-
-    Lightning warns of the length of a loader over an IterableDataset, because a DataLoader's length
-    is wrong unless the dataset divides its samples among the workers. A ShardLoader's is exact.
-    """
-
-    def __init__(self, dataset: ShardReader[Any]) -> None:
-        self._dataset = dataset
-
-    def __repr__(self) -> str:
-        return repr(self._dataset)
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._dataset)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # happens while unpickling, before `_dataset` is set
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self._dataset, name)
-
-
-class _EmptyDataset(IterableDataset[Any]):
-    """A dataset for a DataLoader that is not read."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
-
-
-def _refuse_options_of_order(options: Mapping[str, Any]) -> None:
-    """Raise ConfigError if an option would change the order of the samples."""
-    for name in ORDER_OPTIONS:
-        value = options.get(name)
-        is_off = value is None or (isinstance(value, int) and not value)
-        if not is_off:
-            raise ConfigError(
-                f"loader() does not take {name}: the dataset determines the order of its samples",
-                remedy="pass shuffle, shuffle_window and seed to the ShardDataset",
-            )
 
 
 def _default_workers() -> int:

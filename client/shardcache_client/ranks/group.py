@@ -20,8 +20,8 @@ from shardcache_client.stages.stage import Agree
 class Epochs:
     """One rank's count of epochs: its iterations read one epoch after another.
 
-    This class knows no other ranks, so it decides nothing and records nothing. `OneEpoch` is the
-    count on which all ranks agree.
+    This class knows no other ranks, so it decides nothing and records nothing. `AgreedEpochs` is
+    the count on which all ranks agree.
     """
 
     def follows(self, epoch: int, ended: int, *, is_held: bool = False) -> int:

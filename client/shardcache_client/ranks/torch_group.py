@@ -23,12 +23,12 @@ from shardcache.shared.urls.signed_urls import without_signature
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.order.topology import Topology
 from shardcache_client.ranks import distributed
+from shardcache_client.ranks.agreed_epochs import AgreedEpochs
 from shardcache_client.ranks.agreement import agreement_of
 from shardcache_client.ranks.environment import ranks_of_environment, ranks_of_ray_train
 from shardcache_client.ranks.group import Epochs, RankGroup
 from shardcache_client.ranks.key_value_store import KeyValueStore, MeetingPlace, attempt
 from shardcache_client.ranks.mesh import MeshRanks
-from shardcache_client.ranks.one_epoch import OneEpoch
 from shardcache_client.ranks.shared_manifest import download, share, upload
 from shardcache_client.stages.stage import Agree
 
@@ -305,7 +305,7 @@ class TorchRankGroup(RankGroup):
         """
         compare = partial(self._compare_with_first, batches)
         patience_s = min(self._timeout_s, _PATIENCE_S)
-        return OneEpoch(self._name, self._place, self.topology, compare, patience_s)
+        return AgreedEpochs(self._name, self._place, self.topology, compare, patience_s)
 
 
 def _compared_part(manifest: Manifest, *, counted: bool) -> Manifest:

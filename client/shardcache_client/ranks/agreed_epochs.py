@@ -28,7 +28,7 @@ _AGAIN = "again"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class OneEpoch(Epochs):
+class AgreedEpochs(Epochs):
     """Decides which epoch follows after a rank ends one early.
 
     An object of this class can be pickled for DataLoader workers.
@@ -61,7 +61,7 @@ class OneEpoch(Epochs):
     patience_s: float
 
     def __repr__(self) -> str:
-        return f"OneEpoch({self.name}, {self.place!r})"
+        return f"AgreedEpochs({self.name}, {self.place!r})"
 
     def follows(self, epoch: int, ended: int, *, is_held: bool = False) -> int:
         """Return the epoch that follows one that was ended early; see `Epochs`.

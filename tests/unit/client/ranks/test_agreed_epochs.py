@@ -11,8 +11,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from shardcache.errors import EpochMismatchError
 from shardcache_client.order.topology import Topology
+from shardcache_client.ranks.agreed_epochs import AgreedEpochs
 from shardcache_client.ranks.key_value_store import MeetingPlace, StoreAddress
-from shardcache_client.ranks.one_epoch import OneEpoch
 
 WORLD = 3
 IN_VAIN_S = 0.3
@@ -43,7 +43,7 @@ class Rank:
         place = MeetingPlace(StoreAddress("127.0.0.1", server.port, processes, process))
         topology, compare = partial(Topology, rank, world_size), partial(int)
         # As in a loader's worker, to which the dataset was pickled.
-        self._one = pickle.loads(pickle.dumps(OneEpoch(name, place, topology, compare, patience_s)))
+        self._one = pickle.loads(pickle.dumps(AgreedEpochs(name, place, topology, compare, patience_s)))
         self._last: int | None = None
         self._read = True
 
@@ -173,7 +173,7 @@ def test_datasets_restarts_and_jobs_of_one_rank_are_apart(server: TCPStore, monk
     alone = Rank(server, 1, IN_VAIN_S)
     assert [alone.begin(), alone.begin()] == [0, 0]
     keys = server.num_keys()
-    assert OneEpoch("train/0", MeetingPlace(), Topology, int, PATIENT_S).follows(5, 4) == 5
+    assert AgreedEpochs("train/0", MeetingPlace(), Topology, int, PATIENT_S).follows(5, 4) == 5
     assert server.num_keys() == keys
 
 
