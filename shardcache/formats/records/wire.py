@@ -52,6 +52,9 @@ def varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
 
     Raises ValueError if the varint does not end before `end`, or is longer than 64 bits need.
     """
+    # Most numbers are tags and lengths of a single byte.
+    if at < end and data[at] < 0x80:
+        return data[at], at + 1
     number = 0
     for place in range(min(MAX_VARINT_BYTES, end - at)):
         byte = data[at + place]
