@@ -27,7 +27,7 @@ from shardcache_client.stages.rows import Rows
 from shardcache_client.tables import node_tables, row_files
 from shardcache_client.tables.node_tables import NodeTable
 
-_LAYOUT = "1"
+_LAYOUT = "2"
 """Version of the rows' form: changes in a release that makes other rows of the same file."""
 
 # Maximum age of a listing of the files that the daemon may answer with. It is short, so that a run
@@ -68,7 +68,7 @@ class Table:
 
     The files are read through the cache when the first `Joined` is made with them. Their rows are
     kept as a table, by key, for all of this user's processes on the node, in a folder below
-    `TMPDIR`. The table takes 16 bytes per row and the rows themselves, and is mapped into memory.
+    `TMPDIR`. The table takes 8 bytes per row and the rows themselves, and is mapped into memory.
 
     Args:
         urls: urls of the files, as for `ShardDataset`: JSON lines (`.jsonl`, `.ndjson`, `.json`),
@@ -134,7 +134,7 @@ class Table:
         return node_tables.shared(identity, rows, self.urls[0])
 
     def _all_rows(self, manifest: Manifest, access: TableAccess) -> Iterator[tuple[str, str]]:
-        """Yield the rows of all files, each as its key and its JSON text."""
+        """Yield the rows of all files, each as its key and its line in the table."""
         reader = ReaderIdentity(access.job)
         patience = Patience(access.timeout_s)
         wanted = None if self.columns is None else (self.key, *self.columns)
@@ -143,7 +143,8 @@ class Table:
                 with closing(CachedFile(session, number)) as file:
                     for row in row_files.rows_of(ref.url, file.wait_whole(), wanted):
                         key = self._key_in(row, ref.url)
-                        yield key, row_files.as_json(self._columns_for_samples(row), ref.url)
+                        columns = self._columns_for_samples(row)
+                        yield key, row_files.line_of(key, columns, ref.url)
 
     def _key_in(self, row: dict[str, Any], url: str) -> str:
         """Return the key of the sample that a row belongs to. Raises MetadataError."""

@@ -57,7 +57,7 @@ def shared(
 
     Args:
         identity: everything that the rows depend on, such as the version of their source.
-        rows: yields the rows, each as its key and its JSON text.
+        rows: yields the rows, each as its key and its line in the table; see `row_index.write`.
         url: url of the source, for messages.
 
     Raises CacheDirError if the folder cannot be used, and any error of `rows`.

@@ -198,13 +198,13 @@ _READERS = {
 }
 
 
-def as_json(row: Row, url: str) -> str:
-    """Return a row as JSON, with times and dates in ISO 8601.
+def line_of(key: str, row: Row, url: str) -> str:
+    """Return a key and its row as one line of JSON, with times and dates in ISO 8601.
 
     Raises ConfigError for values that JSON does not have.
     """
     try:
-        return json.dumps(row, ensure_ascii=False, separators=(",", ":"), default=_as_text)
+        return _ENCODER.encode([key, row])
     except TypeError as exn:
         fault = str(exn)
         for name, value in row.items():
@@ -224,3 +224,7 @@ def _as_text(value: object) -> str:
     if isinstance(value, date | time):  # a datetime is a date as well
         return value.isoformat()
     raise TypeError(f"a value is of the type {type(value).__name__}")
+
+
+# Made once: `json.dumps` would make an encoder for every row, which takes as long as the encoding.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_as_text)

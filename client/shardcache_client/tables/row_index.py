@@ -1,20 +1,22 @@
 """A file of a table's rows, in which a row is found by its key. All processes map it into memory.
 
     rows        each row on a line, as JSON: [key, row]
-    hashes      u64[rows]: hashes of the keys, ascending
-    offsets     u64[rows]: offset of the row of each hash
-    footer      magic, number of rows, offset of the hashes
+    entries     u64[rows]: some bits of the hash of a row's key, then the offset of the row
+    starts      u64[groups + 1]: number of each group's first entry, then the number of all entries
+    footer      magic, number of rows, offset of the entries, number of groups
+
+The first bits of a key's hash are the number of its group. Entries have the order of the whole
+hashes. Those of a group are therefore adjacent, and a search looks at one or two pages of them.
 
 Numbers are in native byte order, since the file never leaves its node. Only the pages that are
-looked at take memory: 16 bytes per row for hashes and offsets, and the rows that are read. `write`
-sorts the hashes in buckets by their first byte, so that it never has more than one bucket in
+looked at take memory: 8 bytes per row for the entries, and the rows that are read. `write` sorts
+the entries in buckets by the first byte of the hash, so that it never has more than one bucket in
 memory.
 """
 
 import hashlib
 import json
 import mmap
-import shutil
 import struct
 import tempfile
 from array import array
@@ -26,18 +28,41 @@ from typing import IO, Any, NamedTuple
 
 from shardcache.errors import CacheDirError
 
-_MAGIC = b"shardrow"
-_FOOTER = struct.Struct("=8sQQ")
-_PAIR = struct.Struct("=QQ")
-_BUCKETS = 256
-_BUCKET_SHIFT = 56  # leaves the first byte of a 64-bit hash, which is the number of the bucket
-_ALIGNMENT_BYTES = 8  # the hashes begin at a multiple of this, as they are 64-bit numbers
+_MAGIC = b"shardro2"
+_FOOTER = struct.Struct("=8sQQQ")
+_NUMBER_BYTES = 8
+_ALIGNMENT_BYTES = 8  # the entries begin at a multiple of this, as they are 64-bit numbers
+
+_HASH_BITS = 64
+# The lower bits of an entry, for an offset: the rows may have 16 TiB.
+_OFFSET_BITS = 44
+_MAX_OFFSET = (1 << _OFFSET_BITS) - 1
+# The upper bits of an entry, for the bits of the hash that follow the group's. Rows of a group
+# whose hashes have the same bits are told apart by their keys.
+_ENTRY_HASH_BITS = 64 - _OFFSET_BITS
+_MAX_ENTRY_HASH = (1 << _ENTRY_HASH_BITS) - 1
+# A large table has 64 to 128 entries in a group, on average.
+_GROUP_SIZE_BITS = 7
+
+# While a table is written, each row has a record in a bucket. The buckets are those of the hashes'
+# first bytes. A record is the hash and the offset, which are sorted as one 128-bit number. The
+# number of a group has at least as many bits as that of a bucket, so no group is in two buckets.
+_BUCKET_BITS = 8
+_RECORD = struct.Struct(">QQ")
+_RECORD_BITS = 128
+_LOWER_HALF = (1 << 64) - 1
 
 
 def _hash_of(key: str) -> int:
     """Return a 64-bit number for a key, the same in every process."""
     digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8)
     return int.from_bytes(digest.digest(), "big")
+
+
+def _entry_of(key_hash: int, offset: int, group_bits: int) -> int:
+    """Return the entry of a row in its group."""
+    following_bits = key_hash >> (_HASH_BITS - group_bits - _ENTRY_HASH_BITS)
+    return (following_bits & _MAX_ENTRY_HASH) << _OFFSET_BITS | offset
 
 
 class RowCounts(NamedTuple):
@@ -57,46 +82,71 @@ def write(file: IO[bytes], rows: Iterable[tuple[str, str]], folder: Path) -> Row
 
     Args:
         file: the file to write to, at its beginning.
-        rows: each row as its key and its JSON text.
-        folder: folder for temporary files, which take as much space as hashes and offsets together.
+        rows: each row as its key and its line: the JSON of [key, row].
+        folder: folder for temporary files, which take 16 bytes per row.
     """
     with ExitStack() as opened:
         buckets = [
-            opened.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in range(_BUCKETS)
+            opened.enter_context(tempfile.TemporaryFile(dir=folder))
+            for _ in range(1 << _BUCKET_BITS)
         ]
         offset = 0
         count = 0
-        for key, row in rows:
+        for key, line in rows:
             key_hash = _hash_of(key)
-            buckets[key_hash >> _BUCKET_SHIFT].write(_PAIR.pack(key_hash, offset))
-            line = f"[{json.dumps(key)},{row}]\n".encode("utf-8", "surrogatepass")
-            file.write(line)
-            offset += len(line)
+            bucket = buckets[key_hash >> (_HASH_BITS - _BUCKET_BITS)]
+            bucket.write(_RECORD.pack(key_hash, offset))
+            encoded = f"{line}\n".encode("utf-8", "surrogatepass")
+            file.write(encoded)
+            offset += len(encoded)
             count += 1
         padding = -offset % _ALIGNMENT_BYTES
         file.write(b"\n" * padding)
 
-        offsets = opened.enter_context(tempfile.TemporaryFile(dir=folder))
+        group_bits = max(_BUCKET_BITS, count.bit_length() - _GROUP_SIZE_BITS)
+        starts = array("Q")
+        written = 0
         repeated = 0
-        for bucket in buckets:
-            numbers = _numbers_in(bucket)  # for each row in turn: its hash, then its offset
-            pairs = sorted(zip(numbers[0::2], numbers[1::2], strict=True))
-            hashes = array("Q", [key_hash for key_hash, _ in pairs])
-            repeated += len(hashes) - len(set(hashes))
-            file.write(hashes)
-            offsets.write(array("Q", [begin for _, begin in pairs]))
-        offsets.seek(0)
-        shutil.copyfileobj(offsets, file)
-        file.write(_FOOTER.pack(_MAGIC, count, offset + padding))
+        for number, bucket in enumerate(buckets):
+            records = _sorted_records(bucket)
+            starts.extend(written + start for start in _group_starts(records, number, group_bits))
+            entries = array("Q")
+            previous_hash = None
+            for record in records:
+                key_hash = record >> _HASH_BITS
+                repeated += key_hash == previous_hash
+                previous_hash = key_hash
+                entries.append(_entry_of(key_hash, record & _LOWER_HALF, group_bits))
+            file.write(entries)
+            written += len(entries)
+        groups = len(starts)
+        starts.append(written)
+        file.write(starts)
+        file.write(_FOOTER.pack(_MAGIC, count, offset + padding, groups))
     return RowCounts(count, repeated)
 
 
-def _numbers_in(file: IO[bytes]) -> "array[int]":
-    """Return the 64-bit numbers of a file from its beginning."""
-    file.seek(0)
-    numbers = array("Q")
-    numbers.frombytes(file.read())
-    return numbers
+def _sorted_records(bucket: IO[bytes]) -> list[int]:
+    """Return the records of a bucket as numbers, ascending."""
+    bucket.seek(0)
+    data = bucket.read()
+    # One number takes half the memory of a tuple of two.
+    records = [
+        int.from_bytes(data[at : at + _RECORD.size], "big")
+        for at in range(0, len(data), _RECORD.size)
+    ]
+    records.sort()
+    return records
+
+
+def _group_starts(records: list[int], bucket: int, group_bits: int) -> list[int]:
+    """Return the position in a bucket's records of the first one of each of its groups."""
+    groups_per_bucket = 1 << (group_bits - _BUCKET_BITS)
+    first_group = bucket * groups_per_bucket
+    return [
+        bisect_left(records, group << (_RECORD_BITS - group_bits))
+        for group in range(first_group, first_group + groups_per_bucket)
+    ]
 
 
 class RowIndex:
@@ -107,25 +157,32 @@ class RowIndex:
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)  # 0: the whole file
         self._map.madvise(mmap.MADV_RANDOM)
-        magic, count, hashes_at = _FOOTER.unpack(self._map[-_FOOTER.size :])
-        end = hashes_at + count * _PAIR.size
+        magic, count, entries_at, groups = _FOOTER.unpack(self._map[-_FOOTER.size :])
+        starts_at = entries_at + count * _NUMBER_BYTES
+        end = starts_at + (groups + 1) * _NUMBER_BYTES
         if magic != _MAGIC or end + _FOOTER.size != len(self._map):
             raise CacheDirError(f"{path} is not a table of rows, or is damaged", remedy="remove it")
-        numbers = memoryview(self._map)[hashes_at:end].cast("Q")
-        self._hashes = numbers[:count]
-        self._offsets = numbers[count:]
+        view = memoryview(self._map)
+        self._entries = view[entries_at:starts_at].cast("Q")
+        self._starts = view[starts_at:end].cast("Q")
+        self._group_bits = groups.bit_length() - 1  # `groups` is a power of two
 
     def __len__(self) -> int:
-        return len(self._hashes)
+        return len(self._entries)
 
     def rows(self, key: str) -> list[dict[str, Any]]:
         """Return the rows with a key: one, none, or several."""
-        # Different keys may have the same hash, so the keys are compared as well.
         key_hash = _hash_of(key)
+        group = key_hash >> (_HASH_BITS - self._group_bits)
+        end = self._starts[group + 1]
+        # The least entry that a row with this key can have, and the least after all of them.
+        lowest = _entry_of(key_hash, 0, self._group_bits)
+        beyond = lowest + (1 << _OFFSET_BITS)
+        place = bisect_left(self._entries, lowest, self._starts[group], end)
         rows = []
-        place = bisect_left(self._hashes, key_hash)
-        while place < len(self) and self._hashes[place] == key_hash:
-            own_key, row = self._row_at(self._offsets[place])
+        while place < end and self._entries[place] < beyond:
+            # Other keys may have the same bits, so the keys are compared as well.
+            own_key, row = self._row_at(self._entries[place] & _MAX_OFFSET)
             if own_key == key:
                 rows.append(row)
             place += 1
@@ -133,8 +190,8 @@ class RowIndex:
 
     def some_keys(self, count: int) -> list[str]:
         """Return the keys of some rows, for messages."""
-        rows = [self._row_at(offset) for offset in sorted(self._offsets[:count])]
-        return [key for key, _ in rows]
+        offsets = sorted(entry & _MAX_OFFSET for entry in self._entries[:count])
+        return [self._row_at(offset)[0] for offset in offsets]
 
     def _row_at(self, offset: int) -> tuple[str, dict[str, Any]]:
         """Return the key and the row of the line at an offset."""
