@@ -174,6 +174,7 @@ def _check_header(names: Sequence[str], url: str) -> None:
 
 def _parquet(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Iterator[Row]:
     try:
+        import pyarrow
         from pyarrow import parquet
     except ImportError as exn:
         raise ConfigError(
@@ -181,12 +182,17 @@ def _parquet(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Iterat
             url=url,
             remedy="pip install pyarrow",
         ) from exn
-    with file:
-        table = parquet.ParquetFile(file)
+    # From a mapped file, pyarrow takes one page of a column at a time. From any other, it copies a
+    # row group's whole column into memory.
+    is_plain = isinstance(file, io.BufferedReader)
+    source = pyarrow.memory_map(file.name) if is_plain else file
+    with file, source:
+        table = parquet.ParquetFile(source)
         if columns is not None:
             names_in_file = table.schema_arrow.names
             columns = [name for name in columns if name in names_in_file]
-        for batch in table.iter_batches(_PARQUET_BATCH_ROWS, columns=columns):
+        # Parsing takes longer than decoding, so threads would save little time. Each takes memory.
+        for batch in table.iter_batches(_PARQUET_BATCH_ROWS, columns=columns, use_threads=False):
             yield from batch.to_pylist()
 
 
