@@ -71,8 +71,18 @@ class FileSend:
         if first >= self.end or first - self.sent_to > _AHEAD_BYTES // 2:
             return
         self._read_to = min(self.end, first + _AHEAD_BYTES)
-        advised_bytes = self._read_to - first
-        os.posix_fadvise(self.file_fd, first, advised_bytes, os.POSIX_FADV_WILLNEED)
+        # To ask for bytes that are in memory takes 120 µs, a tenth of the time in which they are
+        # sent. If the last one is in memory, the others very probably are, too.
+        if not self._is_in_memory(self._read_to - 1):
+            advised_bytes = self._read_to - first
+            os.posix_fadvise(self.file_fd, first, advised_bytes, os.POSIX_FADV_WILLNEED)
+
+    def _is_in_memory(self, offset: int) -> bool:
+        """Return whether a byte of the file is in the kernel's page cache, if that is known."""
+        try:
+            return os.preadv(self.file_fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+        except OSError:  # it is not, or the filesystem does not support the flag
+            return False
 
 
 class SendThread:
