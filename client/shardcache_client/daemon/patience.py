@@ -65,14 +65,14 @@ class Patience:
     """Limits for waiting: for one shard, for a lost daemon, and until a wait is logged.
 
     Attributes:
-        limit_s: time limit for a wait for one shard of which nothing arrives, and for a wait for a
-            lost daemon.
+        limit_s: time limit of two waits: for a shard, as long as none of its bytes arrive; and for
+            a daemon whose connection was lost.
         first_report_s: how long a wait lasts before it is first logged.
         next_report_s: interval between further log lines.
-        away_s: time limit for a wait for a daemon that went away or is frozen, and that no other
-            daemon can replace; without effect if longer than `limit_s`.
-        grace_s: time limit for a wait for the node's daemon if a private daemon can replace it. A
-            restart takes about 2 s.
+        away_s: shorter limit of the wait for a lost daemon that no other daemon can replace. It has
+            no effect if it is longer than `limit_s`.
+        grace_s: shorter limit of the wait for the node's daemon if a private daemon can replace it.
+            A restart of the node's daemon takes about 2 s.
         retry_s: delay before the node's daemon is first tried again after its replacement.
     """
 
@@ -120,8 +120,9 @@ class Patience:
                 continue
 
             # The daemon is asked even at the deadline, because the deadline restarts if bytes have
-            # arrived since the last report.
-            reason, done_bytes = explain(max(deadline.at_s, time.monotonic() + _LAST_REASON_S))
+            # arrived since the last report. It then has `_LAST_REASON_S` to answer.
+            answer_by_s = max(deadline.at_s, time.monotonic() + _LAST_REASON_S)
+            reason, done_bytes = explain(answer_by_s)
             if done_bytes > most_bytes:
                 most_bytes = done_bytes
                 deadline.restart()
@@ -175,9 +176,9 @@ class Outage:
     def pause(self, deadline_s: float, tried_s: float) -> bool:
         """Wait until the next try is due, or until the deadline if that is earlier.
 
-        Returns False without a wait if a daemon has been tried after the deadline. The clock alone
-        does not end the tries: if this process was stopped for a while, the deadline may have
-        passed without a fair try.
+        Returns False, without waiting, if the last try came after the deadline. It is not enough
+        that the deadline is over now: if this process was stopped for a while, no daemon may have
+        been tried in that time.
 
         Args:
             deadline_s: time until which a daemon is tried, of `time.monotonic`.

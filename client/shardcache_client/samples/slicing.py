@@ -4,8 +4,8 @@ The index, `Tables`, has the key of each sample and the begin and end of each me
 reader maps the cached tar into memory, and these functions slice the members' bytes out of the map.
 
 A column is the members with one extension in all samples of a shard. A column's value in a sample
-is the member's bytes, or the decoded object if the shard's format stores values encoded. A column
-is read if samples get its members; other columns are left out.
+is the member's bytes, or the decoded object if the shard's format stores values encoded. Columns
+that the dataset does not read are left out of the samples.
 """
 
 from array import array
@@ -98,26 +98,29 @@ def cut(
     that cannot be decoded. Either ends the iterator.
     """
     faults = tables.faults
-    member_end = tables.member_ends[start - 1] if start else 0
-    last = tables.member_ends[stop - 1] if stop else 0
+    # Members are numbered through the whole shard: `first_member` is the first one of the next
+    # sample, and `stop_member` the number after its last one.
+    first_member = tables.member_ends[start - 1] if start else 0
+    last_stop = tables.member_ends[stop - 1] if stop else 0
     members = zip(
-        map(columns.__getitem__, tables.extension_ids[member_end:last]),
-        tables.starts[member_end:last],
-        tables.ends[member_end:last],
+        map(columns.__getitem__, tables.extension_ids[first_member:last_stop]),
+        tables.starts[first_member:last_stop],
+        tables.ends[first_member:last_stop],
         strict=True,
     )
-    ends = zip(tables.member_ends[start:stop], keys_in_order(tables, start, stop), strict=True)
-    for number, (next_member_end, key) in enumerate(ends, start):
+    stop_members = tables.member_ends[start:stop]
+    keys = keys_in_order(tables, start, stop)
+    for number, (stop_member, key) in enumerate(zip(stop_members, keys, strict=True), start):
         if number in faults:
             raise _sample_error(tables, number, url)
         sample: Sample = {"__key__": key, "__url__": url}
         # `members` is an iterator over the members of all samples. The sample's own members come
         # next.
-        for column, first, end in islice(members, next_member_end - member_end):
+        for column, first_byte, end_byte in islice(members, stop_member - first_member):
             if column is None:
                 continue
             extension, tar, decode = column
-            value = tar[first:end]
+            value = tar[first_byte:end_byte]
             if decode is not None:
                 try:
                     value = decode(value)
@@ -125,7 +128,7 @@ def cut(
                     raise _undecodable(extension, key, url, exn) from exn
             sample[extension] = value
         yield sample
-        member_end = next_member_end
+        first_member = stop_member
 
 
 def keys_in_order(tables: Tables, start: int, stop: int) -> Iterator[str]:
@@ -136,7 +139,7 @@ def keys_in_order(tables: Tables, start: int, stop: int) -> Iterator[str]:
 
 
 def keys_between(tables: Tables, start: int, stop: int) -> list[str]:
-    """Return the keys of the samples from number `start` to `stop`, which must be at least one."""
+    """Return the keys of the samples from number `start` to `stop`. There must be at least one."""
     begin = tables.key_ends[start - 1] if start else 0
     ends = tables.key_ends[start:stop].tolist()
     borders = [begin, *ends]
@@ -223,8 +226,8 @@ def column_spans(
     is_alike = tables.extension_ids.tobytes() == members_of_each * count
     if tables.faults or not is_alike:
         return None
-    # If each sample has the members of the sample with its own number, the tables' offsets are used
-    # as they are.
+    # If all samples are asked for in their order, the tables' offsets are used as they are. Callers
+    # then pass a range: a list of the same numbers is unequal to it, and costs a copy.
     is_in_order = numbers == range(count)
     if not is_in_order and None in numbers:
         return None

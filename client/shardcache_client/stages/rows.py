@@ -39,8 +39,8 @@ class Rows:
     missing: Missing = "error"
     key_of: Callable[[str], str] | None = None
 
-    # If `missing` leaves out samples, `Decode` reports that for the pipeline, as it has the same
-    # `missing`.
+    # A pipeline asks its stages whether they leave out samples. This stage does with
+    # `missing="skip"`, but the pipeline's `Decode` has the same `missing`, and reports it.
     leaves_out: ClassVar[bool] = False
 
     def apply(self, sample: Sample) -> Sample | Dropped:
@@ -57,6 +57,8 @@ class Rows:
         if row is None:
             if self.missing == "skip":
                 return Dropped.INCOMPLETE
+            # Default values stand for a missing row, too. If they are not all that is required, the
+            # error below names the first member that lacks one.
             if not own_defaults:
                 raise self._unmatched(sample)
             row = {}
@@ -98,7 +100,7 @@ class Rows:
         if row_count:
             reason = f"{row_count} rows have its key"
         elif examples:
-            reason = f"no row has its key; some are of {examples}"
+            reason = f"no row has its key; some keys of the table are {examples}"
         else:
             reason = "it has no rows"
         looked_up = "" if row_key == key else f", looked up as {row_key!r},"

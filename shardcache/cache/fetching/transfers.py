@@ -5,6 +5,9 @@ transfer brings one shard, or ranges of one object, from the origin into the cac
 by `Fetcher`, in a task. A caller that joins a transfer adds a `Wait` to it: that says who waits,
 since when, and whether the whole shard is needed or a range of it. A transfer is postponed, which
 is no failure, if it may not wait for space or for the disk: its plan will request the shard again.
+
+The name of a shard, here and in plans, stands for its url and for the version that is wanted, if
+one was named; `name_of` makes it.
 """
 
 import asyncio
@@ -107,12 +110,14 @@ class Transfers:
 
         Returns early access to the shard if `wait` accepts that: the caller then counts as one of
         the readers of the `Arrival`. Cancelling the caller does not cancel the transfer: others may
-        wait for it, now or later. Raises the transfer's error. A caller that joined a running
-        transfer gets a new attempt first if the error is retryable, or if the running transfer
-        requested the object by another url, such as one with another signature.
+        wait for it, now or later.
+
+        Raises the transfer's error. If the caller has joined a running transfer that fails, another
+        transfer is tried before the error is raised, provided that the error is retryable, or that
+        the failed transfer requested another url, such as one with another signature.
 
         Args:
-            name: the shard's name in plans.
+            name: the shard's name.
             ref: the shard.
             wanted: priority class of a new transfer; a running one gets it if it is more urgent.
             wait: the caller's wait.
@@ -127,7 +132,8 @@ class Transfers:
     async def wait_for_range(self, name: str, ref: ShardRef, wait: Wait) -> Shard | PartFile:
         """Return a file with the bytes that a wait needs: parts of the object, or all of it.
 
-        The caller retains the parts before its next await. Raises as `wait` does.
+        The caller has to retain the parts (`PartFiles.retain`) before its next await: until then,
+        they may be evicted. Raises as `wait` does.
         """
         assert wait.bytes is not None
         wait.is_file = True
@@ -153,26 +159,29 @@ class Transfers:
         """Wait for a transfer, and return its shard, or early access to it.
 
         Args:
-            name: the shard's name in plans.
+            name: the shard's name.
             url: url in the caller's request; a running transfer may use one with another signature.
             start: starts the transfer, or returns the running one.
             available: returns early access to an unfinished transfer's shard, as far as the wait
                 accepts it; None as long as there is too little.
             wait: the caller's wait.
         """
-        joined_url = self._url_of(name)  # None if this call starts the transfer
+        # The url of the transfer that this call joins; None if the call starts one.
+        joined_url = self._url_of(name)
         while True:
             transfer = start()
             try:
                 access = await self._wait(transfer, available, wait)
             except ShardcacheError as exn:
-                if _concerns_others(exn, transfer, wait):
+                if _concerns_only_whole(exn, transfer, wait):
                     continue
-                was_joined = joined_url is not None
-                may_try_again = exn.retryable or joined_url != url
-                if not (was_joined and may_try_again):
+                if joined_url is None:
                     raise
-                joined_url = None  # an error of the next attempt is raised: it is the caller's own
+                has_another_url = joined_url != url
+                if not exn.retryable and not has_another_url:
+                    raise
+                # The next transfer counts as started by this call, so its error is raised.
+                joined_url = None
                 continue
             if access is not None:
                 return access
@@ -192,6 +201,7 @@ class Transfers:
         """
         transfer.waits.add(wait)
         wait.error = None
+        # The wait is in the same stage as the transfer, until its range is fetched by itself.
         wait.stages = transfer.stages
         wait.has_own_stages = False
         if wait.bytes is not None:
@@ -278,6 +288,7 @@ class Transfers:
             with self._counters.bills.charged(transfer.ref.url, client):
                 shard = await self._fetch(transfer)
             log.debug("fetched", size_bytes=None if shard is None else shard.size_bytes)
+            # Other shards that had failed are worth another attempt, now that the origin answers.
             for name in self.failures.succeeded(transfer.name):
                 self._planner.schedule.missed(name)
             self._measure(transfer)
@@ -312,9 +323,12 @@ class Transfers:
         """Record that a transfer fetched ranges of an object, but not the whole."""
         if isinstance(transfer.given_up, ShardcacheError):
             self._note_failure(transfer, transfer.given_up)
-        elif transfer.given_up is not None or transfer.is_whole:
-            # The whole was postponed, or was wanted too late: it is missing in the schedule again,
-            # so that a plan which needs it requests it again.
+            return
+        was_postponed = transfer.given_up is not None
+        # Somebody wanted the whole after the transfer had looked for the last time.
+        was_wanted_too_late = transfer.is_whole
+        if was_postponed or was_wanted_too_late:
+            # A plan that needs the whole then requests it again.
             self._planner.schedule.missed(transfer.name)
 
     def _note_failure(self, transfer: Transfer, exn: ShardcacheError) -> None:
@@ -352,10 +366,10 @@ class Transfers:
             self._measures.stage.of(stage.name.lower()).observe(spent_s)
 
 
-def _concerns_others(exn: ShardcacheError, transfer: Transfer, wait: Wait) -> bool:
-    """Return whether an error does not concern a wait: only the whole object lacks space.
+def _concerns_only_whole(exn: ShardcacheError, transfer: Transfer, wait: Wait) -> bool:
+    """Return whether there is no space for the whole object, of which a wait needs only a range.
 
-    That is so for a wait for a range that can be fetched by itself. Its caller tries again.
+    If the range can be fetched by itself, the caller tries again, with a transfer of ranges.
     """
     if wait.bytes is None or exn is wait.error:
         return False
@@ -383,10 +397,12 @@ def _needed_parts(transfer: Transfer, wait: Wait) -> PartFile | None:
     file = transfer.part_file
     if file is None or not file.has(wait.first_bytes):
         return None
-    # A file that a transfer of the whole object has taken over gets another name when it is
-    # published, before the transfer ends. It cannot be opened by its old name then.
-    is_readable = file.is_own or file.partial.is_there()
-    return file if is_readable else None
+    # If a transfer of the whole object has taken the file over (`is_own` is False), the file gets
+    # another name when it is published, before the transfer ends. Its old name then leads nowhere.
+    is_taken_over = not file.is_own
+    if is_taken_over and not file.partial.is_there():
+        return None
+    return file
 
 
 def _retrieve_error(outcome: asyncio.Future[Shard | None]) -> None:

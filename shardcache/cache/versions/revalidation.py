@@ -43,13 +43,16 @@ class Revalidation:
     """Asks origins for the present version of cached shards, once per shard for all readers.
 
     An answer that comes soon takes effect immediately. A slow answer is awaited in the background,
-    while the cached version is served, and takes effect from the next lease on. Until then, its
-    origin gets one such request at a time, and no reader waits for that. An answer stays valid for
-    `_ttl_s` seconds.
+    while the cached version is served, and takes effect from the next lease on. As long as an
+    origin answers slowly, it gets one request at a time, and no reader waits for the answer. An
+    answer stays valid for `_ttl_s` seconds.
+
+    The name of a shard, here and in plans, stands for its url and for the version that the reader
+    wants, if the reader named one; `name_of` makes it.
 
     Attributes:
-        questions: the pending requests, by the shard's name in plans. The result of each is the
-            error for the readers, or None.
+        questions: the pending requests, by the shard's name. The result of each is the error for
+            the readers, or None.
     """
 
     _store: Store
@@ -133,7 +136,8 @@ class Revalidation:
             obj = await self._stat_signed(ref.url)
         key = shard_key(place_of(ref.url, is_file=ref.is_file), obj.version)
         self._check_length(key, obj)
-        # The answer also says which version is the latest, unless a later answer is known.
+        # The answer also says which version is the latest. That is of use to a reader that named no
+        # version, unless a later answer is known.
         if ref.version is None and self._planner.checked_at_s(name) < asked_s:
             self._planner.learn(name, key, time.monotonic())
 
@@ -175,7 +179,7 @@ class Revalidation:
             question.cancel()
 
     def _check_length(self, key: str, obj: RemoteObject) -> None:
-        """Raise OriginError if a cached shard has another length than the object of its version.
+        """Raise OriginError if the cached shard of the same version has another length.
 
         The server then uses one version, such as an ETag, for different objects.
         """
@@ -204,9 +208,10 @@ class Revalidation:
 
     def _is_stale(self, name: str) -> bool:
         """Return whether a shard is cached, and its version was last asked for too long ago."""
+        # A shard that is not cached needs no request here: its transfer asks for the version.
+        is_cached = self._planner.key(name) in self._store.shards
         age_s = time.monotonic() - self._planner.checked_at_s(name)
-        is_cached = self._planner.key(name) in self._store.shards  # otherwise, its transfer asks
-        return age_s > self._ttl_s and is_cached
+        return is_cached and age_s > self._ttl_s
 
     async def _ask(self, name: str, ref: ShardRef) -> ShardcacheError | None:
         """Ask the origin for the present version, and record it; return the error for readers."""

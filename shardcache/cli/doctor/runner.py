@@ -32,8 +32,9 @@ Findings = Finding | Sequence[Finding] | None
 Check = tuple[str, Callable[[Context], Findings | Awaitable[Findings]]]
 """A check: the name of its findings, `family.check`, and its function, which runs in a thread.
 
-The function may return a coroutine, which is awaited without a time limit. It raises
-ShardcacheError or OSError if the check cannot be carried out.
+A check that uses asyncio returns a coroutine, which is awaited without a time limit: such a check
+only uses the network, and has time-outs of its own. The function raises ShardcacheError or OSError
+if the check cannot be carried out.
 """
 
 CHECKS: Sequence[Check] = (
@@ -62,8 +63,8 @@ SIGNS = {
     "skipped": ("-", "dim"),
 }
 
-# Time limit of a check. Checks have shorter timeouts for the network, so a check that exceeds this
-# limit waits for a disk, or for the server of a network filesystem, that hangs.
+# Time limit of a check. Checks have shorter time-outs for the network. If a check exceeds this
+# limit, then a disk hangs, or the server of a network filesystem.
 _LIMIT_S = 30.0
 
 # Layout of a finding.
@@ -99,7 +100,9 @@ async def examine(
             findings += [finding.named(name) for finding in outcome or ()]
         except (TimeoutError, ShardcacheError, OSError) as exn:
             skipped_families.add(family)
-            findings.append(_unchecked(family, exn, limit_s).named(f"doctor.{family}"))
+            # The finding is about doctor itself, which could not check the family.
+            unchecked = _unchecked(family, exn, limit_s)
+            findings.append(unchecked.named(f"doctor.{family}"))
     return _with_proposals(context, findings)
 
 
@@ -186,6 +189,6 @@ def _print_finding(console: Console, finding: Finding) -> None:
     if finding.remedy:
         # The terminal wraps the remedy, not rich, so that it can be copied as one command.
         console.print(
-            Text.assemble((f"{_INDENT}  fix         ", "dim"), finding.remedy),
+            Text.assemble((f"{_INDENT}{'  fix':<{_NAME_COLUMNS + 1}}", "dim"), finding.remedy),
             soft_wrap=True,
         )

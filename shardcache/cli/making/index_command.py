@@ -124,16 +124,18 @@ def index(
     command began, it is not overwritten, where the store can tell (S3). To write to a store, the
     command uses your own credentials.
     """
-    _check_usage(output, metadata, with_samples=with_samples, as_json=as_json)
+    # Imported here, like all that only some commands need: `shardcache --help` starts sooner.
     import asyncio
+
+    _check_usage(output, metadata, with_samples=with_samples, as_json=as_json)
 
     urls = tuple(with_key_split(url, key_split) for url in urls)
     # The version of the index that is there now. A store that is given this version refuses to
     # overwrite an index that has been changed since.
     replaced_version = None
     if output != _STDOUT:
-        version = _in_folder_of(output, lambda folder, name: folder.version(name))
-        replaced_version = asyncio.run(version)
+        asking = _in_folder_of(output, lambda folder, name: folder.version(name))
+        replaced_version = asyncio.run(asking)
     with tempfile.TemporaryDirectory(prefix="shardcache-index-") as scratch:
         table_file = Path(scratch, "table")
         index_file = Path(scratch, "index.json")
@@ -199,11 +201,15 @@ def _count(events: Lines, output: str, *, as_json: bool) -> list[ShardRef]:
     Exit 1 if a shard failed.
     """
     refs: dict[int, ShardRef] = {}  # the shards by their numbers in the list
+    # `carry_out` fills in the figures of the last event.
+    summary = (
+        "{shards}, {samples}: {fetched:,} fetched, {known:,} already known, {failed:,} failed; "
+        "{origin_bytes} from the origin"
+    )
     carry_out(
         _collecting(events, refs),
         "counting",
-        "{shards}, {samples}: {fetched:,} fetched, {known:,} already known, {failed:,} failed; "
-        "{origin_bytes} from the origin",
+        summary,
         as_json=as_json,
         advice=lambda: "no index written: it would lack the failed shards",
         stderr=output == _STDOUT,

@@ -161,7 +161,7 @@ def test_keys_are_found_by_a_pattern_or_a_function(make: Make, tmp_path: Path) -
     by_function = Table(url, key="audio_filepath", key_of=lambda key: f"/data/{key}.wav")
     assert content(make(by_function)) == with_rows()
 
-    with pytest.raises(UnmatchedKeyError, match=r"no row has its key; some are of '/data/") as raised:
+    with pytest.raises(UnmatchedKeyError, match=r"no row has its key; some keys of the table are '/data/") as raised:
         list(make(Table(url, key="audio_filepath")))
     assert "pattern or key_of" in str(raised.value)
     with pytest.raises(MetadataError, match="does not match the row's 'audio_filepath', '/data/"):

@@ -64,8 +64,10 @@ class EpochTimes:
     def received(self, made: BatchTimes) -> None:
         """Account for the time since the last step, in which the loop waited for this batch."""
         now_s = self._clock()
-        # Overlap of the loop's wait with the making of the batch.
-        waited_s = max(0.0, made.ended_s - max(self._since_s, made.begun_s))
+        # The loop waited from `_since_s` until now, and the batch was made before now. The wait
+        # counts as far as the batch was being made during it.
+        overlap_begun_s = max(self._since_s, made.begun_s)
+        waited_s = max(0.0, made.ended_s - overlap_begun_s)
         parts = {
             "shards": made.waited_s,
             "decoding": made.decoding_s,
