@@ -2,29 +2,21 @@
 
 Transport workers send HEADs and GETs to presigned urls: the SDK would deliver bodies on the event
 loop, at twice the cost. The SDK (botocore, by s3fs) makes all other requests. It also makes HEADs
-and GETs in a store that presigned urls do not suit. `fs` is an s3fs filesystem throughout.
+and GETs where `PresignedRequests` cannot. `fs` is an s3fs filesystem throughout.
 """
 
 import os
-import time
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
-from functools import lru_cache, partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from typing import Any
 
 from botocore.exceptions import NoCredentialsError
-from botocore.httpsession import get_cert_path
 
-from shardcache.access.protocols import row_of
 from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError
 from shardcache.origin.base import Setup, commit_parts
-from shardcache.origin.breaker import Breaker
 from shardcache.origin.http.http_errors import error_of
 from shardcache.origin.http.http_semantics import (
     content_ranges,
-    proxy_of,
     raise_unusable,
     range_header,
     size_of,
@@ -40,38 +32,24 @@ from shardcache.origin.s3.s3_headers import (
     part_in,
     presumed_md5,
 )
+from shardcache.origin.s3.s3_presigned import CHECKSUM_MODE, PresignedRequests, SdkNeededError
 from shardcache.origin.s3.s3_sdk_requests import call, head_by_sdk, object_params, read_by_sdk
 from shardcache.origin.s3.s3_sessions import SdkSessions, descriptions
-from shardcache.origin.s3.s3_signing import BEHIND_TIER, DIRECT, SIGNED_FOR_S, Signer
 from shardcache.origin.s3.s3_uploads import Uploads
 from shardcache.origin.tier.tier_state import Route
 from shardcache.shared.credentials.aws_keys import AwsKeys
 from shardcache.shared.own_endpoint import ENDPOINT_HEADER, OWN_ENDPOINT, OWN_ENDPOINT_REMEDY
-from shardcache.telemetry.logs import SharedLogger
 from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.messages import Answer, Body, Request
 from shardcache.transport.between.parts import Parts, PartSums
 
-log = SharedLogger()
-
-_CHECKSUM_MODE = {"x-amz-checksum-mode": "ENABLED"}
-# Statuses by which a store may refuse a presigned url. The SDK then repeats the request, and its
-# answer states the reason.
-_REFUSALS = {301, 307, 308, 400, 401, 403, 404, 405}
-# After this number of refusals in a row, the SDK makes a bucket's requests for this time.
-_MAX_REFUSALS = 3
-_REFUSED_S = 60.0
-_MAX_SIGNED = 64  # number of presigned urls that are kept
-_MAX_HOSTS = 256  # number of hosts whose proxy is remembered
-
+_REFUSED_S = 60.0  # see `S3Origin`
 # Descriptions of the places where botocore finds credentials, by its names; others are not changed.
 _SOURCES = {
     "env": "AWS_ACCESS_KEY_ID in the environment",
     "explicit": "AWS_ACCESS_KEY_ID in the environment of a reader",
     "iam-role": "the instance's role",
 }
-
-T = TypeVar("T", bound=Answer | None)
 
 
 def load() -> None:
@@ -80,17 +58,6 @@ def load() -> None:
     Blocks; together with the import of this module, it takes a second.
     """
     descriptions()
-
-
-class SdkNeededError(Exception):
-    """The SDK has to make the request."""
-
-
-class RefusedError(SdkNeededError):
-    """A presigned url was refused.
-
-    The SDK then makes the same request: it succeeds, or its answer states the reason.
-    """
 
 
 class _NoneFoundError(NoCredentialsError):  # type: ignore[misc]
@@ -103,13 +70,12 @@ class _NoneFoundError(NoCredentialsError):  # type: ignore[misc]
 
 
 class S3Origin(CredentialedOrigin):
-    """Buckets with one set of options; requests are by presigned urls unless a bucket refuses them.
-
-    After three refusals in a row, the SDK makes the bucket's requests, and one read of each minute
-    tries a presigned url again.
+    """Buckets with one set of options.
 
     Args:
-        refused_s: the time between two such tries.
+        setup: the origin's setup.
+        refused_s: time for which the SDK makes the requests in a bucket that refuses presigned
+            urls, before one of them is tried again.
     """
 
     credentials_kind = AwsKeys
@@ -121,18 +87,8 @@ class S3Origin(CredentialedOrigin):
         self._sessions = SdkSessions(table, setup.max_connections, self._keys(setup))
         self._uploads = Uploads(table, setup.max_connections)
         self._verify_etag = table.verify_etag
-        signed_options = row_of(setup.protocol).signed_options or frozenset()
-        # True if presigned urls can express all options of the table.
-        self._is_plain = signed_options.issuperset(table.storage_options)
+        self._presigned = PresignedRequests(setup, refused_s)
         self._workers = setup.workers
-        new_breaker = partial(Breaker, _MAX_REFUSALS, refused_s)
-        self._breakers = defaultdict[str, Breaker](new_breaker)  # by bucket
-        self._signer = Signer(DIRECT if table.tier is None else BEHIND_TIER)
-        # Presigned urls and the times at which they were signed, by url.
-        self._signed_urls: dict[str, tuple[str, float]] = {}
-        self._signed_by_fs: Any = None  # the filesystem with these urls' credentials
-        self._proxy_of = lru_cache(_MAX_HOSTS)(proxy_of)
-        self._ca_file = lru_cache(1)(_ca_file)
 
     async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`; one HEAD."""
@@ -150,7 +106,7 @@ class S3Origin(CredentialedOrigin):
             except SdkNeededError as exn:
                 head = await head_by_sdk(fs, where)
                 is_joinable = False
-                self._record_refusal(exn, url, where["Bucket"])
+                self._presigned.record_refusal(exn, url, where["Bucket"])
             size_bytes = size_of(head.get("content-length"), url)
             return self._object(url, head, size_bytes, joinable=is_joinable)
 
@@ -187,28 +143,28 @@ class S3Origin(CredentialedOrigin):
         async with self._sessions.use(obj.url) as fs:
 
             async def sign() -> str:
-                return await self._signed_url(fs, where, obj.url)
+                return await self._presigned.url_for_get(fs, where, obj.url)
 
             async def ask(signed: str) -> Answer | None:
-                request = self._request(fs, "GET", signed, _version_headers(obj, parts))
+                request = self._presigned.request(fs, "GET", signed, _version_headers(obj, parts))
                 body = _version_body(obj, parts, held=commit is not None)
                 return await self._workers.fetch(request, body, flow, commit)
 
             try:
-                if not self._admits(bucket):
+                if not self._presigned.admits(bucket):
                     raise SdkNeededError
-                answer = await self._answer(bucket, sign, ask)
+                answer = await self._presigned.answer(bucket, sign, ask)
             except SdkNeededError as exn:
                 data = await read_by_sdk(fs, where, obj, parts, flow)
                 sums = await commit_parts(parts, data, commit)
-                self._record_refusal(exn, obj.url, bucket)
+                self._presigned.record_refusal(exn, obj.url, bucket)
                 return sums
         if answer is None:
             return None
         if answer.sums is None:
             version = answer.headers.get("etag", "").strip('"')
             raise_unusable(answer, version, obj, parts)
-        self._breakers[bucket].succeeded()
+        self._presigned.record_success(bucket)
         return answer.sums
 
     async def ask_tier(
@@ -221,9 +177,9 @@ class S3Origin(CredentialedOrigin):
         """As `Origin.ask_tier`."""
         where = object_params(obj.url)
         async with self._sessions.use(obj.url) as fs:
-            if not self._is_usable(where["Bucket"]):
+            if not self._presigned.is_usable(where["Bucket"]):
                 return None
-            signed = await self._signed_url(fs, where, obj.url)
+            signed = await self._presigned.url_for_get(fs, where, obj.url)
             headers = {**_version_headers(obj, parts), **route.headers}
             request = Request("GET", signed, headers, via=route.address)
             if flow is None:
@@ -235,9 +191,9 @@ class S3Origin(CredentialedOrigin):
         """As `Origin.permitted_lately`."""
         where = object_params(url)
         async with self._sessions.use(url) as fs:
-            if not self._is_usable(where["Bucket"]):
+            if not self._presigned.is_usable(where["Bucket"]):
                 return None
-            signed = await self._signed_url(fs, where, url)
+            signed = await self._presigned.url_for_get(fs, where, url)
             request = Request("GET", signed, route.headers, via=route.address)
             answer = await self._workers.ask(request)
         size_bytes = total_bytes(answer.headers.get("content-range"))
@@ -347,22 +303,21 @@ class S3Origin(CredentialedOrigin):
             where: bucket and key, as parameters of the SDK.
             first_bytes: number of the object's first bytes to request ahead; 0 for none.
         """
-        if not self._is_usable(where["Bucket"]):
+        if not self._presigned.is_usable(where["Bucket"]):
             raise SdkNeededError
         ahead = None
         if first_bytes:
-            signed_get = await self._signed_url(fs, where, url)
-            ahead = self._request(fs, "GET", signed_get, {}).beginning(first_bytes)
+            signed_get = await self._presigned.url_for_get(fs, where, url)
+            ahead = self._presigned.request(fs, "GET", signed_get, {}).beginning(first_bytes)
 
         async def sign() -> str:
-            params = {**where, "ChecksumMode": "ENABLED"}
-            return await self._signer.url(fs, "head_object", params, _CHECKSUM_MODE)
+            return await self._presigned.url_for_head(fs, where)
 
         async def ask(signed: str) -> Answer:
-            request = self._request(fs, "HEAD", signed, _CHECKSUM_MODE)
+            request = self._presigned.request(fs, "HEAD", signed, CHECKSUM_MODE)
             return await self._workers.ask(request, ahead)
 
-        answer = await self._answer(where["Bucket"], sign, ask)
+        answer = await self._presigned.answer(where["Bucket"], sign, ask)
         if ENDPOINT_HEADER in answer.headers:
             raise ConfigError(OWN_ENDPOINT, url=url, remedy=OWN_ENDPOINT_REMEDY)
         if answer.status >= 300:
@@ -384,85 +339,6 @@ class S3Origin(CredentialedOrigin):
             joinable=joinable,
             modified_s=modified_s(head.get("last-modified")),
         )
-
-    # Presigned urls
-
-    def _is_usable(self, bucket: str) -> bool:
-        """Return whether presigned urls work in a bucket, as far as earlier requests have shown."""
-        return self._is_plain and not self._breakers[bucket].is_open
-
-    def _admits(self, bucket: str) -> bool:
-        """Return whether to read by a presigned url now.
-
-        In a bucket that refuses presigned urls, True is returned once a minute: that read tries
-        them again.
-        """
-        return self._is_plain and self._breakers[bucket].admits(time.monotonic())
-
-    async def _answer(
-        self,
-        bucket: str,
-        sign: Callable[[], Awaitable[str]],
-        ask: Callable[[str], Awaitable[T]],
-    ) -> T:
-        """Return the answer to a presigned url, from the bucket's own region.
-
-        Raises SdkNeededError.
-
-        Args:
-            sign: returns the presigned url.
-            ask: sends the request to it.
-        """
-        for _ in range(2):  # a second time if the first answer has named another region
-            answer = await ask(await sign())
-            if answer is None or answer.status not in _REFUSALS:
-                return answer
-            self._signed_urls.clear()
-            region = answer.headers.get("x-amz-bucket-region", "")
-            has_moved = self._signer.move(bucket, region)
-            if not has_moved:
-                break
-        raise RefusedError
-
-    def _request(self, fs: Any, method: str, url: str, headers: Mapping[str, str]) -> Request:
-        """Return a request for a transport worker.
-
-        Raises SdkNeededError if the request needs a proxy that only the SDK can use.
-        """
-        scheme, host, *_ = urlsplit(url)
-        proxy = self._proxy_of(f"{scheme}://{host}")
-        if proxy is not None and not proxy.startswith("http://"):
-            raise SdkNeededError
-        return Request(method, url, headers, proxy, self._ca_file(fs))
-
-    async def _signed_url(self, fs: Any, where: dict[str, str], url: str) -> str:
-        """Return a presigned url, reused for all parts of an object during half of its validity."""
-        if fs is not self._signed_by_fs:
-            self._signed_by_fs = fs
-            self._signed_urls.clear()
-        now_s = time.monotonic()
-        signed, signed_at_s = self._signed_urls.get(url, ("", 0.0))
-        if signed and now_s - signed_at_s <= SIGNED_FOR_S / 2:
-            return signed
-
-        signed = await self._signer.url(fs, "get_object", where, {})
-        if len(self._signed_urls) >= _MAX_SIGNED:
-            self._signed_urls.clear()
-        self._signed_urls[url] = (signed, now_s)
-        return signed
-
-    def _record_refusal(self, cause: SdkNeededError, url: str, bucket: str) -> None:
-        """Count the refusal of a presigned url, after the SDK's request has succeeded.
-
-        Does nothing if the SDK made the request for another reason.
-        """
-        if not isinstance(cause, RefusedError):
-            return
-        breaker = self._breakers[bucket]
-        was_open = breaker.is_open
-        breaker.failed(time.monotonic())
-        if breaker.is_open and not was_open:
-            log.info("presigned urls refused; using the SDK for the bucket", url=url, bucket=bucket)
 
 
 def _listed_object(url: str, entry: Mapping[str, Any]) -> RemoteObject:
@@ -492,9 +368,3 @@ def _version_body(obj: RemoteObject, parts: Parts, *, held: bool) -> Body:
         "etag": (f'"{obj.version}"', obj.version),
     }
     return Body(parts, 206, expected, held=held)
-
-
-def _ca_file(fs: Any) -> str | None:
-    """Return the path of the certificates that the SDK trusts."""
-    path: str | None = fs.session.get_config_variable("ca_bundle") or get_cert_path(verify=True)
-    return path

@@ -1,0 +1,171 @@
+"""Requests to presigned urls: how they are made, and which buckets accept them.
+
+`S3Origin` sends its HEADs and GETs this way. Where it cannot, the SDK makes the request. `fs` is an
+s3fs filesystem; `where` is an object's bucket and key as parameters of the SDK.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from botocore.httpsession import get_cert_path
+
+from shardcache.access.protocols import row_of
+from shardcache.origin.base import Setup
+from shardcache.origin.breaker import Breaker
+from shardcache.origin.http.http_semantics import proxy_of
+from shardcache.origin.s3.s3_signing import BEHIND_TIER, DIRECT, SIGNED_FOR_S, Signer
+from shardcache.telemetry.logs import SharedLogger
+from shardcache.transport.between.messages import Answer, Request
+
+log = SharedLogger()
+
+CHECKSUM_MODE = {"x-amz-checksum-mode": "ENABLED"}
+"""Header of a HEAD whose answer is to have the object's checksums; part of what is signed."""
+
+# Statuses by which a store may refuse a presigned url. The SDK then repeats the request, and its
+# answer states the reason.
+_REFUSALS = {301, 307, 308, 400, 401, 403, 404, 405}
+# After this number of refusals in a row, the SDK makes a bucket's requests for a while.
+_MAX_REFUSALS = 3
+_MAX_SIGNED = 64  # number of presigned urls that are kept
+_MAX_HOSTS = 256  # number of hosts whose proxy is remembered
+
+T = TypeVar("T", bound=Answer | None)
+
+
+class SdkNeededError(Exception):
+    """The SDK has to make the request."""
+
+
+class RefusedError(SdkNeededError):
+    """A presigned url was refused.
+
+    The SDK then makes the same request: it succeeds, or its answer states the reason.
+    """
+
+
+class PresignedRequests:
+    """Presigned urls for the buckets of one origin, and the requests to them.
+
+    After three refusals in a row, a bucket's requests are left to the SDK, and one read in each
+    `refused_s` tries a presigned url again.
+
+    Args:
+        setup: the origin's setup.
+        refused_s: time between two such tries.
+    """
+
+    def __init__(self, setup: Setup, refused_s: float) -> None:
+        table = setup.table
+        signed_options = row_of(setup.protocol).signed_options or frozenset()
+        # True if presigned urls can express all options of the table.
+        self._is_plain = signed_options.issuperset(table.storage_options)
+        new_breaker = partial(Breaker, _MAX_REFUSALS, refused_s)
+        self._breakers = defaultdict[str, Breaker](new_breaker)  # by bucket
+        self._signer = Signer(DIRECT if table.tier is None else BEHIND_TIER)
+        # Presigned urls of GETs and the times at which they were signed, by url.
+        self._signed_urls: dict[str, tuple[str, float]] = {}
+        self._signed_by_fs: Any = None  # the filesystem with these urls' credentials
+        self._proxy_of = lru_cache(_MAX_HOSTS)(proxy_of)
+        self._ca_file = lru_cache(1)(_ca_file)
+
+    # Buckets that accept presigned urls
+
+    def is_usable(self, bucket: str) -> bool:
+        """Return whether presigned urls work in a bucket, as far as earlier requests have shown."""
+        return self._is_plain and not self._breakers[bucket].is_open
+
+    def admits(self, bucket: str) -> bool:
+        """Return whether to read by a presigned url now.
+
+        In a bucket that refuses presigned urls, True is returned once in each `refused_s`: that
+        read tries them again.
+        """
+        return self._is_plain and self._breakers[bucket].admits(time.monotonic())
+
+    def record_success(self, bucket: str) -> None:
+        """Record that a read by a presigned url has succeeded."""
+        self._breakers[bucket].succeeded()
+
+    def record_refusal(self, cause: SdkNeededError, url: str, bucket: str) -> None:
+        """Count the refusal of a presigned url, after the SDK's request has succeeded.
+
+        Does nothing if the SDK made the request for another reason.
+        """
+        if not isinstance(cause, RefusedError):
+            return
+        breaker = self._breakers[bucket]
+        was_open = breaker.is_open
+        breaker.failed(time.monotonic())
+        if breaker.is_open and not was_open:
+            log.info("presigned urls refused; using the SDK for the bucket", url=url, bucket=bucket)
+
+    # Urls and requests
+
+    async def url_for_get(self, fs: Any, where: dict[str, str], url: str) -> str:
+        """Return a presigned url, reused for all parts of an object during half of its validity."""
+        if fs is not self._signed_by_fs:
+            self._signed_by_fs = fs
+            self._signed_urls.clear()
+        now_s = time.monotonic()
+        signed, signed_at_s = self._signed_urls.get(url, ("", 0.0))
+        if signed and now_s - signed_at_s <= SIGNED_FOR_S / 2:
+            return signed
+
+        signed = await self._signer.url(fs, "get_object", where, {})
+        if len(self._signed_urls) >= _MAX_SIGNED:
+            self._signed_urls.clear()
+        self._signed_urls[url] = (signed, now_s)
+        return signed
+
+    async def url_for_head(self, fs: Any, where: dict[str, str]) -> str:
+        """Return a presigned url for a HEAD with the header `CHECKSUM_MODE`."""
+        params = {**where, "ChecksumMode": "ENABLED"}
+        return await self._signer.url(fs, "head_object", params, CHECKSUM_MODE)
+
+    def request(self, fs: Any, method: str, url: str, headers: Mapping[str, str]) -> Request:
+        """Return a request for a transport worker.
+
+        Raises SdkNeededError if the request needs a proxy that only the SDK can use.
+        """
+        scheme, host, *_ = urlsplit(url)
+        proxy = self._proxy_of(f"{scheme}://{host}")
+        if proxy is not None and not proxy.startswith("http://"):
+            raise SdkNeededError
+        return Request(method, url, headers, proxy, self._ca_file(fs))
+
+    async def answer(
+        self,
+        bucket: str,
+        sign: Callable[[], Awaitable[str]],
+        ask: Callable[[str], Awaitable[T]],
+    ) -> T:
+        """Return the answer to a presigned url, from the bucket's own region.
+
+        Raises SdkNeededError.
+
+        Args:
+            bucket: the bucket.
+            sign: returns the presigned url.
+            ask: sends the request to it.
+        """
+        for _ in range(2):  # a second time if the first answer has named another region
+            answer = await ask(await sign())
+            if answer is None or answer.status not in _REFUSALS:
+                return answer
+            self._signed_urls.clear()
+            region = answer.headers.get("x-amz-bucket-region", "")
+            has_moved = self._signer.move(bucket, region)
+            if not has_moved:
+                break
+        raise RefusedError
+
+
+def _ca_file(fs: Any) -> str | None:
+    """Return the path of the certificates that the SDK trusts."""
+    path: str | None = fs.session.get_config_variable("ca_bundle") or get_cert_path(verify=True)
+    return path
