@@ -50,7 +50,8 @@ from shardcache.shared.units import duration, size
 from shardcache.store.indexing.indexers import Indexers
 from shardcache.store.store import Store
 from shardcache.telemetry import logs
-from shardcache.telemetry.metrics import Bills, Counters
+from shardcache.telemetry.bills import Bills
+from shardcache.telemetry.metrics import Counters
 
 log = structlog.get_logger()
 

@@ -1,19 +1,15 @@
 """Counters and histograms of the daemon since its start.
 
 They are plain numbers, written only from the event loop, so they need no locks. The status page and
-`/metrics` show them. A bill is the bytes and requests that were fetched and read, with their cost
-if the config sets prices. The tier is a cache that the nodes of a cluster share.
+`/metrics` show them. The tier is a cache that the nodes of a cluster share.
 """
 
 import itertools
 from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from collections import Counter
+from dataclasses import dataclass, field, fields
 
-from shardcache.shared.units import size
+from shardcache.telemetry.bills import Bills
 
 # Maximum number of labels of a histogram. A site has a few origins, but the metrics page must not
 # grow without bound if a client requests urls from more and more hosts.
@@ -106,167 +102,6 @@ class Measures:
     wait: Histogram = field(default_factory=lambda: Histogram(_SHARD_S))
     given_up: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
-
-
-ChargeKind = Literal["fetched", "read"]
-"""The attribute of `Bill` to which bytes and requests are added: `fetched` or `read`."""
-
-
-@dataclass(slots=True)
-class Charge:
-    """Bytes, requests and their cost: one amount of a bill.
-
-    Attributes:
-        size_bytes: number of bytes, as stored at the origin.
-        requests: number of requests to the origin.
-        cost: cost in the currency of the prices; None if the origin has no price.
-    """
-
-    size_bytes: int = 0
-    requests: int = 0
-    cost: float | None = None
-
-    def add(self, size_bytes: int, requests: int, cost: float | None) -> None:
-        """Add bytes, requests and their cost; a cost of None adds none."""
-        self.size_bytes += size_bytes
-        self.requests += requests
-        if cost is not None:
-            self.cost = (self.cost or 0) + cost
-
-    def priced(self) -> "Charge":
-        """Return the same amount with a cost: 0 if it has none yet."""
-        return replace(self, cost=self.cost or 0)
-
-    def less(self, other: "Charge") -> "Charge":
-        """Return this amount less another; the cost is None unless both amounts have a cost."""
-        cost = None
-        if self.cost is not None and other.cost is not None:
-            cost = self.cost - other.cost
-        return Charge(self.size_bytes - other.size_bytes, self.requests - other.requests, cost)
-
-    def to_json(self, kind: str) -> dict[str, float | None]:
-        """Return the numbers under names that begin with `kind`."""
-        return {
-            f"{kind}_bytes": self.size_bytes,
-            f"{kind}_requests": self.requests,
-            f"{kind}_cost": self.cost,
-        }
-
-    def in_words(self, kind: str) -> str:
-        """Return bytes, requests and, if there is a price, the cost, in one line.
-
-        Args:
-            kind: first word of the line, such as "fetched".
-        """
-        # The number of requests that the cache saved may be negative: to read a shard counts as one
-        # request, but to fetch it may take several.
-        requests = max(0, self.requests)
-        text = f"{kind} {size(self.size_bytes)} in {requests:,} requests"
-        if self.cost is not None:
-            text += f" ({self.cost:,.2f})"
-        return text
-
-
-@dataclass(slots=True)
-class Bill:
-    """Bytes and requests fetched from origins, and bytes read.
-
-    Attributes:
-        fetched: what the daemon has fetched from origins.
-        read: what readers have read. Each shard counts as one request, as a process without a cache
-            would send it.
-    """
-
-    fetched: Charge = field(default_factory=Charge)
-    read: Charge = field(default_factory=Charge)
-
-    def add(self, kind: ChargeKind, size_bytes: int, requests: int, cost: float | None) -> None:
-        """Add to the amount that was fetched, or to the one that was read."""
-        amount = self.fetched if kind == "fetched" else self.read
-        amount.add(size_bytes, requests, cost)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the amounts fetched and read, the amount saved, and a text that states them.
-
-        Costs are None without a price. `saved_bytes` may be negative while shards are fetched that
-        no reader has read yet; the text then leaves out what was saved.
-        """
-        fetched = self.fetched
-        read = self.read
-        if fetched.cost is not None or read.cost is not None:
-            fetched = fetched.priced()
-            read = read.priced()
-        saved = read.less(fetched)
-
-        texts = [fetched.in_words("fetched"), read.in_words("read")]
-        if saved.size_bytes > 0:
-            texts.append(saved.in_words("saved"))
-        return {
-            **fetched.to_json("fetched"),
-            **read.to_json("read"),
-            **saved.to_json("saved"),
-            "text": ", ".join(texts),
-        }
-
-
-@dataclass(slots=True)
-class Bills:
-    """The bill of the node, and one for each client.
-
-    A client is whoever the daemon reads for: a job, or a user of the S3 endpoint.
-
-    Attributes:
-        cost: returns the cost of a number of bytes and of requests from a url; None if the url's
-            origin has no price.
-    """
-
-    cost: Callable[[str, int, int], float | None] = lambda _url, _bytes, _requests: None
-    # By url: the client to whom fetches from the url are charged at present.
-    _payers: dict[str, Hashable] = field(default_factory=dict, init=False)
-    # The bills by client; the node's bill is at None.
-    _by_client: defaultdict[Hashable, Bill] = field(
-        default_factory=lambda: defaultdict(Bill),
-        init=False,
-    )
-
-    @contextmanager
-    def charged(self, url: str, client: Hashable) -> Iterator[None]:
-        """Charge all fetches from a url during the block to a client."""
-        self._payers[url] = client
-        try:
-            yield
-        finally:
-            self._payers.pop(url, None)
-
-    def add_fetched(self, url: str, size_bytes: int, requests: int) -> None:
-        """Add a fetch to the bills of the node and of the client that is charged for the url."""
-        self._add("fetched", url, size_bytes, requests, self._payers.get(url))
-
-    def add_read(self, url: str, size_bytes: int, client: Hashable) -> None:
-        """Add a shard that was read to the bills of the node and of its reader's client."""
-        # Each shard counts as one request: see `Bill.read`.
-        self._add("read", url, size_bytes, 1, client)
-
-    def forget(self, client: Hashable) -> None:
-        """Forget the bill of a client."""
-        self._by_client.pop(client, None)
-
-    def to_json(self, client: Hashable = None) -> dict[str, Any]:
-        """Return the bill of a client, or of the node for None; see `Bill.to_json`."""
-        return self._by_client[client].to_json()
-
-    def _add(
-        self,
-        kind: ChargeKind,
-        url: str,
-        size_bytes: int,
-        requests: int,
-        client: Hashable,
-    ) -> None:
-        """Add to the bills of the node and of a client; a client of None means the node alone."""
-        cost = self.cost(url, size_bytes, requests)
-        for payer in {None, client}:  # None stands for the node
-            self._by_client[payer].add(kind, size_bytes, requests, cost)
 
 
 @dataclass(slots=True)
