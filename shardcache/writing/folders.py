@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from shardcache.errors import ConfigError, InputError
 from shardcache.tarindex.grouping import split_name
@@ -23,11 +23,9 @@ from shardcache.writing.merged_names import RareWords, numbers_apart
 from shardcache.writing.sample_tar import Sample, checked, tar_bytes
 from shardcache.writing.sources import (
     IDENTITY_CHARS,
-    FileFact,
     Input,
-    fact_of,
+    InputFile,
     is_left_out,
-    open_unchanged,
     unreadable,
 )
 
@@ -65,7 +63,7 @@ class FolderSource:
             for offset in offsets:
                 rows.seek(offset)
                 key, members, label = json.loads(rows.readline())
-                contents = [(extension, _content(fact)) for extension, fact in members]
+                contents = [(extension, _content(InputFile(*file))) for extension, file in members]
                 if label is not None:
                     contents.append(("cls", b"%d" % label))
                 yield checked(Sample(key, tuple(contents)))
@@ -186,28 +184,26 @@ class _Listing:
     def _add_sample(
         self,
         key: str,
-        members: list[tuple[str, FileFact]],
+        members: list[tuple[str, InputFile]],
         label: int | None,
     ) -> None:
         self.offsets.append(self._rows.tell())
-        sizes = [(extension, size_bytes) for extension, (_, size_bytes, _) in members]
+        sizes = [(extension, file.size_bytes) for extension, file in members]
         if label is not None:
             sizes.append(("cls", len(str(label))))
         self.sizes.append(tar_bytes(key, sizes))
         self._rows.write(json.dumps((key, members, label)).encode() + b"\n")
         # The digest leaves out the files' paths, so that a run can be resumed after the folder was
         # moved.
-        facts = [
-            (extension, (size_bytes, mtime_ns)) for extension, (_, size_bytes, mtime_ns) in members
-        ]
+        facts = [(extension, (file.size_bytes, file.modified_ns)) for extension, file in members]
         self.digest.update(json.dumps((key, facts, label)).encode())
 
 
 def _members_by_key(
     root: Path,
     key_at: KeySplit | None,
-) -> Iterator[tuple[str, list[tuple[str, FileFact]]]]:
-    """Yield each key of a folder's files, with the extension and the facts of each of its files.
+) -> Iterator[tuple[str, list[tuple[str, InputFile]]]]:
+    """Yield each key of a folder's files, with each of its files and the file's extension.
 
     The key is empty for files without a key. Raises ConfigError if the files of several samples
     would become one sample.
@@ -215,20 +211,20 @@ def _members_by_key(
     split = _split_at_last_dot if key_at == LAST_DOT else _split
     rare_words = RareWords()
 
-    def key_of(file: tuple[str, FileFact]) -> str:
-        path, _ = file
+    def key_of(walked: tuple[str, InputFile]) -> str:
+        path, _ = walked
         key, _ = split(path)
         return key
 
     for key, group in groupby(_walk(root, "", key_at=key_at), key=key_of):
-        files = list(group)
-        paths = [path for path, _ in files]
+        walked = list(group)
+        paths = [path for path, _ in walked]
         extensions = [extension for _, extension in map(split, paths)]
         if key:
             _check_names(key, paths, key_at, root)
             rare_words.add(dict(zip(extensions, paths, strict=True)))
-        facts = [fact for _, fact in files]
-        yield key, list(zip(extensions, facts, strict=True))
+        files = [file for _, file in walked]
+        yield key, list(zip(extensions, files, strict=True))
 
     if key_at is None:
         merged = rare_words.merged_files()
@@ -242,8 +238,8 @@ def _walk(
     ancestors: frozenset[tuple[int, int]] = frozenset(),
     *,
     key_at: KeySplit | None = None,
-) -> Iterator[tuple[str, FileFact]]:
-    """Yield the path below the root, and the facts, of every file.
+) -> Iterator[tuple[str, InputFile]]:
+    """Yield every file, with its path below the root.
 
     Files with the same key come one after another.
 
@@ -271,7 +267,7 @@ def _walk(
             if is_folder:
                 yield from _walk(folder / name, f"{prefix}{name}/", ancestors, key_at=key_at)
             else:
-                yield f"{prefix}{name}", fact_of(folder / name)
+                yield f"{prefix}{name}", InputFile.at(folder / name)
     except OSError as exn:
         raise unreadable(exn, Path(exn.filename or folder)) from exn
 
@@ -375,15 +371,14 @@ def _class_number(key: str, labels: dict[str, int], root: Path) -> int:
     return labels[folder]
 
 
-def _content(fact: Sequence[Any]) -> bytes:
-    """Return the bytes of a file. Raises InputError if the file does not match its facts."""
-    path, size_bytes, _ = fact
-    with open_unchanged(fact) as file:
-        data = file.read()
-    if len(data) != size_bytes:
+def _content(file: InputFile) -> bytes:
+    """Return the bytes of a file. Raises InputError if the file has changed."""
+    with file.open() as content:
+        data = content.read()
+    if len(data) != file.size_bytes:
         raise InputError(
             "the file became shorter while it was being read",
-            url=path,
+            url=file.path,
             remedy="run the command again",
         )
     return data

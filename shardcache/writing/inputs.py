@@ -130,22 +130,20 @@ def _dataset_input(paths: Sequence[str], options: WriteOptions) -> sources.Input
 
 def _files_input(kind: str, paths: Sequence[str], options: WriteOptions) -> sources.Input:
     """Return the input for files of the kind "parquet" or "jsonl"."""
-    facts = [sources.fact_of(Path(path)) for path in paths]
+    input_files = [sources.InputFile.at(Path(path)) for path in paths]
     # The identity has the files' names without their folders, so that a run can be resumed after
     # the files were moved.
-    identity_facts = [
-        (Path(path).name, size_bytes, mtime_ns) for path, size_bytes, mtime_ns in facts
-    ]
-    digest = hashlib.sha256(json.dumps(identity_facts).encode()).hexdigest()
+    without_folders = [file._replace(path=Path(file.path).name) for file in input_files]
+    digest = hashlib.sha256(json.dumps(without_folders).encode()).hexdigest()
     identity = digest[: sources.IDENTITY_CHARS]
-    arguments: Json = {"files": facts}
+    arguments: Json = {"files": input_files}
     if kind == "parquet":
         arguments["columns"] = dict(options.columns)
         arguments["seed"] = options.shuffle
     else:
         arguments["field"] = options.field
         arguments["pack"] = options.pack
-    return sources.Input(kind, arguments, identity, files=len(facts))
+    return sources.Input(kind, arguments, identity, files=len(input_files))
 
 
 def open_source(kind: str, arguments: Mapping[str, Any]) -> sources.Source:

@@ -15,7 +15,7 @@ from shardcache.errors import InputError, ShardError
 from shardcache.store.codecs import Codec, codec_errors
 from shardcache.tarindex.packed_lines import LINES_FOLDER
 from shardcache.writing.sample_tar import Sample, member_bytes, utf8
-from shardcache.writing.sources import open_unchanged
+from shardcache.writing.sources import InputFile
 
 _CODECS = {".gz": Codec.GZIP, ".zst": Codec.ZSTD, ".bz2": Codec.BZIP2}
 _COMPRESSIONS = ("", *_CODECS)
@@ -42,14 +42,14 @@ class JsonLines:
     decompress it once.
 
     Args:
-        files: the facts of each file, as from `sources.fact_of`.
+        files: the files, each as the values of an `InputFile`.
         field: the field whose text is the sample's member `txt`; None to write the whole line,
             unchanged, as the member `json`.
         pack: True to write members of many lines, False to write a member for each line.
     """
 
     def __init__(self, files: Sequence[Sequence[Any]], field: str | None, pack: bool) -> None:
-        self._files = files
+        self._files = [InputFile(*values) for values in files]
         self._field = field
         self._pack = pack
         # The compressed file read last: its number in `files`, and its content.
@@ -95,7 +95,7 @@ class JsonLines:
         first_file, offset, number = first
         last_file, _, last_number = last
         for file_number in range(first_file, last_file + 1):
-            path, _, _ = self._files[file_number]
+            path = self._files[file_number].path
             with self._opened(file_number, offset) as lines:
                 for line in lines:
                     yield number, line, path
@@ -107,24 +107,23 @@ class JsonLines:
     @contextmanager
     def _opened(self, file_number: int, offset: int) -> Iterator[BinaryIO]:
         """Yield a file's content, decompressed, from an offset on. Raises InputError."""
-        fact = self._files[file_number]
-        path, _, _ = fact
-        codec = _CODECS.get(Path(path).suffix.lower())
+        file = self._files[file_number]
+        codec = _CODECS.get(Path(file.path).suffix.lower())
         if codec is None:
-            with open_unchanged(fact) as lines:
+            with file.open() as lines:
                 lines.seek(offset)
                 yield lines
             return
 
         inflated = self._inflated_file(file_number, codec)
         try:
-            with codec_errors(codec, path):
+            with codec_errors(codec, file.path):
                 inflated.seek(offset)
                 yield inflated
         except ShardError as exn:
             raise InputError(
                 exn.message,
-                url=path,
+                url=file.path,
                 remedy="compress the file again, or leave it out",
             ) from exn
 
@@ -135,10 +134,9 @@ class JsonLines:
             if opened_number == file_number:
                 return inflated
             inflated.close()
-        fact = self._files[file_number]
-        path, _, _ = fact
-        open_unchanged(fact).close()  # raises if the file has changed since it was listed
-        inflated = codec.open(Path(path))
+        file = self._files[file_number]
+        file.open().close()  # raises if the file has changed since it was listed
+        inflated = codec.open(Path(file.path))
         self._inflated = file_number, inflated
         return inflated
 

@@ -24,7 +24,7 @@ from shardcache.writing.sample_tar import (
     member_bytes,
     utf8,
 )
-from shardcache.writing.sources import fact_of, unreadable
+from shardcache.writing.sources import InputFile, unreadable
 
 _KEY = "%09d"  # a sample's key is the number of its row
 _TYPICAL_NUMBER_BYTES = 8  # estimated length of an integer as text
@@ -129,7 +129,7 @@ def _file_lengths(values: pa.ChunkedArray) -> list[int | None]:
     paths = pc.struct_field(values, "path").to_pylist()
     for number, path in enumerate(paths):
         if lengths[number] is None and path:
-            _, lengths[number], _ = fact_of(Path(path))
+            lengths[number] = InputFile.at(Path(path)).size_bytes
     return lengths
 
 

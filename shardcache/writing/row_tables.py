@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from shardcache.errors import ConfigError, InputError
 from shardcache.writing.member_columns import MemberColumn, columns_of, samples, sizes
 from shardcache.writing.sample_tar import Sample
-from shardcache.writing.sources import HUB, open_unchanged
+from shardcache.writing.sources import HUB, InputFile
 
 if TYPE_CHECKING:
     import datasets
@@ -113,25 +113,25 @@ class Parquet(_RowBlocks):
         seed: int | None,
     ) -> None:
         self._wanted_columns = columns
-        # For each row group, by the numbers of its rows: the facts of its file, and the group's
-        # number in the file.
-        self._groups: dict[range, tuple[Sequence[Any], int]] = {}
+        # For each row group, by the numbers of its rows: its file, and the group's number in the
+        # file.
+        self._groups: dict[range, tuple[InputFile, int]] = {}
         number = 0
-        for fact in files:
-            with _opened(fact) as parquet:
+        for values in files:
+            file = InputFile(*values)
+            with _opened(file) as parquet:
                 for group in range(parquet.num_row_groups):
                     rows = parquet.metadata.row_group(group).num_rows
-                    self._groups[range(number, number + rows)] = fact, group
+                    self._groups[range(number, number + rows)] = file, group
                     number += rows
         super().__init__(list(self._groups), seed)
 
     def _rows(
         self, block: range, *, at_once: bool
     ) -> Iterator[tuple[list[MemberColumn], pa.Table]]:
-        fact, group = self._groups[block]
-        path, _, _ = fact
-        with _opened(fact) as parquet:
-            columns = columns_of(parquet.schema_arrow, self._wanted_columns, path)
+        file, group = self._groups[block]
+        with _opened(file) as parquet:
+            columns = columns_of(parquet.schema_arrow, self._wanted_columns, file.path)
             names = [column.name for column in columns]
             if at_once:
                 yield columns, parquet.read_row_group(group, columns=names)
@@ -141,21 +141,16 @@ class Parquet(_RowBlocks):
 
 
 @contextmanager
-def _opened(fact: Sequence[Any]) -> Iterator[pq.ParquetFile]:
-    """Open a parquet file. Raises InputError if it is not readable, or no longer matches its facts.
-
-    Args:
-        fact: the file's `FileFact`.
-    """
-    path, _, _ = fact
-    with open_unchanged(fact) as file:
+def _opened(file: InputFile) -> Iterator[pq.ParquetFile]:
+    """Open a parquet file. Raises InputError if it is not readable, or has changed."""
+    with file.open() as content:
         try:
-            with pq.ParquetFile(file) as parquet:
+            with pq.ParquetFile(content) as parquet:
                 yield parquet
         except (pa.ArrowException, OSError) as exn:
             raise InputError(
                 f"not a readable parquet file ({exn})",
-                url=path,
+                url=file.path,
                 remedy="write the file again, or leave it out",
             ) from exn
 

@@ -1,16 +1,16 @@
 """Common interface of the inputs that shards are made from, and access to their files.
 
 An `Input` describes an input in JSON, so that it can be sent to writer processes. Each process
-constructs a `Source` from it, which yields the samples. The facts of a file are its path, size and
-modification time; they tell later whether the file has changed.
+constructs a `Source` from it, which yields the samples. An `InputFile` has the size and the
+modification time of a file, which tell later whether the file has changed.
 """
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol, Self
 
 from shardcache.errors import InputError
 from shardcache.shared.protocol import Json
@@ -23,12 +23,6 @@ HUB = "hf:"
 
 Position = Any
 """A place in the input, as a JSON value; a tuple arrives in another process as a list."""
-
-FileFact = tuple[str, int, int]
-"""A file of the input: its path, size in bytes and modification time in nanoseconds.
-
-If the size or the time differs later, the file has changed.
-"""
 
 IDENTITY_CHARS = 16
 """Length of an input's `identity` if that is the beginning of a digest."""
@@ -76,37 +70,52 @@ class Input:
     classes: tuple[str, ...] = ()
 
 
-def fact_of(path: Path) -> FileFact:
-    """Return the facts of a regular file. Raises InputError for anything else."""
-    try:
-        status = path.stat()
-    except OSError as exn:
-        raise unreadable(exn, path) from exn
-    if not stat.S_ISREG(status.st_mode):
-        raise InputError(
-            "it is a pipe, socket or device, not a regular file",
-            url=str(path),
-            remedy="write its content to a file, or remove it from the folder",
-        )
-    return str(path), status.st_size, status.st_mtime_ns
+class InputFile(NamedTuple):
+    """A file of the input, as it was when the input was listed.
 
+    In JSON, it is a list of the three values.
 
-def open_unchanged(fact: Sequence[Any]) -> BinaryIO:
-    """Open a file of the input. Raises InputError if it has changed since `fact_of` was called."""
-    path, size_bytes, mtime_ns = fact
-    try:
-        file = open(path, "rb", buffering=1024**2)  # noqa: SIM115  # the caller closes it
-    except OSError as exn:
-        raise unreadable(exn, Path(path)) from exn
-    status = os.fstat(file.fileno())
-    if (status.st_size, status.st_mtime_ns) != (size_bytes, mtime_ns):
-        file.close()
-        raise InputError(
-            "the file changed while shards were being written from it",
-            url=path,
-            remedy="wait until nothing writes to it; then empty the destination, and start again",
-        )
-    return file
+    Attributes:
+        path: path of the file.
+        size_bytes: size of the file.
+        modified_ns: modification time of the file, in nanoseconds.
+    """
+
+    path: str
+    size_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def at(cls, path: Path) -> Self:
+        """Look at a regular file. Raises InputError for anything else."""
+        try:
+            status = path.stat()
+        except OSError as exn:
+            raise unreadable(exn, path) from exn
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(
+                "it is a pipe, socket or device, not a regular file",
+                url=str(path),
+                remedy="write its content to a file, or remove it from the folder",
+            )
+        return cls(str(path), status.st_size, status.st_mtime_ns)
+
+    def open(self) -> BinaryIO:
+        """Open the file. Raises InputError if it has changed since it was listed."""
+        try:
+            file = open(self.path, "rb", buffering=1024**2)  # noqa: SIM115  # the caller closes it
+        except OSError as exn:
+            raise unreadable(exn, Path(self.path)) from exn
+        status = os.fstat(file.fileno())
+        if (status.st_size, status.st_mtime_ns) != (self.size_bytes, self.modified_ns):
+            file.close()
+            raise InputError(
+                "the file changed while shards were being written from it",
+                url=self.path,
+                remedy="wait until nothing writes to it; then empty the destination, and start "
+                "again",
+            )
+        return file
 
 
 def missing(path: Path) -> InputError:
