@@ -16,9 +16,9 @@ from shardcache.errors import ConfigError
 from shardcache_client.arguments import values as arguments
 from shardcache_client.arguments.other_words import OTHER_WORDS
 from shardcache_client.arguments.values import T_co, U
-from shardcache_client.order.dealing.assignment import Assignment
 from shardcache_client.order.dealing.deal import SpanDeal
-from shardcache_client.order.mixture import MixedSource, MixtureAssignment, weights_of
+from shardcache_client.order.dealing.deal_options import DealOptions
+from shardcache_client.order.mixture import MixedSource, MixtureOptions, weights_of
 from shardcache_client.order.shards.choices import Choices
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.order.sources.layouts import Grouping
@@ -147,7 +147,7 @@ def _assignment(
     weights: Weights | None,
     samples_per_epoch: int | None,
     batches: Grouping,
-) -> MixtureAssignment:
+) -> MixtureOptions:
     """Return the options of the order in which a mixture's samples come.
 
     Args:
@@ -158,9 +158,9 @@ def _assignment(
     """
     sources = tuple(_mixed(name, source.samples) for name, source in parts.items())
     samples = samples_per_epoch or sum(source.samples for source in sources)
-    first = next(iter(parts.values())).samples.dealing
+    first = next(iter(parts.values())).samples.deal_options
     _check_batches(batches, first)
-    return MixtureAssignment(
+    return MixtureOptions(
         shuffle=None,  # each source has its own shuffle
         even=first.even,
         batch_size=first.batch_size,
@@ -173,17 +173,17 @@ def _assignment(
     )
 
 
-def _check_batches(batches: Grouping, dealing: Assignment) -> None:
+def _check_batches(batches: Grouping, deal_options: DealOptions) -> None:
     """Raise ConfigError if batches cannot be of one source."""
     if batches == "mixed":
         return
-    if dealing.even is None:
+    if deal_options.even is None:
         raise ConfigError(
             f"batches={batches!r} gives every rank whole batches, but with even=None "
             "some ranks get fewer samples",
             remedy='give the sources even="pad" or "drop"',
         )
-    if batches == "rank-source" and dealing.global_batch_size is not None:
+    if batches == "rank-source" and deal_options.global_batch_size is not None:
         raise ConfigError(
             'batches="rank-source" depends on the ranks, and global batches do not',
             remedy='write batches="source", whose global batches are of one source each',
@@ -192,7 +192,8 @@ def _check_batches(batches: Grouping, dealing: Assignment) -> None:
 
 def _mixed(name: str, samples: DealtSamples) -> MixedSource:
     """Return a dataset's samples as a source of a mixture, which keeps the dataset's order."""
-    return MixedSource(name, samples.manifest, samples.dealing.shuffle, samples.dealing.unit)
+    options = samples.deal_options
+    return MixedSource(name, samples.manifest, options.shuffle, options.unit)
 
 
 def _pipeline(parts: Mapping[str, DatasetParts]) -> PipelineBySource:
@@ -242,8 +243,8 @@ def _first_of_alike(sources: Mapping[str, DatasetParts]) -> DatasetParts:
 def _check_mixable(name: str, parts: DatasetParts) -> None:
     """Raise ConfigError if a source cannot be mixed."""
     manifest = parts.manifest
-    dealing = parts.samples.dealing
-    if isinstance(dealing, MixtureAssignment):
+    deal_options = parts.samples.deal_options
+    if isinstance(deal_options, MixtureOptions):
         raise ConfigError(
             f"source {name!r} is a mixture itself", remedy="give all sources to one mixture"
         )
@@ -256,7 +257,7 @@ def _check_mixable(name: str, parts: DatasetParts) -> None:
         raise manifest.uncounted_error(f"source {name!r} cannot be mixed")
     if not manifest.samples:
         raise ConfigError(f"the shards of source {name!r} contain no samples")
-    if dealing.samples_per_epoch is not None:
+    if deal_options.samples_per_epoch is not None:
         raise ConfigError(
             f"source {name!r} has samples_per_epoch", remedy="give it to the Mixture instead"
         )

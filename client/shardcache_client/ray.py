@@ -38,7 +38,7 @@ from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.daemon.session import resolve
 from shardcache_client.daemon.session_pool import SessionPool
 from shardcache_client.handlers import Handler, reraise
-from shardcache_client.order.dealing.assignment import Assignment
+from shardcache_client.order.dealing.deal_options import DealOptions
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.order.topology import Topology
 from shardcache_client.position.progress import Progress
@@ -259,7 +259,7 @@ def _read_tables(
     )
     # This reader reads whole shards, and every sample once (even=None): no other reader has to keep
     # in step with it, and a skipped sample is not replaced.
-    deal = Assignment(even=None).deal(manifest, counted=False)
+    deal = DealOptions(even=None).deal(manifest, counted=False)
     reader = ReaderSessions(sessions, ReaderIdentity(job_name()))
     reading = Reading(deal, SampleForm(manifest), Pipeline(), reader, on_error, epochs=1)
     chunks = RankChunks(reading, Resume(Progress()), Topology(), size=1)

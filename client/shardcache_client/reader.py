@@ -26,7 +26,7 @@ from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.handlers import ANY_HANDLER, Handler, handler_of, reraise
 from shardcache_client.indexed import IndexedShards
-from shardcache_client.order.dealing.assignment import Assignment
+from shardcache_client.order.dealing.deal_options import DealOptions
 from shardcache_client.order.sequences.partition import Even
 from shardcache_client.order.shards.choices import Choices
 from shardcache_client.order.shards.manifest import Manifest
@@ -132,7 +132,7 @@ class ShardReader(Selecting, Generic[T_co]):
         if shuffle == "global":
             check_permuted(shuffle_window, canonical_nodes, global_batch_size, tokens, zero_copy)
         shuffling = shuffle_of(shuffle, shuffle_window, canonical_nodes)
-        dealing = Assignment(
+        deal_options = DealOptions(
             shuffle=shuffling,
             even=even,
             batch_size=batch_size,
@@ -149,7 +149,7 @@ class ShardReader(Selecting, Generic[T_co]):
         source = ShardSource(patterns, choice, job or job_name(), timeout_s, is_partial)
         ranks = given_ranks(mesh, rank, world_size)
         group = self._runtime.rank_group(ranks, source.urls, timeout_s)
-        samples = deal_samples(source.manifest(group, tokens), dealing, seed, group)
+        samples = deal_samples(source.manifest(group, tokens), deal_options, seed, group)
         parts = replace(
             source.parts(samples, group),
             pipeline=pipeline,
@@ -157,7 +157,7 @@ class ShardReader(Selecting, Generic[T_co]):
             epochs=epochs,
             handover=_handover(zero_copy),
         )
-        self.epoch_reader = EpochReader(with_ranges(parts, dealing), self._runtime)
+        self.epoch_reader = EpochReader(with_ranges(parts, deal_options), self._runtime)
 
     def __repr__(self) -> str:
         return (

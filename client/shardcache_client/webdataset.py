@@ -31,7 +31,7 @@ from shardcache_client.arguments.values import (
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.handlers import Handler, reraise
 from shardcache_client.loading.torch_runtime import TorchRuntime
-from shardcache_client.order.dealing.assignment import Assignment
+from shardcache_client.order.dealing.deal_options import DealOptions
 from shardcache_client.parts.dataset_arguments import ARGUMENTS
 from shardcache_client.ranks.group import Epochs, RankGroup
 from shardcache_client.samples.slicing import Sample
@@ -249,7 +249,7 @@ class _EndlessRuntime(TorchRuntime):
     An endless stream has no epochs on which ranks would have to agree.
     """
 
-    def epochs(self, group: RankGroup, dealing: Assignment) -> Epochs:
+    def epochs(self, group: RankGroup, deal_options: DealOptions) -> Epochs:
         """Return the count of rounds of this rank alone."""
         return Epochs()
 

@@ -10,7 +10,7 @@ A turn is then a whole batch of one span. If all spans have the same source at e
 the batches of all spans at this step. The samples that a source has beyond its last whole batch
 come first in the next epoch.
 
-`MixtureAssignment` has the options of a mixture and makes its `MixtureDeal`. `sources.quotas` says
+`MixtureOptions` has the options of a mixture and makes its `MixtureDeal`. `sources.quotas` says
 how many turns each source has in an epoch, and `sources.courses` which of its samples come. A
 change of a mixture's sources or weights in mid-epoch is in `sources.changes`.
 """
@@ -22,8 +22,8 @@ from itertools import accumulate
 from typing import Self
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.dealing.assignment import Assignment, digest
 from shardcache_client.order.dealing.deal import Deal, SpanDeal, Spare
+from shardcache_client.order.dealing.deal_options import DealOptions, digest
 from shardcache_client.order.sequences.lanes import Chained, Interleaved, Lane, Share
 from shardcache_client.order.sequences.partition import Even
 from shardcache_client.order.sequences.permutations import Shuffle, window_of
@@ -55,7 +55,7 @@ class MixedSource:
         name: name of the source.
         manifest: the shards of the source.
         shuffle: None to read in the order of the shards.
-        unit: description of samples that are not the tars' own; see `Assignment`.
+        unit: description of samples that are not the tars' own; see `DealOptions`.
     """
 
     name: str
@@ -365,10 +365,10 @@ class MixtureDeal(SpanDeal):
 
 
 @dataclass(frozen=True, slots=True)
-class MixtureAssignment(Assignment):
+class MixtureOptions(DealOptions):
     """Options of a mixture for its deal.
 
-    Of the options of an `Assignment`, `shuffle` is unused, as each source has its own, and
+    Of the options in `DealOptions`, `shuffle` is unused, as each source has its own, and
     `samples_per_epoch` is always set.
 
     Attributes:
@@ -385,40 +385,40 @@ class MixtureAssignment(Assignment):
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """Names of the sources; see `Assignment`."""
+        """Names of the sources; see `DealOptions`."""
         return tuple(source.name for source in self.sources)
 
     @property
     def change(self) -> Change | None:
-        """The latest change of the mixture; see `Assignment`."""
+        """The latest change of the mixture; see `DealOptions`."""
         return self.changed
 
     def reseeded(self, seeds: Mapping[str, int]) -> Self:
-        """Return these options with other seeds; see `Assignment`."""
+        """Return these options with other seeds; see `DealOptions`."""
         return replace(self, sources=tuple(each.reseeded(seeds) for each in self.sources))
 
     def after(self, change: Change | None) -> Self:
-        """Return these options after a change of the mixture; see `Assignment`."""
+        """Return these options after a change of the mixture; see `DealOptions`."""
         if change == self.changed:
             return self
         return replace(self, changed=change)
 
     @property
     def fixes_batch_size(self) -> bool:
-        """True if the batch size determines which samples come together; see `Assignment`."""
+        """True if the batch size determines which samples come together; see `DealOptions`."""
         return self.has_source_batches or self.global_batch_size is not None
 
     @property
     def has_source_batches(self) -> bool:
-        """True if each batch is of one source; see `Assignment`."""
+        """True if each batch is of one source; see `DealOptions`."""
         return self.grouping != "mixed"
 
-    def options(self) -> dict[str, object]:
-        """Return the options that must be the same on all ranks; see `Assignment`."""
+    def common_options(self) -> dict[str, object]:
+        """Return the options that must be the same on all ranks; see `DealOptions`."""
         loaded = None
         if self.changed is not None:
             loaded = f"changed in epoch {self.changed.epoch}: {digest(repr(self.changed))}"
-        return Assignment.options(self) | {
+        return DealOptions.common_options(self) | {
             "sources": {source.name: source.shuffle for source in self.sources},
             "weights": {epoch: list(map(float, each)) for epoch, each in self.weights.steps},
             "batches": self.grouping,
@@ -439,7 +439,7 @@ class MixtureAssignment(Assignment):
         return GlobalBatches(size, self.spans, drop=self.even == "drop")
 
     def deal(self, manifest: Manifest, *, counted: bool | None = None) -> Deal:
-        """Return the deal of the mixture; see `Assignment`."""
+        """Return the deal of the mixture; see `DealOptions`."""
         form = self.global_batches
         batch_size = self.batch_size
         if form is not None:
@@ -458,7 +458,7 @@ class MixtureAssignment(Assignment):
         return self._in_global_batches(deal)
 
     def identities(self, manifest: Manifest) -> dict[bool, str]:
-        """Return the identifier of mixtures with the same sources; see `Assignment`.
+        """Return the identifier of mixtures with the same sources; see `DealOptions`.
 
         The identifier is under True, since samples are always counted. It does not depend on the
         number of samples that an epoch takes of each source: the states themselves have that.

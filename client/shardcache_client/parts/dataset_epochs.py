@@ -23,9 +23,9 @@ from shardcache_client.batches.staged_epoch import StagedForm
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.handlers import reraise
-from shardcache_client.order.dealing.assignment import check_even
 from shardcache_client.order.dealing.deal import Deal, SpanDeal
-from shardcache_client.order.mixture import MixtureAssignment
+from shardcache_client.order.dealing.deal_options import check_even
+from shardcache_client.order.mixture import MixtureOptions
 from shardcache_client.order.sequences.partition import Partition
 from shardcache_client.order.topology import Topology
 from shardcache_client.parts.dataset_parts import DatasetParts
@@ -68,7 +68,7 @@ class DatasetEpochs:
         # 1. Samples are not dealt, so counts are not used; or all ranks must have the counts, or
         # there is no other rank.
         is_selection = samples.manifest.choices is not None
-        needs_counts = samples.dealing.needs_counts or is_selection
+        needs_counts = samples.deal_options.needs_counts or is_selection
         if not samples.deal.counted or needs_counts or group.alone:
             return samples.deal.for_ranks(group.ranks.world_size)
 
@@ -116,16 +116,17 @@ class DatasetEpochs:
         group.refuse_resharding()
         topology = group.topology()
         deal = self.deal
-        check_even(deal, topology, samples.dealing.even)
+        check_even(deal, topology, samples.deal_options.even)
         self._check_filters(topology)
         group.compare(samples.manifest, counted=deal.counted)
-        group.compare_options(samples.dealing.options())
+        group.compare_options(samples.deal_options.common_options())
         self._runtime.prepare(self._parts.handover)
 
     def _check_filters(self, topology: Topology) -> None:
         """Raise ConfigError if a filter or stage cannot be combined with the other options."""
         parts = self._parts
-        if parts.samples.dealing.has_source_batches and (parts.pipeline.filters or parts.stage):
+        is_regrouped = bool(parts.pipeline.filters or parts.stage)
+        if parts.samples.deal_options.has_source_batches and is_regrouped:
             raise ConfigError(
                 "batches of one source have fixed samples, and this mixture is filtered, or "
                 "yields groups of them",
@@ -139,7 +140,7 @@ class DatasetEpochs:
                 remedy="omit global_batch_size; or filter when shards are written",
             )
         is_made_equal = parts.stage is not None
-        needs_equal = topology.world_size > 1 and parts.samples.dealing.even is not None
+        needs_equal = topology.world_size > 1 and parts.samples.deal_options.even is not None
         if needs_equal and not is_made_equal:
             raise ConfigError(
                 f"a filter gives {topology.world_size} ranks different numbers of samples, and "
@@ -156,8 +157,8 @@ class DatasetEpochs:
         """
         samples = self._parts.samples
         saved = states[0]
-        if isinstance(samples.dealing, MixtureAssignment):
-            return self._states_of_mixture(states, samples.dealing)
+        if isinstance(samples.deal_options, MixtureOptions):
+            return self._states_of_mixture(states, samples.deal_options)
         if saved.dataset != samples.identifiers.get(saved.counted):
             raise ConfigError(
                 "the state is from another dataset, or the numbers of samples in its shards have "
@@ -168,11 +169,11 @@ class DatasetEpochs:
         return states
 
     def _states_of_mixture(
-        self, states: Sequence[Saved], dealing: MixtureAssignment
+        self, states: Sequence[Saved], deal_options: MixtureOptions
     ) -> Sequence[Saved]:
         """Return the states from which a mixture reads on; see `states_to_read`."""
         ranks = self._parts.group.ranks
-        load = MixtureLoad(states, dealing, self._parts.manifest, ranks.world_size)
+        load = MixtureLoad(states, deal_options, self._parts.manifest, ranks.world_size)
         if load.is_same:
             return states
         if self._runtime.in_worker:
@@ -288,7 +289,7 @@ class DatasetEpochs:
         rank, world_size = state.rank
         if world_size != topology.world_size:
             return False
-        ranks_are_in_step = self._parts.samples.dealing.even is not None
+        ranks_are_in_step = self._parts.samples.deal_options.even is not None
         if rank != topology.rank and not ranks_are_in_step:
             return False
         return (state.part.worker, state.part.workers) == (topology.worker, topology.workers)
@@ -357,11 +358,11 @@ class DatasetEpochs:
 
     def quota(self, reader: Topology, deal: Deal) -> int | None:
         """Return the number of samples that a reader gets; None for all samples of its share."""
-        dealing = self._parts.samples.dealing
-        if deal.counted or dealing.samples_per_epoch is None:
+        deal_options = self._parts.samples.deal_options
+        if deal.counted or deal_options.samples_per_epoch is None:
             return None
-        partition = Partition(reader.world_size, dealing.even)
-        of_rank = partition.size(dealing.samples_per_epoch, reader.rank)
+        partition = Partition(reader.world_size, deal_options.even)
+        of_rank = partition.size(deal_options.samples_per_epoch, reader.rank)
         return samples_of_worker(of_rank, self._parts.batch_size, reader.worker, reader.workers)
 
     # States

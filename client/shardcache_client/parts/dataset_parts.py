@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Self
 from shardcache.errors import ConfigError
 from shardcache_client.daemon.session_pool import SessionPool
 from shardcache_client.handlers import Handler, reraise
-from shardcache_client.order.dealing.assignment import Assignment
 from shardcache_client.order.dealing.deal import Deal
+from shardcache_client.order.dealing.deal_options import DealOptions
 from shardcache_client.order.shards.choices import Choices
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.position.mixture_state import Terms
@@ -34,7 +34,7 @@ class DealtSamples:
 
     Attributes:
         manifest: the shards that have the samples.
-        dealing: the options of the order.
+        deal_options: the options of the order.
         deal: division of the samples, or of the shards if these are not counted.
         identifiers: identifiers of the dataset in states: under True in states of counted samples,
             under False in states of uncounted shards.
@@ -43,7 +43,7 @@ class DealtSamples:
     """
 
     manifest: Manifest
-    dealing: Assignment
+    deal_options: DealOptions
     deal: Deal
     identifiers: Mapping[bool, str]
     seed: int
@@ -53,7 +53,7 @@ class DealtSamples:
     def of(
         cls,
         manifest: Manifest,
-        dealing: Assignment,
+        deal_options: DealOptions,
         seed: int = 0,
         drawn_seeds: Mapping[str, int] | None = None,
     ) -> Self:
@@ -61,29 +61,35 @@ class DealtSamples:
 
         Args:
             manifest: the shards.
-            dealing: the options of the order.
+            deal_options: the options of the order.
             seed: the seed that the user gave, or that was drawn at random.
             drawn_seeds: seeds that were drawn at random, by source; None for none.
         """
-        deal = dealing.deal(manifest)
-        return cls(manifest, dealing, deal, dealing.identities(manifest), seed, drawn_seeds or {})
+        return cls(
+            manifest,
+            deal_options,
+            deal=deal_options.deal(manifest),
+            identifiers=deal_options.identities(manifest),
+            seed=seed,
+            drawn_seeds=drawn_seeds or {},
+        )
 
     def selected(self, choices: Choices) -> Self:
         """Return only the chosen samples. Raises ConfigError if there are none."""
         manifest = self.manifest.select(choices)
         if not manifest.samples:
             raise ConfigError("no sample is selected", remedy="select at least one")
-        return self.of(manifest, self.dealing, self.seed, self.drawn_seeds)
+        return self.of(manifest, self.deal_options, self.seed, self.drawn_seeds)
 
     def in_batches_of(self, size: int) -> Self:
         """Return the same samples, for batches of another size."""
-        dealing = replace(self.dealing, batch_size=size)
-        return replace(self, dealing=dealing, deal=dealing.deal(self.manifest))
+        deal_options = replace(self.deal_options, batch_size=size)
+        return replace(self, deal_options=deal_options, deal=deal_options.deal(self.manifest))
 
     @property
     def terms(self) -> Terms:
         """The terms of this run; see `Terms`."""
-        return Terms(self.drawn_seeds, self.dealing.change)
+        return Terms(self.drawn_seeds, self.deal_options.change)
 
     def on_terms(self, terms: Terms) -> Self:
         """Return the same samples in the order of another run.
@@ -94,8 +100,8 @@ class DealtSamples:
         seeds = self._seeds(terms.seeds)
         if Terms(seeds, terms.change) == self.terms:
             return self
-        dealing = self.dealing.reseeded(seeds).after(terms.change)
-        return self.of(self.manifest, dealing, seeds.get("", self.seed), seeds)
+        deal_options = self.deal_options.reseeded(seeds).after(terms.change)
+        return self.of(self.manifest, deal_options, seeds.get("", self.seed), seeds)
 
     def _seeds(self, drawn: Mapping[str, int]) -> Mapping[str, int]:
         """Return the drawn seeds by source, with another run's seeds in place of this run's.
@@ -106,7 +112,7 @@ class DealtSamples:
             drawn: seeds that the other run has drawn, by source.
         """
         own = {name: drawn.get(name, seed) for name, seed in self.drawn_seeds.items()}
-        names = self.dealing.source_names
+        names = self.deal_options.source_names
         return own | {name: seed for name, seed in drawn.items() if name not in names}
 
     def deal_of(self, *, counted: bool) -> Deal:
@@ -116,23 +122,23 @@ class DealtSamples:
         """
         if counted == self.deal.counted:
             return self.deal
-        return self.dealing.deal(self.manifest, counted=counted)
+        return self.deal_options.deal(self.manifest, counted=counted)
 
     def uneven_deal(self, deal: Deal) -> Deal:
         """Return a deal that gives each sample or shard once, so ranks may get unequal numbers."""
         if deal.counted == self.deal.counted:
             return self._uneven
-        return self._uneven_dealing.deal(self.manifest, counted=deal.counted)
+        return self._uneven_options.deal(self.manifest, counted=deal.counted)
 
     @cached_property
     def _uneven(self) -> Deal:
         """The result of `uneven_deal` for a deal of the same kind as `deal`; it is kept."""
-        return self._uneven_dealing.deal(self.manifest, counted=self.deal.counted)
+        return self._uneven_options.deal(self.manifest, counted=self.deal.counted)
 
     @property
-    def _uneven_dealing(self) -> Assignment:
+    def _uneven_options(self) -> DealOptions:
         """The options without padding, dropping and global batches."""
-        return replace(self.dealing, even=None, global_batch_size=None)
+        return replace(self.deal_options, even=None, global_batch_size=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,13 +181,13 @@ class DatasetParts:
 
     @property
     def fixes_batch_size(self) -> bool:
-        """True if the batch size determines which samples come together; see `Assignment`."""
-        return self.samples.dealing.fixes_batch_size
+        """True if the batch size determines which samples come together; see `DealOptions`."""
+        return self.samples.deal_options.fixes_batch_size
 
     @property
     def has_global_batches(self) -> bool:
         """True if the dataset has global batches: see `ElasticDeal`."""
-        return self.samples.dealing.global_batch_size is not None
+        return self.samples.deal_options.global_batch_size is not None
 
     @property
     def batch_size(self) -> int:
@@ -189,20 +195,20 @@ class DatasetParts:
 
         Raises ConfigError if ranks cannot have equal parts of a global batch.
         """
-        return self.samples.dealing.batch_size_of(self.group.ranks.world_size)
+        return self.samples.deal_options.batch_size_of(self.group.ranks.world_size)
 
     def shared_options(self) -> dict[str, object]:
         """Return the options that must be equal for all sources of a mixture, by argument."""
-        dealing = self.samples.dealing
+        deal_options = self.samples.deal_options
         zero_copy: object = None
         if self.handover is not None:
             zero_copy = self.handover.extensions or "all"
         return {
             "rank and world_size, or in mesh": self.group.named_ranks,
-            "batch_size": dealing.batch_size,
-            "global_batch_size": dealing.global_batch_size,
-            "canonical_nodes": dealing.spans if self.has_global_batches else None,
-            "even": dealing.even,
+            "batch_size": deal_options.batch_size,
+            "global_batch_size": deal_options.global_batch_size,
+            "canonical_nodes": deal_options.spans if self.has_global_batches else None,
+            "even": deal_options.even,
             "epochs": self.epochs,
             "on_error": self.on_error,
             "job": self.job,

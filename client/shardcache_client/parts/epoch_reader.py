@@ -42,7 +42,7 @@ class EpochReader:
     """
 
     def __init__(self, parts: DatasetParts, runtime: Runtime) -> None:
-        epochs = runtime.epochs(parts.group, parts.samples.dealing)
+        epochs = runtime.epochs(parts.group, parts.samples.deal_options)
         self.parts = parts
         self.bookmark = Bookmark(runtime.counter(), epochs)
         self._runtime = runtime

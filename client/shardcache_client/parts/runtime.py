@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardcache_client.order.dealing.assignment import Assignment
+from shardcache_client.order.dealing.deal_options import DealOptions
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.order.topology import Topology
 from shardcache_client.position.iterations import Iteration
@@ -39,12 +39,12 @@ class Runtime:
         """
         return RankGroup(named_ranks)
 
-    def epochs(self, group: RankGroup, dealing: Assignment) -> Epochs:
+    def epochs(self, group: RankGroup, deal_options: DealOptions) -> Epochs:
         """Return the count of epochs on which a dataset's ranks agree, or this rank's own count."""
-        if dealing.even is None:
+        if deal_options.even is None:
             # Ranks may have different numbers of samples, and so may read different epochs.
             return Epochs()
-        return group.epochs(dealing.batches())
+        return group.epochs(deal_options.common_batch_options())
 
     def counter(self) -> EpochCounter:
         """Return a count of epochs that this process shares with its workers."""

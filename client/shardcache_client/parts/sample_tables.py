@@ -13,7 +13,7 @@ from dataclasses import replace
 from shardcache.errors import ConfigError, NotFoundError
 from shardcache.shared.urls.url_names import beside_index, is_index
 from shardcache.tarindex.contents import SUFFIX, IndexEntry, Row, entries_of
-from shardcache_client.order.dealing.assignment import Assignment
+from shardcache_client.order.dealing.deal_options import DealOptions
 from shardcache_client.order.shards.choices import Choices, Marked
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.order.topology import Topology
@@ -57,7 +57,7 @@ def _reader_of_tables(parts: DatasetParts) -> EpochReader:
     daemon, patience, partial_reads = parts.sessions.settings
     source = ShardSource(tables_of(parts.urls), daemon, parts.job, patience.limit_s, partial_reads)
     group = RankGroup(Topology())
-    samples = DealtSamples.of(source.manifest(group), Assignment())
+    samples = DealtSamples.of(source.manifest(group), DealOptions())
     # All members are read (None), and a row without its member is an error.
     pipeline = Pipeline.of(row_of, None, "error")
     reader = EpochReader(

@@ -15,7 +15,7 @@ from typing import Literal
 from shardcache.errors import ConfigError
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.reader_sessions import ReaderSessions
-from shardcache_client.order.dealing.assignment import Assignment
+from shardcache_client.order.dealing.deal_options import DealOptions
 from shardcache_client.order.sequences.permutations import Shuffle
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.parts.dataset_parts import DatasetParts, DealtSamples
@@ -83,12 +83,12 @@ def check_permuted(
         )
 
 
-def with_ranges(parts: DatasetParts, dealing: Assignment) -> DatasetParts:
+def with_ranges(parts: DatasetParts, deal_options: DealOptions) -> DatasetParts:
     """Return the parts with the ranges of all samples, if their order needs these.
 
     Raises ConfigError if there can be no table of them.
     """
-    if not dealing.is_global:
+    if not deal_options.is_global:
         return parts
     return replace(parts, scattered=_ranges_of(parts))
 
@@ -115,20 +115,20 @@ def _ranges_of(parts: DatasetParts) -> ScatteredRanges:
 
 
 def deal_samples(
-    manifest: Manifest, dealing: Assignment, seed: int | None, group: RankGroup
+    manifest: Manifest, deal_options: DealOptions, seed: int | None, group: RankGroup
 ) -> DealtSamples:
     """Deal the samples in the order of a seed.
 
     Args:
         manifest: the shards.
-        dealing: the options of the order.
+        deal_options: the options of the order.
         seed: the seed; None to draw a random one, which is the same on all ranks.
         group: the ranks.
     """
     # Seeds are given by name of a mixture's source. A dataset that is not a mixture has the
     # name "".
     if seed is not None:
-        return DealtSamples.of(manifest, dealing.reseeded({"": seed}), seed)
+        return DealtSamples.of(manifest, deal_options.reseeded({"": seed}), seed)
 
     drawn = group.draw_seed()
     if group.ranks.rank == 0:
@@ -138,4 +138,4 @@ def deal_samples(
             drawn,
         )
     seeds = {"": drawn}
-    return DealtSamples.of(manifest, dealing.reseeded(seeds), drawn, seeds)
+    return DealtSamples.of(manifest, deal_options.reseeded(seeds), drawn, seeds)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from shardcache.errors import ConfigError
 from shardcache_client.order.dealing.deal import SampleDeal, SpanDeal
 from shardcache_client.order.dealing.elastic_deal import ElasticDeal
-from shardcache_client.order.mixture import MixtureAssignment
+from shardcache_client.order.mixture import MixtureOptions
 from shardcache_client.order.sequences.partition import Even
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.order.sources.changes import Change, MixtureState
@@ -29,7 +29,7 @@ class MixtureLoad:
 
     Args:
         states: the states, all of one moment.
-        dealing: the options of the mixture as it is now.
+        deal_options: the options of the mixture as it is now.
         manifest: the shards of all its sources.
         ranks: number of ranks that read on.
 
@@ -42,7 +42,7 @@ class MixtureLoad:
     def __init__(
         self,
         states: Sequence[Saved],
-        dealing: MixtureAssignment,
+        deal_options: MixtureOptions,
         manifest: Manifest,
         ranks: int,
     ) -> None:
@@ -50,12 +50,12 @@ class MixtureLoad:
         if first.mixture is None:
             raise _another_dataset()
         self._states = states
-        self._dealing = dealing.after(first.mixture.change)
+        self._deal_options = deal_options.after(first.mixture.change)
         self._manifest = manifest
         self._ranks = ranks
-        self._dataset = dealing.identities(manifest)[True]
+        self._dataset = deal_options.identities(manifest)[True]
 
-        current = self._mixture(self._dealing, first.epoch)
+        current = self._mixture(self._deal_options, first.epoch)
         is_of_same_sources = first.dataset == self._dataset
         self._saved = _identified(first.mixture, current) if is_of_same_sources else first.mixture
         self.is_same = is_of_same_sources and _is_same(self._saved, current)
@@ -73,21 +73,21 @@ class MixtureLoad:
 
         Raises ConfigError if the positions of all readers cannot be derived.
         """
-        dealing = self._dealing
+        deal_options = self._deal_options
         change = change_of(
             self._states,
             self._saved,
-            dealing.even,
-            dealing.global_batches,
+            deal_options.even,
+            deal_options.global_batches,
             keeps_epoch=keeps_epoch,
         )
-        mixture = self._mixture(dealing.after(change), change.epoch)
+        mixture = self._mixture(deal_options.after(change), change.epoch)
         seeds = self._states[0].seeds
         return [RankState(self._dataset, Progress(change.epoch), mixture=mixture, seeds=seeds)]
 
-    def _mixture(self, dealing: MixtureAssignment, epoch: int) -> MixtureState:
+    def _mixture(self, deal_options: MixtureOptions, epoch: int) -> MixtureState:
         """Return the facts about a mixture with these options in an epoch of this run."""
-        deal = dealing.deal(self._manifest)
+        deal = deal_options.deal(self._manifest)
         # Mixtures never deal whole shards.
         assert isinstance(deal, SpanDeal)
         mixture = deal.for_ranks(self._ranks).mixture_of(epoch)

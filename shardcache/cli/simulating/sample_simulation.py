@@ -292,7 +292,7 @@ class SampleSimulation:
 
     def _ranges(self, job: int, rank: int) -> Iterator[_SampleRange]:
         """Yield the ranges of a rank's samples in all epochs, in the order of the dataset."""
-        from shardcache_client.order.dealing.assignment import Assignment
+        from shardcache_client.order.dealing.deal_options import DealOptions
         from shardcache_client.order.rank_epoch import RankEpoch
         from shardcache_client.order.sequences.permutations import Shuffle
         from shardcache_client.order.topology import Topology
@@ -300,7 +300,7 @@ class SampleSimulation:
         run = self._run
         # The number of a job is its seed, too. A window of None permutes all samples.
         shuffle = Shuffle(job, window=None)
-        deal = Assignment(shuffle, batch_size=run.batch_size).deal(run.manifest)
+        deal = DealOptions(shuffle, batch_size=run.batch_size).deal(run.manifest)
         topology = Topology(rank, run.nodes * run.ranks)
         for epoch in range(run.epochs):
             share = deal.share(epoch, shift=0, topology=topology)

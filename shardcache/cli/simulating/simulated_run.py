@@ -85,7 +85,7 @@ class SimulatedRun:
         The worker processes of a rank visit the same shards at nearly the same times, so they count
         as one read.
         """
-        from shardcache_client.order.dealing.assignment import Assignment
+        from shardcache_client.order.dealing.deal_options import DealOptions
         from shardcache_client.order.rank_epoch import RankEpoch
         from shardcache_client.order.sequences.permutations import Shuffle
         from shardcache_client.order.topology import Topology
@@ -98,7 +98,7 @@ class SimulatedRun:
         for job in range(self.jobs):
             # The number of a job is its seed, too.
             shuffle = Shuffle(job, self.window, self.canonical_nodes) if self.shuffle else None
-            deal = Assignment(shuffle, batch_size=self.batch_size).deal(self.manifest)
+            deal = DealOptions(shuffle, batch_size=self.batch_size).deal(self.manifest)
             delay_epochs = 0.0 if self.together else job / self.jobs
             for epoch in range(self.epochs):
                 begin_s = epoch_s * (epoch + delay_epochs)

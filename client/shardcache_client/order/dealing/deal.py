@@ -1,6 +1,6 @@
 """Division of a dataset's epochs among its readers, by spans of samples or by whole shards. Pure.
 
-`Assignment.deal` makes a deal, and the dataset's readers ask the deal for their shares.
+`DealOptions` make a deal, and the dataset's readers ask the deal for their shares.
 
 - A reader is a rank, or one of its workers in a plain DataLoader.
 - A span is a range of consecutive samples of an epoch.
@@ -292,8 +292,8 @@ class ShardDeal:
         first_shift = shift - shift % readers  # the shift for which the shards were dealt
         # The numbers of samples are not known, so the groups of a shuffle get equally many shards.
         equal_weights = [1] * self.shards
-        dealing_key = round_key(self.shuffle, epoch, first_shift)
-        order = shard_order(equal_weights, self.shuffle, dealing_key)
+        deal_key = round_key(self.shuffle, epoch, first_shift)
+        order = shard_order(equal_weights, self.shuffle, deal_key)
         reader = (topology.reader + shift) % readers
         spans = Partition(readers, even=None)
         start, stop = spans.owned_span(self.shards, reader)

@@ -167,7 +167,7 @@ class WeightSchedule:
         return next(weights for first, weights in reversed(self.steps) if first <= epoch)
 
 
-# The schedule of a mixture without sources: a default for `MixtureAssignment`, whose users always
+# The schedule of a mixture without sources: a default for `MixtureOptions`, whose users always
 # give weights.
 NO_WEIGHTS = WeightSchedule(())
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shardcache.errors import ConfigError
 from shardcache_client.order.dealing.deal import SpanDeal
 from shardcache_client.order.dealing.elastic_deal import ElasticDeal
-from shardcache_client.order.mixture import MixedSource, MixtureAssignment, MixtureDeal, weights_of
+from shardcache_client.order.mixture import MixedSource, MixtureDeal, MixtureOptions, weights_of
 from shardcache_client.order.rank_epoch import RankEpoch
 from shardcache_client.order.sequences.lanes import Share
 from shardcache_client.order.sequences.mixes import Mix
@@ -69,8 +69,8 @@ class Run:
         """Number of samples in a batch of each rank."""
         return self.batch_size if self.spans is None else GLOBAL // self.ranks
 
-    def dealing(self) -> MixtureAssignment:
-        return MixtureAssignment(
+    def deal_options(self) -> MixtureOptions:
+        return MixtureOptions(
             None,
             self.even,
             self.batch_size,
@@ -94,25 +94,25 @@ class Job:
 
     def __init__(self, run: Run, state: str | None) -> None:
         self.run = run
-        dealing = run.dealing()
+        deal_options = run.deal_options()
         progress = Progress()
         self.is_changed = False
         if state is not None:
             states = find_states(json.loads(state))
             before = states[0].mixture
             assert before is not None
-            load = MixtureLoad(states, dealing, run.manifest, run.ranks)
+            load = MixtureLoad(states, deal_options, run.manifest, run.ranks)
             states = states if load.is_same else load.states_after_change()
-            dealing = dealing.after(states[0].terms.change)
-            self.is_changed = dealing.change != before.change
+            deal_options = deal_options.after(states[0].terms.change)
+            self.is_changed = deal_options.change != before.change
             assert isinstance(states[0], RankState)
             progress = states[0].progress
             if states[0].over:
                 progress = Progress(progress.epoch + 1)
-        self.dealing = dealing
-        deal = dealing.deal(run.manifest)
+        self.deal_options = deal_options
+        deal = deal_options.deal(run.manifest)
         assert isinstance(deal, SpanDeal)
-        self.dataset = dealing.identities(run.manifest)[True]
+        self.dataset = deal_options.identities(run.manifest)[True]
         self.deal = deal.for_ranks(run.ranks)
         self.progress = progress
         self.over = False
@@ -120,7 +120,7 @@ class Job:
     @property
     def starts_epoch(self) -> bool:
         """True if nothing was left of the epoch before, so that the change is at its end."""
-        change = self.dealing.change
+        change = self.deal_options.change
         return change is not None and change.samples is None
 
     @property

@@ -15,8 +15,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from shardcache.errors import ConfigError, ManifestMismatchError, NotFoundError, RanksError, RankTimeoutError
 from shardcache.shared.protocol import ShardRef
-from shardcache_client.order.dealing.assignment import Assignment
-from shardcache_client.order.mixture import MixedSource, MixtureAssignment, weights_of
+from shardcache_client.order.dealing.deal_options import DealOptions
+from shardcache_client.order.mixture import MixedSource, MixtureOptions, weights_of
 from shardcache_client.order.sequences.permutations import Shuffle
 from shardcache_client.order.shards.manifest import JoinedManifest, Manifest
 from shardcache_client.order.topology import Topology
@@ -273,28 +273,28 @@ def test_the_shard_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> N
 def test_dataset_with_named_ranks_is_not_compared_with_one_without(env: pytest.MonkeyPatch, url: str) -> None:
     """Both are the first dataset of these urls, each among those whose ranks were found or named in the same way."""
     detected, named = TorchRankGroup(None, [url], 5.0), TorchRankGroup(Topology(1, WORLD), [url], 5.0)
-    detected.compare_options(Assignment(Shuffle(7)).options())
-    named.compare_options(Assignment(None).options())
+    detected.compare_options(DealOptions(Shuffle(7)).common_options())
+    named.compare_options(DealOptions(None).common_options())
 
 
 def test_the_option_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> None:
     """Ranks with another seed, or a mixture's other weights, would read some samples twice and others never."""
     groups = datasets(url)
-    shuffled = Assignment(Shuffle(7))
-    groups[0].compare_options(shuffled.options())
-    groups[1].compare_options(shuffled.options())
+    shuffled = DealOptions(Shuffle(7))
+    groups[0].compare_options(shuffled.common_options())
+    groups[1].compare_options(shuffled.common_options())
     with pytest.raises(RanksError, match=r"rank 2 .* than rank 0, as they differ in shuffle, .*seed=8.*seed=7"):
-        groups[2].compare_options(Assignment(Shuffle(8)).options())
+        groups[2].compare_options(DealOptions(Shuffle(8)).common_options())
     sources = tuple(MixedSource(name, manifest()) for name in ("web", "code"))
     mixtures = [
-        MixtureAssignment(samples_per_epoch=20, sources=sources, weights=weights_of(weights, sources))
+        MixtureOptions(samples_per_epoch=20, sources=sources, weights=weights_of(weights, sources))
         for weights in ({"web": 1, "code": 1}, {"web": 3, "code": 1})
     ]
     copies = [group.of_copy() for group in groups]
     for copy in copies[:2]:
-        copy.compare_options(mixtures[0].options())
+        copy.compare_options(mixtures[0].common_options())
     with pytest.raises(RanksError, match="differ in weights"):
-        copies[2].compare_options(mixtures[1].options())
+        copies[2].compare_options(mixtures[1].common_options())
 
 
 @pytest.mark.slow
@@ -302,11 +302,11 @@ def test_ranks_of_other_batch_sizes_get_an_error(env: pytest.MonkeyPatch, url: s
     """They would wait for each other at the end of an epoch. Ranks that need not be equal may differ."""
     groups = datasets(url)
     for rank, batch_size in enumerate((1, 8)):
-        groups[rank].compare_options(Assignment(batch_size=batch_size).batches())
-    groups[0].compare_options(Assignment(batch_size=8).batches())
-    groups[2].compare_options(Assignment(batch_size=4, even=None).batches())
+        groups[rank].compare_options(DealOptions(batch_size=batch_size).common_batch_options())
+    groups[0].compare_options(DealOptions(batch_size=8).common_batch_options())
+    groups[2].compare_options(DealOptions(batch_size=4, even=None).common_batch_options())
     with pytest.raises(RanksError, match=r"rank 2 .* differ in batch_size: 4 here and 8 there"):
-        groups[2].compare_options(Assignment(batch_size=4).batches())
+        groups[2].compare_options(DealOptions(batch_size=4).common_batch_options())
 
 
 def test_a_large_manifest_goes_in_pieces(env: pytest.MonkeyPatch, server: TCPStore, url: str) -> None:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.dealing.assignment import Assignment, check_even
 from shardcache_client.order.dealing.deal import SampleDeal, ShardDeal
+from shardcache_client.order.dealing.deal_options import DealOptions, check_even
 from shardcache_client.order.sequences.partition import Partition, Phase
 from shardcache_client.order.sequences.permutations import Shuffle
 from shardcache_client.order.topology import Topology
@@ -127,6 +127,6 @@ def test_ranks_without_counts_are_refused_at_the_start() -> None:
 
 def test_seeds_of_a_mixture_do_not_reseed_a_dataset() -> None:
     """A state of a mixture, loaded into a dataset of a drawn seed, is refused as of another dataset, not a KeyError."""
-    drawn = Assignment(Shuffle(seed=1))
+    drawn = DealOptions(Shuffle(seed=1))
     assert drawn.reseeded({"web": 5}) == drawn
-    assert drawn.reseeded({"": 5}) == Assignment(Shuffle(seed=5))
+    assert drawn.reseeded({"": 5}) == DealOptions(Shuffle(seed=5))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
 from shardcache.shared.protocol import ShardRef
-from shardcache_client.order.dealing.assignment import Assignment
 from shardcache_client.order.dealing.deal import SampleDeal, SpanDeal
+from shardcache_client.order.dealing.deal_options import DealOptions
 from shardcache_client.order.dealing.elastic_deal import ElasticDeal
 from shardcache_client.order.sequences.lanes import Share
 from shardcache_client.order.sequences.partition import Even
@@ -118,5 +118,5 @@ def test_ranks_that_do_not_divide_a_global_batch_are_refused() -> None:
 def test_global_batches_need_counts() -> None:
     """The error says how to count."""
     with pytest.raises(ConfigError) as caught:
-        Assignment(global_batch_size=12).deal(Manifest.of([ShardRef("a")]))
+        DealOptions(global_batch_size=12).deal(Manifest.of([ShardRef("a")]))
     assert "shardcache index" in str(caught.value.remedy)

@@ -13,7 +13,7 @@ from shardcache.errors import ConfigError
 from shardcache.shared.protocol import ShardRef
 from shardcache.tarindex.contents import entries_of, rows_of
 from shardcache.tarindex.tables import Samples
-from shardcache_client.order.dealing.assignment import Assignment
+from shardcache_client.order.dealing.deal_options import DealOptions
 from shardcache_client.order.shards.choices import By, Choices, split, subset
 from shardcache_client.order.shards.declared_plan import Plan
 from shardcache_client.order.shards.manifest import JoinedManifest, Manifest
@@ -107,7 +107,7 @@ def test_other_samples_are_another_dataset() -> None:
     whole = manifest([4, 4])
     first, second = whole.select(subset([4, 4], [0, 5])), whole.select(subset([4, 4], [1, 5]))
     assert first.counts == second.counts == [1, 1]
-    identities = [Assignment().identities(each) for each in (whole, first, second)]
+    identities = [DealOptions().identities(each) for each in (whole, first, second)]
     assert len({names[True] for names in identities}) == 3
     assert [False in names for names in identities] == [True, False, False]  # a selection never deals whole shards
     assert first.fingerprint == whole.fingerprint

@@ -1,8 +1,8 @@
 """Options of a dataset that say how its samples are dealt, and the deal that they make. Pure.
 
 A deal divides the samples of each epoch among the readers, which are ranks or their workers. The
-dataset makes an assignment from its arguments. Once the shards are known, the assignment makes the
-deal, and the identifiers by which a state is recognized as one of the same dataset.
+dataset makes the options from its arguments. Once the shards are known, the options make the deal,
+and the identifiers by which a state is recognized as one of the same dataset.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from shardcache_client.order.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class DealOptions:
     """Options of a dataset for its deal.
 
     Attributes:
@@ -59,7 +59,7 @@ class Assignment:
         seed = seeds.get("", self.shuffle.seed)
         return replace(self, shuffle=replace(self.shuffle, seed=seed))
 
-    def options(self) -> dict[str, object]:
+    def common_options(self) -> dict[str, object]:
         """Return the options that must be the same on all ranks, by the names of the arguments."""
         return {
             "shuffle, shuffle_window, seed or canonical_nodes": self.shuffle,
@@ -68,7 +68,7 @@ class Assignment:
             "global_batch_size": self.global_batch_size,
         }
 
-    def batches(self) -> dict[str, object]:
+    def common_batch_options(self) -> dict[str, object]:
         """Return further options that must be the same on ranks that train together.
 
         If these agree, all ranks end an epoch after the same number of batches.
