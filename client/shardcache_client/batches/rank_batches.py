@@ -52,7 +52,7 @@ class RankBatches(RankWork):
         deal = reading.deal
         assert isinstance(deal, SpanDeal)
         start = progress.start_of(deal, topology)
-        share = deal.share(progress.epoch, shift=0, topology=topology, phases=start.phases)
+        share = deal.share(progress.epoch, topology, phases=start.phases)
         self.progress = progress
         self._deal = deal
         self._topology = topology
@@ -186,6 +186,6 @@ def first_shards(
         topology: the rank.
         manifest: the shards of the dataset.
     """
-    share = deal.share(epoch, shift=0, topology=topology)
+    share = deal.share(epoch, topology)
     visits = RankEpoch(share, manifest).visits()
     return (visit.shard for visit in islice(visits, MAX_VISITS))

@@ -109,7 +109,7 @@ class RankChunks(RankWork):
         if isinstance(deal, ShardDeal):
             return None
         phases = self._resume.progress.past(deal.even)
-        share = deal.share(self._epoch, shift=0, topology=self._reader, phases=phases)
+        share = deal.share(self._epoch, self._reader, phases)
         return RankEpoch(share, self._reading.form.manifest)
 
     @cached_property

@@ -238,7 +238,7 @@ class _MixedPlaces(_Places):
         self.samples = segment.samples
         self._mix = segment.mix
         self._pieces = segment.pieces
-        self._begin, _ = segment.span
+        self._begin = segment.start
         self._counts = counts
         self._steps: OrderedDict[int, _Step] = OrderedDict()  # by number of the step
         # Numbers in the tar of the samples of each piece in the latest step, by the piece's number.

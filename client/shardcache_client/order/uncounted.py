@@ -11,9 +11,8 @@ from itertools import chain, count
 from typing import NamedTuple
 
 from shardcache_client.order.dealing.deal import ShardDeal
-from shardcache_client.order.sequences.mixes import Mix, Segment
+from shardcache_client.order.sequences.mixes import Mix
 from shardcache_client.order.sequences.permutations import window_of
-from shardcache_client.order.sequences.rounds import ListedPieces
 from shardcache_client.order.topology import Topology
 
 
@@ -38,7 +37,7 @@ class UncountedEpoch:
     further shares follow endlessly.
 
     Args:
-        deal: the division of the shards.
+        deal: divides the shards.
         reader: the rank, or its worker in a plain DataLoader.
         epoch: number of the epoch.
     """
@@ -71,13 +70,7 @@ class UncountedEpoch:
 
     def mix(self, share: int) -> Mix:
         """Return the order of a share, by the share's number."""
-        segments = self._deal.share(self._epoch, share, self._reader).segments
-        if not segments:
-            return Mix(ListedPieces(()))
-        # A `ShardDeal` makes one mix of all shards of a share.
-        (segment,) = segments
-        assert isinstance(segment, Segment)
-        return segment.mix
+        return self._deal.mix(self._epoch, share, self._reader)
 
     def shards(self, start: StepPlace) -> Iterator[int]:
         """Yield the shards of a share that are needed from a step on, in the order of need."""

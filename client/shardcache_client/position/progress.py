@@ -160,7 +160,7 @@ class Progress:
     def _has_ended(self, deal: SpanDeal, topology: Topology) -> bool:
         """Return True if a rank has nothing left of the epoch."""
         start = self.start_of(deal, topology)
-        share = deal.share(self.epoch, shift=0, topology=topology, phases=start.phases)
+        share = deal.share(self.epoch, topology, phases=start.phases)
         return (share.samples or 0) <= start.passed
 
     def _passed_of_global_batches(self, deal: ElasticDeal, topology: Topology) -> int:

@@ -292,6 +292,7 @@ class SampleSimulation:
 
     def _ranges(self, job: int, rank: int) -> Iterator[_SampleRange]:
         """Yield the ranges of a rank's samples in all epochs, in the order of the dataset."""
+        from shardcache_client.order.dealing.deal import SpanDeal
         from shardcache_client.order.dealing.deal_options import DealOptions
         from shardcache_client.order.rank_epoch import RankEpoch
         from shardcache_client.order.sequences.permutations import Shuffle
@@ -301,9 +302,10 @@ class SampleSimulation:
         # The number of a job is its seed, too. A window of None permutes all samples.
         shuffle = Shuffle(job, window=None)
         deal = DealOptions(shuffle, batch_size=run.batch_size).deal(run.manifest)
+        assert isinstance(deal, SpanDeal)  # the samples are counted
         topology = Topology(rank, run.nodes * run.ranks)
         for epoch in range(run.epochs):
-            share = deal.share(epoch, shift=0, topology=topology)
+            share = deal.share(epoch, topology)
             rank_epoch = RankEpoch(share, run.manifest)
             for shard, number in rank_epoch.samples(0, len(rank_epoch)):
                 yield self._positions.range_of(shard, number)

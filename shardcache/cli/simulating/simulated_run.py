@@ -85,6 +85,7 @@ class SimulatedRun:
         The worker processes of a rank visit the same shards at nearly the same times, so they count
         as one read.
         """
+        from shardcache_client.order.dealing.deal import SpanDeal
         from shardcache_client.order.dealing.deal_options import DealOptions
         from shardcache_client.order.rank_epoch import RankEpoch
         from shardcache_client.order.sequences.permutations import Shuffle
@@ -99,13 +100,14 @@ class SimulatedRun:
             # The number of a job is its seed, too.
             shuffle = Shuffle(job, self.window, self.canonical_nodes) if self.shuffle else None
             deal = DealOptions(shuffle, batch_size=self.batch_size).deal(self.manifest)
+            assert isinstance(deal, SpanDeal)  # the samples are counted
             delay_epochs = 0.0 if self.together else job / self.jobs
             for epoch in range(self.epochs):
                 begin_s = epoch_s * (epoch + delay_epochs)
                 # A session is a rank of a job. Sessions are numbered job by job, and rank by rank.
                 for session, rank in enumerate(ranks, job * self.ranks):
                     topology = Topology(rank, world_size)
-                    share = deal.share(epoch, shift=0, topology=topology)
+                    share = deal.share(epoch, topology)
                     visits = RankEpoch(share, self.manifest).visits()
                     reads += _reads_of(visits, session, epoch, begin_s)
         return sorted(reads)

@@ -79,7 +79,7 @@ def loader(mixture: Mixture, workers: int) -> Any:
 def dealt(mixture: Mixture, epoch: int) -> Read:
     """Return what the order says of a single reader's epoch."""
     names = [(name, number) for name, counts in COUNTS.items() for number in range(len(counts))]
-    shards = walk(mixture.parts.samples.deal.share(epoch, 0, mixture.topology()), [*COUNTS["web"], *COUNTS["code"]])
+    shards = walk(mixture.parts.samples.deal.share(epoch, mixture.topology()), [*COUNTS["web"], *COUNTS["code"]])
     return [
         (name, KEYS[name][sum(COUNTS[name][:number]) + sample])
         for (name, number), sample in ((names[shard], sample) for shard, sample in shards)

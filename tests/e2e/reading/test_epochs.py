@@ -96,7 +96,7 @@ def test_readers_read_the_samples_assigned_to_them_in_order(
     Where ranks are equal, the state behind the last sample is the beginning of the next epoch.
     """
     deal = SampleDeal(COUNTS, shuffle, even, 1, length)
-    shares = [deal.share(each, 0, Topology(rank, 4)) for each in (epoch, epoch + 1)]
+    shares = [deal.share(each, Topology(rank, 4)) for each in (epoch, epoch + 1)]
     dealt, dealt_next = (
         [f"{sum(COUNTS[:shard]) + number:06d}" for shard, number in walk(share, COUNTS)] for share in shares
     )
@@ -123,7 +123,7 @@ def test_epoch_of_thousands_of_rounds_is_read_and_resumed_in_parts(
     counts, epoch_samples, taken = [1] * 6, 50_000, MAX_VISITS + 50
     index = write_indexed(tmp_path / "single", counts)
     deal = SampleDeal(counts, None if window is None else Shuffle(0, window), "pad", 1, epoch_samples)
-    epoch = RankEpoch(deal.share(0, 0, Topology()), Manifest.of(ShardRef(f"{shard}", samples=1) for shard in range(6)))
+    epoch = RankEpoch(deal.share(0, Topology()), Manifest.of(ShardRef(f"{shard}", samples=1) for shard in range(6)))
     dealt = [f"{shard:06d}" for shard, _ in epoch.between(0, taken + 100)]
 
     options: dict[str, Any] = {"samples_per_epoch": epoch_samples, "socket": daemon.socket}

@@ -63,10 +63,10 @@ def _walk_segment(segment: Segment, counts: Sequence[int]) -> list[Place]:
 
 def steps_of(segment: Segment) -> Iterator[tuple[int, int, int | None]]:
     """Yield each step with the range of its samples to read; None as its end for all."""
-    begin, skipped = segment.first
-    end, stop = segment.last or (segment.mix.steps - 1, None)
+    begin, skipped = segment.mix.find(segment.start)
+    end, last = segment.mix.find(segment.stop - 1)
     for step in range(begin, end + 1):
-        yield step, skipped if step == begin else 0, stop if step == end else None
+        yield step, skipped if step == begin else 0, last + 1 if step == end else None
 
 
 def _places(part: Strided) -> Iterator[int]:
@@ -87,7 +87,7 @@ def shares(
     deal: SpanDeal, counts: Sequence[int], epoch: int, cut: Partition, phases: Sequence[Phase] = ()
 ) -> list[list[Place]]:
     """Return what each reader of a job reads of an epoch of any deal, with so many samples in each shard."""
-    return [walk(deal.share(epoch, 0, reader, phases), counts) for reader in crew(cut)]
+    return [walk(deal.share(epoch, reader, phases), counts) for reader in crew(cut)]
 
 
 def source(name: str, counts: Sequence[int], shuffle: Shuffle | None = None) -> MixedSource:

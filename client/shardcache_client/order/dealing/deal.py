@@ -19,7 +19,7 @@ from functools import cached_property, lru_cache
 from typing import ClassVar, NamedTuple, TypeAlias
 
 from shardcache_client.order.sequences.lanes import Lane, Share
-from shardcache_client.order.sequences.mixes import Mix, Segment
+from shardcache_client.order.sequences.mixes import Mix
 from shardcache_client.order.sequences.partition import Even, Partition, Phase, rest_after
 from shardcache_client.order.sequences.permutations import (
     Shuffle,
@@ -103,17 +103,11 @@ class SpanDeal(ABC):
         """Return the division of the epoch among the readers of a job."""
         return Partition(topology.world_size, self.even, self.batch_size)
 
-    def share(
-        self, epoch: int, shift: int, topology: Topology, phases: Sequence[Phase] = ()
-    ) -> Share:
-        """Return the share of a reader, or of a later reader, of the rest of an epoch.
-
-        A reader takes further shares to make up for samples that it has skipped.
+    def share(self, epoch: int, topology: Topology, phases: Sequence[Phase] = ()) -> Share:
+        """Return the share of a reader of the rest of an epoch.
 
         Args:
             epoch: number of the epoch.
-            shift: 0 for the reader's own share; n for the share of the reader whose number is
-                greater by n.
             topology: the reader.
             phases: phases of the epoch that have been read.
         """
@@ -121,16 +115,15 @@ class SpanDeal(ABC):
         first_partition = phases[0].partition if phases else partition
         samples = self.samples_in(epoch)
         rest = _rest_after(samples, tuple(phases), partition)
-        reader = (topology.reader + shift) % partition.world_size
 
         segments = []
-        for span in partition.spans(len(rest), reader):
+        for span in partition.spans(len(rest), topology.reader):
             # The samples that are left lie in the spans that the readers had when the epoch began,
             # and keep the order in which these readers would have read them.
             for first_reader, start, stop in rest.between(*span):
                 lane = self.lane(epoch, first_partition.owned_span(samples, first_reader))
                 segments.append(lane.between(start, stop))
-        return Share(tuple(segments), partition.size(len(rest), reader))
+        return Share(tuple(segments), partition.size(len(rest), topology.reader))
 
     def ends_together(
         self, epoch: int, partition: Partition, phases: Sequence[Phase], *, drop_last: bool = False
@@ -173,8 +166,8 @@ class SpanDeal(ABC):
             place: place of the skipped sample in the rank's epoch.
         """
         # The share of the only reader of a job is the whole epoch.
-        share = self.share(epoch, shift=0, topology=Topology())
-        samples = share.samples or 0
+        share = self.share(epoch, Topology())
+        samples = share.samples
         rank_start = samples * rank.rank // rank.world_size
         pass_places = self.pass_places(epoch) or samples
         return Spare(share, (rank_start + place) % samples, pass_places)
@@ -277,42 +270,36 @@ class ShardDeal:
         """Return the division of `samples_per_epoch` among the ranks."""
         return Partition(topology.world_size, self.even, self.batch_size)
 
-    def share(
-        self, epoch: int, shift: int, topology: Topology, phases: Sequence[Phase] = ()
-    ) -> Share:
-        """Return a reader's shards of the epoch.
+    def mix(self, epoch: int, share: int, topology: Topology) -> Mix:
+        """Return the order of a share of the epoch.
 
-        A reader that needs more samples goes on with `shift` 1, 2 and so on. All shards are dealt
-        to all readers once for as many shifts as there are readers. In these, the parts go from
-        reader to reader, so that each reader gets every shard once. Then the shards are dealt again
-        in another order. For the other arguments, see `SpanDeal`. Where samples are not counted,
-        `phases` is always empty.
+        A reader that needs more samples than its own share has goes on with further shares. All
+        shards are dealt to all readers once for as many shares as there are readers. In these, the
+        parts go from reader to reader, so that each reader gets every shard once. Then the shards
+        are dealt again in another order.
+
+        Args:
+            epoch: number of the epoch.
+            share: 0 for the reader's own share; 1, 2 and so on for further ones.
+            topology: the reader.
         """
         readers = topology.readers
-        first_shift = shift - shift % readers  # the shift for which the shards were dealt
+        first_share = share - share % readers  # the share for which the shards were dealt
         # The numbers of samples are not known, so the groups of a shuffle get equally many shards.
         equal_weights = [1] * self.shards
-        deal_key = round_key(self.shuffle, epoch, first_shift)
+        deal_key = round_key(self.shuffle, epoch, first_share)
         order = shard_order(equal_weights, self.shuffle, deal_key)
-        reader = (topology.reader + shift) % readers
-        spans = Partition(readers, even=None)
-        start, stop = spans.owned_span(self.shards, reader)
+        part = (topology.reader + share) % readers
+        start, stop = Partition(readers, even=None).owned_span(self.shards, part)
         shards = order[start:stop]
         if not shards and self.samples_per_epoch is not None:
             # There are fewer shards than readers: some read the same shard.
             shards = [order[topology.reader % self.shards]]
-        if not shards:
-            # The share is empty, and the number of its samples is unknown (None).
-            return Share((), None)
 
-        # Each shift permutes the samples of a shard in another way.
-        key = round_key(self.shuffle, epoch, shift)
+        # Each share permutes the samples of a shard in another way.
+        key = round_key(self.shuffle, epoch, share)
         pieces = ListedPieces(Piece(shard, key) for shard in shards)
-        mix = Mix(pieces, window_of(self.shuffle))
-        return Share((Segment(mix),), None)
-
-    def pass_places(self, epoch: int) -> None:
-        """Return None: samples are not counted, so the number of places is unknown."""
+        return Mix(pieces, window_of(self.shuffle))
 
     def rank_size(self, topology: Topology) -> int | None:
         """Return the rank's part of `samples_per_epoch`; None if that is not set."""
@@ -323,15 +310,6 @@ class ShardDeal:
     def for_ranks(self, world_size: int) -> "ShardDeal":
         """Return this deal; see `SpanDeal`."""
         return self
-
-    def ends_together(
-        self, epoch: int, partition: Partition, phases: Sequence[Phase], *, drop_last: bool = False
-    ) -> bool:
-        """Return False: without counts, it is unknown how many batches each rank makes.
-
-        For the arguments, see `SpanDeal`.
-        """
-        return False
 
 
 Deal: TypeAlias = SpanDeal | ShardDeal

@@ -84,14 +84,10 @@ class ElasticDeal(SpanDeal):
         """Ranges of shards all of whose samples are permuted; see `SpanDeal`."""
         return self.spans.scattered
 
-    def share(
-        self, epoch: int, shift: int, topology: Topology, phases: Sequence[Phase] = ()
-    ) -> Share:
+    def share(self, epoch: int, topology: Topology, phases: Sequence[Phase] = ()) -> Share:
         """Return a reader's parts of the remaining global batches; see `SpanDeal`."""
-        reader = (topology.reader + shift) % topology.readers
-        rank, worker = divmod(reader, topology.workers)
         size = batch_size_of_rank(self.global_batch_size, topology.world_size)
-        first = batches_before(phases) + worker
+        first = batches_before(phases) + topology.worker
         remaining = self.batches_in(epoch) - first
         # Of n workers, each takes every nth global batch. The division is rounded up, as `first` is
         # this worker's own.
@@ -100,7 +96,7 @@ class ElasticDeal(SpanDeal):
             # The share has no parts and no samples.
             return Share((), 0)
 
-        low = rank * size
+        low = topology.rank * size
         lanes = self._lanes(epoch, low, size, first=first, batches=batches, every=topology.workers)
         turns = BlockTurns(tuple(lane.width for lane in lanes))
         samples = batches * size

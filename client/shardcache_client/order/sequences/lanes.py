@@ -191,8 +191,8 @@ class Share:
 
     Attributes:
         segments: the parts.
-        samples: number of samples in all parts together; None if they are not counted.
+        samples: number of samples in all parts together.
     """
 
     segments: tuple[Part, ...]
-    samples: int | None
+    samples: int

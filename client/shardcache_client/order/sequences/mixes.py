@@ -113,11 +113,7 @@ class Mix:
 
     def between(self, start: int, stop: int) -> "Segment":
         """Return the part from one place of the order to a later one."""
-        first = self.find(start) if start else (0, 0)
-        if stop == len(self):
-            return Segment(self, first, last=None, span=(start, stop))
-        step, nth = self.find(stop - 1)
-        return Segment(self, first, last=(step, nth + 1), span=(start, stop))
+        return Segment(self, start, stop)
 
     def find(self, place: int) -> tuple[int, int]:
         """Return the step that contains a place of the whole order, and the place's index in it."""
@@ -160,30 +156,22 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A range of a mix's order, which may begin and end within steps.
-
-    In the example of the module's docstring, the places 3 to 8 have the span (3, 9). They begin in
-    step 1, whose first sample is skipped: `first` is (1, 1). They end in step 2, of which 3 samples
-    are read: `last` is (2, 3).
+    """A range of a mix's order, which may begin and end within steps. The samples are counted.
 
     Attributes:
         mix: the whole order.
-        first: the step in which reading begins, and the number of that step's samples to skip.
-        last: the step in which reading ends, and the number of that step's samples to read; None
-            to read to the end of the mix.
-        span: start and stop of the range as places of the mix's order; (0, 0) if samples are not
-            counted.
+        start: the first place of the range.
+        stop: the place after the last.
     """
 
     mix: Mix
-    first: tuple[int, int] = (0, 0)
-    last: tuple[int, int] | None = None
-    span: tuple[int, int] = (0, 0)
+    start: int
+    stop: int
 
     @property
     def samples(self) -> int:
-        """Number of samples, if they are counted."""
-        return self.span[1] - self.span[0]
+        """Number of samples."""
+        return self.stop - self.start
 
     @property
     def mixed(self) -> bool:
@@ -191,19 +179,14 @@ class Segment:
         return self.mix.window > 0
 
     def between(self, start: int, stop: int) -> "Segment":
-        """Return the part from one place of this segment, counted from 0, to a later place.
-
-        The samples must be counted.
-        """
-        return self.mix.between(self.span[0] + start, self.span[0] + stop)
+        """Return the part from one place of this segment, counted from 0, to a later place."""
+        return Segment(self.mix, self.start + start, self.start + stop)
 
     @property
     def pieces(self) -> range:
         """Numbers of the pieces that samples come from, in the order in which they enter."""
-        begin, _ = self.first
-        end = self.mix.steps - 1
-        if self.last is not None:
-            end, _ = self.last
-        if begin > end:
+        if self.start >= self.stop:
             return range(0)
-        return range(self.mix.pieces_at(begin).start, self.mix.pieces_at(end).stop)
+        first_step, _ = self.mix.find(self.start)
+        last_step, _ = self.mix.find(self.stop - 1)
+        return range(self.mix.pieces_at(first_step).start, self.mix.pieces_at(last_step).stop)

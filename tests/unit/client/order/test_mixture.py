@@ -82,14 +82,14 @@ def test_proportions_hold_in_what_each_former_reader_has_left(
 ) -> None:
     """And in a whole share, which has one part, or two if its last sample is repeated."""
     deal = dealt.deal(before.even, before.batch_size)
-    shared = [deal.share(0, 0, reader) for reader in crew(before)]
+    shared = [deal.share(0, reader) for reader in crew(before)]
     for share in shared:
         assert len(share.segments) <= 1 + (before.even == "pad")
 
     taken = tuple(data.draw(st.integers(0, share.samples or 0)) for share in shared)
     resumed = dealt.deal(before.even, after.batch_size)
     readers = crew(replace(after, even=before.even))
-    shared += [resumed.share(0, 0, reader, [Phase(before, taken)]) for reader in readers]
+    shared += [resumed.share(0, reader, [Phase(before, taken)]) for reader in readers]
     for share in shared:
         for ahead in errors(dealt, walk(share, dealt.shards)):
             assert max(ahead) - min(ahead) <= bound(dealt) * len(share.segments)

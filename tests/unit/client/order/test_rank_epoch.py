@@ -54,7 +54,7 @@ def shares(draw: st.DrawFn) -> Given:
     topology = Topology(draw(st.integers(0, ranks - 1)), ranks)
     phases = earlier if draw(st.booleans()) else []
     scattered = {shard for some in deal.scattered for shard in some}
-    return Given(deal.share(draw(st.integers(0, 2)), 0, topology, phases), dealt.shards, scattered)
+    return Given(deal.share(draw(st.integers(0, 2)), topology, phases), dealt.shards, scattered)
 
 
 @given(shares(), st.data())
@@ -103,7 +103,7 @@ def test_a_rank_holds_a_window_of_shards(dealt: Dealt, ranks: int) -> None:
     """At no place more than `shuffle_window`, however its share was put together."""
     shuffle = dealt.shuffles[0]
     window = max(1, window_of(shuffle))
-    epoch = dealt_to(dealt.deal().share(0, 0, Topology(0, ranks)), dealt.shards)
+    epoch = dealt_to(dealt.deal().share(0, Topology(0, ranks)), dealt.shards)
     visits = list(epoch.visits())
     for number in range(len(epoch)):
         assert sum(visit.first <= number < visit.end for visit in visits) <= window
@@ -112,7 +112,7 @@ def test_a_rank_holds_a_window_of_shards(dealt: Dealt, ranks: int) -> None:
 def test_places_of_a_selection_are_numbers_in_the_tar() -> None:
     """Those of the chosen samples."""
     chosen = manifest_of([4, 3]).select((Marked.of([0, 1, 0, 1]), None))
-    share = Dealt([[2, 3]], [None]).deal().share(0, 0, Topology())
+    share = Dealt([[2, 3]], [None]).deal().share(0, Topology())
     assert RankEpoch(share, chosen).between(0, 9) == [(0, 1), (0, 3), (1, 0), (1, 1), (1, 2)]
 
 
@@ -140,7 +140,7 @@ def test_substitutes_of_neighbours_are_neighbours(places: int, data: st.DataObje
 def test_an_endless_epoch_is_entered_anywhere() -> None:
     """Nothing is listed in advance."""
     dealt = Dealt([[7, 0, 5]], [None], samples=10**15)
-    epoch = dealt_to(dealt.deal().share(0, 0, Topology()), [7, 0, 5])
+    epoch = dealt_to(dealt.deal().share(0, Topology()), [7, 0, 5])
     last = 10**15 - 1
     assert epoch.between(last, 10**15) == [divmod(last % 12, 7) if last % 12 < 7 else (2, last % 12 - 7)]
     assert next(epoch.visits(last)).end == 10**15

@@ -136,7 +136,7 @@ class Job:
         for rank in range(self.run.ranks):
             topology = Topology(rank, self.run.ranks)
             start = self.progress.start_of(self.deal, topology)
-            share = self.deal.share(self.progress.epoch, 0, topology, start.phases)
+            share = self.deal.share(self.progress.epoch, topology, start.phases)
             found.append(self.run.named(share)[start.passed :])
         return found
 

@@ -42,7 +42,7 @@ class Job:
         """Return the batch of this number, counted from where the job resumed."""
         topology = Topology(rank, self.ranks)
         start = self.progress.start_of(self.deal, topology)
-        epoch = RankEpoch(self.deal.share(self.progress.epoch, 0, topology, start.phases), self.manifest)
+        epoch = RankEpoch(self.deal.share(self.progress.epoch, topology, start.phases), self.manifest)
         first = start.passed + number * batch_size
         return epoch.between(first, first + batch_size)
 

@@ -243,7 +243,7 @@ def test_each_sample_comes_once_whoever_resumes(counts: list[int], jobs: list[tu
 def share_of(deal: SampleDeal, counts: list[int], progress: Progress, reader: Topology) -> list[tuple[int, int]]:
     """Return what a reader has of an epoch, or of its rest."""
     alone = Topology(reader.reader, reader.readers)
-    return walk(deal.share(3, 0, alone, progress.past(None)), counts)
+    return walk(deal.share(3, alone, progress.past(None)), counts)
 
 
 def has(mark: Mark, place: int) -> bool:

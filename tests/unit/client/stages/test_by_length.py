@@ -49,7 +49,7 @@ class Reader:
         counts = [len(lengths)]
         deal = SampleDeal(counts, even=None)
         alone = Topology(reader.reader, reader.readers)
-        self._numbers = [number for _, number in walk(deal.share(0, 0, alone, start.progress.past(None)), counts)]
+        self._numbers = [number for _, number in walk(deal.share(0, alone, start.progress.past(None)), counts)]
         self._lengths = lengths
         self._left_out = left_out
         self._epoch = StagedEpoch(StagedForm("0" * 16, deal, stage, 7, {}), start, reader, len(self._numbers), None)

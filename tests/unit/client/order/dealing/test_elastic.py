@@ -65,7 +65,7 @@ class Elastic:
 
     def _rest(self, progress: Progress, rank: Topology) -> list[Place]:
         start = progress.start_of(self.deal, rank)
-        return walk(self.deal.share(progress.epoch, 0, rank), self.counts)[start.passed :]
+        return walk(self.deal.share(progress.epoch, rank), self.counts)[start.passed :]
 
 
 def _walk_all(spans: SpanDeal, epoch: int, span: tuple[int, int], counts: list[int]) -> list[Place]:
@@ -112,7 +112,7 @@ def test_a_batch_that_was_begun_is_read_on_by_the_same_ranks_alone() -> None:
 def test_ranks_that_do_not_divide_a_global_batch_are_refused() -> None:
     """They would not get equal parts."""
     with pytest.raises(ConfigError, match="divided among 5 ranks"):
-        ElasticDeal(SampleDeal([120]), 12).share(0, 0, Topology(0, 5))
+        ElasticDeal(SampleDeal([120]), 12).share(0, Topology(0, 5))
 
 
 def test_global_batches_need_counts() -> None:
