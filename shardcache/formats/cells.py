@@ -4,6 +4,8 @@ Formats with columns instead of files (JSON Lines, TFRecord, parquet) fill a `Ce
 index a shard. A cell is the bytes of one column of one sample.
 """
 
+from collections.abc import Iterable
+
 from shardcache.errors import UnsupportedShardError
 from shardcache.tarindex.tables import Fault, Samples
 
@@ -28,6 +30,9 @@ RESERVED = frozenset({KEY, URL, BAD})
 A table that was made from tars may have columns of these names. The values of `__key__` become the
 samples' keys, and a column `__url__` is left out.
 """
+
+Cell = tuple[int, tuple[int, int]]
+"""The number of a cell's column, and the cell's start and end in the file, in bytes."""
 
 _NUMBER_AS_KEY = b"%09d"
 
@@ -80,17 +85,17 @@ class CellTable:
             self.samples.extensions.append(name)
         return number
 
-    def add(self, cells: dict[int, tuple[int, int]], key: bytes | None = None) -> None:
+    def add(self, cells: Iterable[Cell], key: bytes | None = None) -> None:
         """Add a sample. Raises UnsupportedShardError for too many samples or cells.
 
         Args:
-            cells: by the number of its column, start and end of each cell in the file, in bytes.
+            cells: the cells of the sample. Of several cells of one column, the last has its value.
             key: key of the sample; None to use the sample's number.
         """
         samples = self.samples
         self._begin(key)
-        samples.extension_ids.extend(cells)
-        for start, end in cells.values():
+        for column, (start, end) in cells:
+            samples.extension_ids.append(column)
             samples.starts.append(start)
             samples.ends.append(end)
         samples.end()

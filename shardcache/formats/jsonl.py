@@ -2,9 +2,12 @@
 
 The index says where the value of each field is, so that a reader decodes only the values that it
 wants. An empty line is not a sample. A field `__key__` is the sample's key; without such a field,
-the key is the sample's number. A field `__url__` is left out. Of two fields of the same name, the
-last counts, as with `json.loads`. A column has a field's values in all lines, and a cell is the
-text of a value.
+the key is the sample's number. A field `__url__` is left out. A column has a field's values in all
+lines, and a cell is the text of a value.
+
+A line may have several fields of the same name. As with `json.loads`, the sample has the last value
+at the place of the first one. So the index has both: a reader sets a field twice, and a dict keeps
+the place at which a field was first set.
 """
 
 import json
@@ -41,6 +44,8 @@ _sign_after_value = re.compile(r"[ \t\r\n]*([,}])").match
 _split_lines = re.compile(r"\n\{").split
 # `_scan(text, at)` returns the value at an offset of a text, and the offset of the value's end.
 _scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+
+_Places = dict[int, tuple[int, int]]  # by the number of its column, start and end of a value
 
 
 def index(path: Path, url: str) -> Samples:
@@ -161,7 +166,7 @@ class _Lines:
                 line.decode()  # UnicodeDecodeError is a ValueError
             # Latin-1 makes each byte a character, so that offsets in the text are those of bytes.
             # Characters that are not ASCII occur only inside strings, where they do not matter.
-            fields = self._fields(line.decode("latin-1"), start)
+            fields, repeated = self._fields(line.decode("latin-1"), start)
         except (ValueError, StopIteration, RecursionError):
             self.table.add_fault(Fault.JSON, _JSON)
             return
@@ -169,7 +174,8 @@ class _Lines:
         key = None
         for column in self._reserved.keys() & fields.keys():
             name = self._reserved[column]
-            first, last = fields.pop(column)
+            value_place = fields.pop(column)
+            first, last = repeated.pop(column, value_place)
             if name == KEY:
                 key = _key_in(line[first - start : last - start])
             # A field `__bad__`, and a key that is not usable, make the sample unusable. A field
@@ -177,12 +183,16 @@ class _Lines:
             if name == BAD or (name == KEY and key is None):
                 self.table.add_fault(Fault.RESERVED, name)
                 return
-        self.table.add(fields, key)
+        cells = list(fields.items())
+        if repeated:
+            # `_rows_decoder` relies on the order of the file.
+            cells = sorted([*cells, *repeated.items()], key=itemgetter(1))
+        self.table.add(cells, key)
 
-    def _fields(self, text: str, start: int) -> dict[int, tuple[int, int]]:
-        """Return start and end of each value of an object in the file, by the column's number.
+    def _fields(self, text: str, start: int) -> tuple[_Places, _Places]:
+        """Return the places of an object's values: the first of each field, and the last repeated.
 
-        The values have the order of the file, which `_rows_decoder` relies on.
+        The second result has only the fields that come several times.
 
         Raises ValueError, StopIteration or RecursionError if the text is not an object.
 
@@ -190,8 +200,8 @@ class _Lines:
             text: a line, with a character for each byte.
             start: offset of the line in the file.
         """
-        fields: dict[int, tuple[int, int]] = {}
-        count = 0
+        fields: _Places = {}
+        repeated: _Places = {}
         begin = _begin_object(text)
         if begin is None:
             raise ValueError("not an object")
@@ -203,8 +213,10 @@ class _Lines:
                 raise ValueError("a field without a name")
             at = name.end()
             _, end = _scan(text, at)
-            fields[self._column(name[1])] = (start + at, start + end)
-            count += 1
+            column = self._column(name[1])
+            place = (start + at, start + end)
+            if fields.setdefault(column, place) is not place:
+                repeated[column] = place
 
             after_value = _sign_after_value(text, end)
             if after_value is None:
@@ -213,10 +225,7 @@ class _Lines:
             sign = after_value[1]
         if text[at:].strip(" \t\r\n"):
             raise ValueError("data after the object")
-        if len(fields) < count:
-            # A field came twice: its last value is at the place of its first one in the dict.
-            fields = dict(sorted(fields.items(), key=itemgetter(1)))
-        return fields
+        return fields, repeated
 
     def _column(self, quoted_name: str) -> int:
         """Return the number of a field's column, given its name as written in the file.

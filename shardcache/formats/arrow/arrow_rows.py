@@ -90,7 +90,7 @@ class _RowTable:
             rows = zip(*spans, strict=True)
         for number, row in enumerate(rows):
             all_cells = zip(columns, row, strict=True)
-            cells = {column: cell for column, cell in all_cells if cell is not None}
+            cells = [(column, cell) for column, cell in all_cells if cell is not None]
             key = keys[number] if keys else None
             if key:
                 self.table.add(cells, key.encode())

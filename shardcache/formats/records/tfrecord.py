@@ -175,7 +175,7 @@ class _RecordIndexer:
             if has_examples:
                 self._add(at, record, features)
             else:
-                self._table.add({self._table.column(RECORD): (at, at + len(record))})
+                self._table.add([(self._table.column(RECORD), (at, at + len(record)))])
         if has_examples:
             self._narrow()
         samples = self._table.samples
@@ -230,7 +230,7 @@ class _RecordIndexer:
             if name == BAD or (name == KEY and not key):
                 self._table.add_fault(Fault.RESERVED, name)
                 return
-        self._table.add(cells, key)
+        self._table.add(cells.items(), key)
         for start, end in contents.values():
             self._content_starts.append(start)
             self._content_ends.append(end)

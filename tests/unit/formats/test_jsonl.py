@@ -126,10 +126,10 @@ def test_reserved_field_is_a_fault_of_its_sample(tmp_path: Path, field: str) -> 
 def test_samples_and_cells_are_limited() -> None:
     """A shard of nothing but short lines would need many times its size in memory."""
     table = CellTable(URL, max_samples=2, max_cells=3)
-    table.add({0: (0, 1)})
-    table.add({0: (1, 2), 1: (2, 3)})
+    table.add([(0, (0, 1))])
+    table.add([(0, (1, 2)), (1, (2, 3))])
     with pytest.raises(UnsupportedShardError, match="more than 2 samples"):
-        table.add({})
+        table.add([])
     table = CellTable(URL, max_columns=1)
     assert table.column("a") == table.column("a")
     with pytest.raises(UnsupportedShardError, match="more than 1 columns"):
@@ -139,6 +139,6 @@ def test_samples_and_cells_are_limited() -> None:
     with pytest.raises(UnsupportedShardError, match="bytes of column names"):
         table.column("c")
     table = CellTable(URL, max_samples=2, max_cells=3)
-    table.add({})
+    table.add([])
     with pytest.raises(UnsupportedShardError, match="more than 3 values"):
-        table.add({0: (0, 1), 1: (1, 2), 2: (2, 3), 3: (3, 4)})
+        table.add([(0, (0, 1)), (1, (1, 2)), (2, (2, 3)), (3, (3, 4))])

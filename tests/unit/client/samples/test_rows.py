@@ -67,6 +67,29 @@ def test_values_are_those_of_json(tmp_path_factory: pytest.TempPathFactory, rows
         assert all(list(sample)[:2] == ["__key__", "__url__"] for sample in shard.samples())
 
 
+ORDERS = {
+    '{"a": 1, "b": 2, "a": 3}': "ab",
+    '{"a": 1, "b": 2, "a": 3, "c": 4, "b": 5}': "abc",
+    '{"b": 1, "a": 2, "__url__": 3, "b": 4, "__url__": 5}': "ba",
+    '{"a": 1, "a": 2}': "a",
+}
+
+
+@pytest.mark.parametrize("large", [0, len(LARGE)])
+def test_field_that_comes_twice_keeps_its_first_place(tmp_path: Path, large: int) -> None:
+    """As with `json.loads`: in file order, by number, and of lines so large that each value is decoded by itself."""
+    lines = [line.replace("2", json.dumps("x" * large)) for line in ORDERS for _ in range(3)]
+    values = [json.loads(line) for line in lines]
+    orders = [["__key__", "__url__", *order] for order in ORDERS.values() for _ in range(3)]
+    with closing(mapped(tmp_path / "a.jsonl", lines)) as shard:
+        cut = shard.cutter()
+        for samples in (list(shard.samples()), list(map(cut, range(len(lines))))):
+            assert list(map(list, samples)) == orders
+            assert [sample["a"] for sample in samples] == [value["a"] for value in values]
+        alone = [next(shard.samples(number)) for number in range(len(lines))]
+        assert list(map(list, alone)) == orders
+
+
 def test_choice_of_fields_holds_for_small_ones(tmp_path: Path) -> None:
     """Fields that are not read, and those of which the bytes are wanted, are what they are for large ones."""
     lines = ['{"a": 1, "b": "2"}', '{"a": 3, "b": "%s"}' % ("x" * 2000)]
