@@ -8,8 +8,8 @@ that the members are inflated only once.
 import os
 import struct
 import zlib
+from array import array
 from collections.abc import Iterable, Iterator
-from operator import attrgetter
 from pathlib import Path
 from tarfile import PAX_FORMAT, TarInfo
 from typing import BinaryIO
@@ -17,7 +17,14 @@ from typing import BinaryIO
 from shardcache.errors import CorruptShardError
 from shardcache.formats.format import Format, IndexOptions
 from shardcache.formats.streams import stream_of
-from shardcache.formats.zip_directory import DEFLATED, ZipMember, is_stored, members_of
+from shardcache.formats.zip_directory import (
+    DEFLATED,
+    ZipMember,
+    ZipMembers,
+    is_stored,
+    members_of,
+    numbers_by,
+)
 from shardcache.tarindex.grouping import group, index_tar, split_name
 from shardcache.tarindex.members import BLOCK_BYTES, padded, parse_header
 from shardcache.tarindex.tables import Samples
@@ -34,8 +41,8 @@ def index(path: Path, url: str) -> Samples:
     """
     with open(path, "rb", buffering=0) as file:
         members = members_of(file, url)
-        for member in sorted(members, key=attrgetter("start")):
-            _check_content(file, member, url)
+        for number in numbers_by(members.starts):
+            _check_content(file, members[number], url)
     grouped = _by_sample(members)
     return group((member.name, member.start, member.end, None) for member in grouped)
 
@@ -93,16 +100,23 @@ def _is_tar(path: Path) -> bool:
     return True
 
 
-def _by_sample(members: Iterable[ZipMember]) -> list[ZipMember]:
-    """Return the members in an order in which the members of each sample are adjacent.
+def _by_sample(members: ZipMembers) -> Iterator[ZipMember]:
+    """Yield the members in an order in which the members of each sample are adjacent.
 
     The samples have the order of their first members.
     """
-    samples: dict[bytes, list[ZipMember]] = {}
-    for member in members:
+    for number in numbers_by(_sample_numbers(members)):
+        yield members[number]
+
+
+def _sample_numbers(members: ZipMembers) -> "array[int]":
+    """Return the number of each member's sample, u32."""
+    numbers = array("I")
+    number_of_key: dict[bytes, int] = {}
+    for member in map(members.__getitem__, range(len(members))):
         key, _ = split_name(member.name)
-        samples.setdefault(key, []).append(member)
-    return [member for sample_members in samples.values() for member in sample_members]
+        numbers.append(number_of_key.setdefault(key, len(number_of_key)))
+    return numbers
 
 
 def _check_content(file: BinaryIO, member: ZipMember, url: str) -> None:
