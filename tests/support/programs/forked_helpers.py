@@ -2,7 +2,8 @@
 
 A daemon starts a transport worker and an indexer at once. As new interpreters, these take four times as much CPU time
 for their imports as the daemon, which is a fork itself, takes for its whole start. Their programs run as `python -m`
-would run them, and import our modules anew; only the modules of other packages are those of the daemon.
+would run them. The modules of other packages are those of the daemon; ours are a second set, which `set_aside` has
+imported and the daemon never sees.
 """
 
 import ctypes
@@ -14,6 +15,8 @@ import traceback
 from asyncio.base_subprocess import BaseSubprocessTransport
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib import import_module
+from types import ModuleType
 from typing import Any, NoReturn
 
 import uvloop
@@ -23,6 +26,27 @@ from support.programs.processes import comm_of
 FORKED = ("shardcache.transport.worker", "shardcache.store.indexing.indexer")
 
 _PR_SET_NAME = 15
+
+_modules_of_helpers: dict[str, ModuleType] = {}
+
+
+def set_aside() -> None:
+    """Import what the helpers import, for them alone: the next import of such a module makes another.
+
+    To import our modules takes most of a helper's CPU time, and those of the daemon hold its threads, caches and
+    connections.
+    """
+    for name in FORKED:
+        import_module(name)
+    _modules_of_helpers.update(_take_out())
+    for name in FORKED:
+        del _modules_of_helpers[name]  # runs as the main module
+
+
+def _take_out() -> dict[str, ModuleType]:
+    """Return our modules, which are imported no more."""
+    names = [name for name in sys.modules if name.split(".")[0] == "shardcache"]
+    return {name: sys.modules.pop(name) for name in names}
 
 
 class ForkingLoop(uvloop.Loop):
@@ -119,8 +143,8 @@ def _become_helper(
         ctypes.CDLL(None).prctl(_PR_SET_NAME, comm_of(module).encode())
         _close_all_but((*kept_fds, naming))
         os.close(naming)
-        for name in [name for name in sys.modules if name.split(".")[0] == "shardcache"]:
-            del sys.modules[name]  # they hold the daemon's threads, caches and connections
+        _take_out()
+        sys.modules.update(_modules_of_helpers)
         sys.argv = [module, *arguments]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0

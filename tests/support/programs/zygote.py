@@ -25,7 +25,8 @@ import uvloop
 from reached import record
 from support.cluster import network
 from support.disks.shim import HAS_CC, library, rule_this_process
-from support.programs.forked_helpers import FORKED, ForkingLoop
+from support.programs import forked_helpers
+from support.programs.forked_helpers import ForkingLoop
 from support.programs.guard import GUARD_S
 
 _IMPORTED = (
@@ -37,7 +38,6 @@ _IMPORTED = (
     "shardcache.origin.http.web_origin",
     "shardcache.writing.conversion",
     "shardcache.writing.writer",
-    *FORKED,
     "awscrt.checksums",  # and what these import when they need it
     "aiohappyeyeballs",
 )
@@ -162,6 +162,7 @@ def main() -> None:
 
 
 def _import_all() -> None:
+    forked_helpers.set_aside()
     for name in _IMPORTED:
         import_module(name)
     from shardcache.cli.main import app
