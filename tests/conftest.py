@@ -94,10 +94,11 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="module", autouse=True)
 def collected() -> Iterator[None]:
     """Collect a module's garbage before the next module: torch waits for workers of an abandoned loader, 5 s for each,
-    wherever the collector comes upon it.
+    wherever the collector comes upon it. What is left lives as long as the tests, so later collections may skip it.
     """
     yield
     gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
