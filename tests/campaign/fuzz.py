@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from campaign.fuzz_targets import FOLDER, TARGETS, kept
+from campaign.fuzzing.fuzz_targets import FOLDER, TARGETS, kept
 from campaign.harness import Result, Row, scaled
 from support.programs.guard import GUARD_S
 
@@ -42,7 +42,7 @@ def guided(name: str, folder: Path, result: Result, scale: float) -> None:
     full, most_s = _RUNS[name]
     corpus, log = folder / name, folder / f"{name}.log"
     corpus.mkdir()
-    command = [sys.executable, "-m", "campaign.libfuzzer", name, str(corpus), *_kept(name)]
+    command = [sys.executable, "-m", "campaign.fuzzing.libfuzzer", name, str(corpus), *_kept(name)]
     command += [f"-runs={scaled(full, scale, _LEAST_RUNS)}", f"-max_total_time={most_s}", f"-timeout={_HANG_S}"]
     command += [f"-rss_limit_mb={_MEMORY_MB}", "-seed=1", f"-max_len={_MOST_BYTES}", "-print_final_stats=1"]
     command += [f"-artifact_prefix={folder}/{name}-"]

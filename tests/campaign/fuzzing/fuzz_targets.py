@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_origin
 
-from campaign import fuzz_files, fuzz_sessions
+from campaign.fuzzing import fuzz_files, fuzz_sessions
 from shardcache.shared.protocol import ANSWERS, REQUESTS
 from shardcache.tarindex.members import BLOCK_BYTES
 from shardcache.tarindex.tables import _CRC, _PROLOGUE  # what the file itself consists of
@@ -121,7 +121,7 @@ def _place(value: Any, rng: random.Random) -> tuple[Any, Any]:
     return found
 
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True, slots=True)

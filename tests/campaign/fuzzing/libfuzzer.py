@@ -1,4 +1,4 @@
-"""`python -m campaign.libfuzzer TARGET [libFuzzer's own arguments]`: give a target inputs that cover ever more code.
+"""`python -m campaign.fuzzing.libfuzzer TARGET [libFuzzer's own arguments]`: give a target inputs that cover ever more code.
 
 https://llvm.org/docs/LibFuzzer.html, https://github.com/google/atheris
 """
@@ -8,7 +8,7 @@ import sys
 import atheris
 
 with atheris.instrument_imports(include=["shardcache", "shardcache_client"]):
-    from campaign.fuzz_targets import TARGETS
+    from campaign.fuzzing.fuzz_targets import TARGETS
 
 
 def main() -> None:
