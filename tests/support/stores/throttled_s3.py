@@ -4,13 +4,16 @@ import asyncio
 import http.client
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
+from email.utils import formatdate
+from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO, Self
-
-from aiohttp import web
+from urllib.parse import unquote
 
 from support.programs.guard import GUARD_S
 from support.stores import aws_env
@@ -19,6 +22,7 @@ from support.stores import aws_env
 _CHUNK_BYTES = 256 * 1024
 # Timers are late by a millisecond or more. What was missed may be sent at once, so that the rates are reached, too.
 CREDIT_S = 0.02
+_HEAD_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +62,46 @@ class Stats:
     sent_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    method: str
+    path: str  # without the leading slash and the query
+    headers: dict[str, str]  # by name in lower case
+
+    @property
+    def part(self) -> slice | None:
+        """The range of bytes that is asked for; None for all of them."""
+        # RFC 9110, 14.2: a Range that cannot be read is no Range.
+        found = _RANGE.fullmatch(self.headers.get("range", ""))
+        if found is None:
+            return None
+        first, last = found.groups()
+        if not first:
+            return slice(-int(last), None) if last else None
+        if not last:
+            return slice(int(first), None)
+        return slice(int(first), int(last) + 1) if int(first) <= int(last) else None
+
+
+_RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)")
+
+
+def _request_in(head: bytes) -> Request:
+    first, *lines = head.decode("latin-1").split("\r\n")
+    method, target, _ = first.split(" ")
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        headers[name.lower()] = value.strip()
+    return Request(method, unquote(target.partition("?")[0]).lstrip("/"), headers)
+
+
 @dataclass(slots=True)
 class Store:
     """Answers for the objects of a folder: `/bucket/key` is the file `folder/bucket/key`.
 
-    Bodies go out with sendfile(2) on the event loop; that this never waits for a disk is up to the page cache.
+    Bodies go out with sendfile(2) on the event loop; that this never waits for a disk is up to the page cache. HTTP is
+    spoken by hand: a web framework took more processor time for a small range than the daemon that asked for it.
     """
 
     folder: Path
@@ -71,60 +110,85 @@ class Store:
     stats: Stats = field(default_factory=Stats)
     at_once: int = 0
 
-    def app(self) -> web.Application:
-        app = web.Application()
-        app.router.add_get("/_stats", self._tell_stats)
-        app.router.add_get("/{bucket}/{key:.+}", self._get)
-        return app
+    async def accept(self, listener: socket.socket) -> None:
+        """Answer the requests of each connection, until this is cancelled."""
+        async with asyncio.TaskGroup() as connections:
+            while True:
+                sock, _ = await asyncio.get_running_loop().sock_accept(listener)
+                connections.create_task(self._serve(sock))
 
-    async def _tell_stats(self, _request: web.Request) -> web.Response:
-        return web.json_response(asdict(self.stats))
+    async def _serve(self, sock: socket.socket) -> None:
+        """Answer the requests of one connection, one after the other."""
+        loop = asyncio.get_running_loop()
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        arrived = b""
+        with sock:
+            while True:
+                head, end, rest = arrived.partition(b"\r\n\r\n")
+                try:
+                    if end:
+                        arrived = rest
+                        await self._answer(_request_in(head), sock)
+                        continue
+                    data = await loop.sock_recv(sock, _HEAD_BYTES)
+                except (OSError, ValueError):  # whoever asked has left, as the campaign's do, or speaks no HTTP
+                    return
+                if not data:
+                    return
+                arrived += data
 
-    async def _get(self, request: web.Request) -> web.StreamResponse:
+    async def _answer(self, request: Request, sock: socket.socket) -> None:
+        if request.path == "_stats":
+            await _send_text(sock, request, 200, json.dumps(asdict(self.stats)))
+            return
+        if request.method not in ("GET", "HEAD"):
+            await _refuse(sock, request, 405, "MethodNotAllowed", {"Connection": "close"})
+            raise ConnectionAbortedError("a request's body is not read")
         if self.far.max_requests and self.at_once >= self.far.max_requests:
             self.stats.refused += 1
-            return _refusal(request, 503, "SlowDown")
+            await _refuse(sock, request, 503, "SlowDown")
+            return
         self.at_once += 1
         try:
-            return await self._get_file(request)
+            await self._answer_for_file(request, sock)
         finally:
             self.at_once -= 1
 
-    async def _get_file(self, request: web.Request) -> web.StreamResponse:
-        await self._travel()
-        path = self.folder / request.match_info["bucket"] / request.match_info["key"]
+    async def _answer_for_file(self, request: Request, sock: socket.socket) -> None:
+        self.stats.requests += 1
+        await _pause(self.far.first_byte_s)
         try:
-            file = path.open("rb")
+            file = (self.folder / request.path).open("rb", buffering=0)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-            return _refusal(request, 404, "NoSuchKey")
+            await _refuse(sock, request, 404, "NoSuchKey")
+            return
         with file:
-            return await self._answer(request, file)
+            await self._send_file(request, sock, file)
 
-    async def _answer(self, request: web.Request, file: BinaryIO) -> web.StreamResponse:
+    async def _send_file(self, request: Request, sock: socket.socket, file: BinaryIO) -> None:
         facts = os.fstat(file.fileno())
         etag, size_bytes = _etag(facts), facts.st_size
-        if request.headers.get("If-Match") not in (None, "*", etag):
-            return _refusal(request, 412, "PreconditionFailed")
+        if request.headers.get("if-match") not in (None, "*", etag):
+            await _refuse(sock, request, 412, "PreconditionFailed")
+            return
         headers = {"ETag": etag, "Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
         wanted, status = range(size_bytes), 200
-        if part := _part(request):
+        if part := request.part:
             wanted, status = wanted[part], 206
             if not wanted:
-                return _refusal(request, 416, "InvalidRange", {"Content-Range": f"bytes */{size_bytes}"})
+                await _refuse(sock, request, 416, "InvalidRange", {"Content-Range": f"bytes */{size_bytes}"})
+                return
             self.stats.ranged += 1
             headers["Content-Range"] = f"bytes {wanted.start}-{wanted.stop - 1}/{size_bytes}"
-        answer = web.StreamResponse(status=status, headers=headers)
-        answer.content_length = len(wanted)
-        answer.last_modified = facts.st_mtime
-        try:
-            await answer.prepare(request)
-        except ConnectionResetError:
-            return answer  # whoever asked has left, as the campaign's do
-        if request.method == "GET" and request.transport is not None:
-            await self._send(request.transport, file, wanted)
-        return answer
+        headers["Content-Length"] = str(len(wanted))
+        headers["Last-Modified"] = formatdate(facts.st_mtime, usegmt=True)
+        has_body = request.method == "GET" and len(wanted) > 0
+        # As from any server, the first bytes of the body come together with the head.
+        sock.send(_head(status, headers), socket.MSG_MORE if has_body else 0)
+        if has_body:
+            await self._send_body(sock, file, wanted)
 
-    async def _send(self, transport: asyncio.Transport, file: BinaryIO, wanted: range) -> None:
+    async def _send_body(self, sock: socket.socket, file: BinaryIO, wanted: range) -> None:
         loop = asyncio.get_running_loop()
         # HTTP/1.1: one answer at a time has the whole connection.
         is_slow = self.far.slow_every and self.stats.ranged % self.far.slow_every == 0
@@ -136,16 +200,8 @@ class Store:
             for pacer in (connection, self.total):
                 now_s = loop.time()
                 await _pause(pacer.due_s(size_bytes, now_s) - now_s)
-            try:
-                await loop.sendfile(transport, file, start, size_bytes)
-            except (ConnectionError, RuntimeError):  # RuntimeError: asyncio saw the end of the connection first
-                transport.abort()
-                return
+            await loop.sock_sendfile(sock, file, start, size_bytes, fallback=False)
             self.stats.sent_bytes += size_bytes
-
-    async def _travel(self) -> None:
-        self.stats.requests += 1
-        await _pause(self.far.first_byte_s)
 
 
 async def _pause(delay_s: float) -> None:
@@ -153,36 +209,43 @@ async def _pause(delay_s: float) -> None:
         await asyncio.sleep(delay_s)
 
 
-def _part(request: web.Request) -> slice | None:
-    try:
-        return request.http_range if "Range" in request.headers else None
-    except ValueError:  # RFC 9110, 14.2: a Range that cannot be read is no Range
-        return None
-
-
 def _etag(facts: os.stat_result) -> str:
     return f'"{facts.st_mtime_ns:x}{facts.st_size:x}"'
 
 
-def _refusal(request: web.Request, status: int, code: str, headers: dict[str, str] | None = None) -> web.Response:
-    text = "" if request.method == "HEAD" else f"<Error><Code>{code}</Code><Message>{code}</Message></Error>"
-    return web.Response(status=status, text=text, content_type="application/xml", headers=headers)
+def _head(status: int, headers: dict[str, str]) -> bytes:
+    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+async def _refuse(
+    sock: socket.socket, request: Request, status: int, code: str, headers: dict[str, str] | None = None
+) -> None:
+    text = f"<Error><Code>{code}</Code><Message>{code}</Message></Error>"
+    await _send_text(sock, request, status, text, {"Content-Type": "application/xml", **(headers or {})})
+
+
+async def _send_text(
+    sock: socket.socket, request: Request, status: int, text: str, headers: dict[str, str] | None = None
+) -> None:
+    body = b"" if request.method == "HEAD" else text.encode()
+    head = _head(status, {"Content-Length": str(len(body)), **(headers or {})})
+    await asyncio.get_running_loop().sock_sendall(sock, head + body)
 
 
 async def serve(folder: Path, far: Far) -> None:
     """Serve on a free port of 127.0.0.1, which is printed, until standard input ends."""
     loop = asyncio.get_running_loop()
     store = Store(folder, far, Pacer(far.total_bytes_per_s, CREDIT_S, loop.time()))
-    runner = web.AppRunner(store.app(), access_log=None, shutdown_timeout=0)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        print(runner.addresses[0][1], flush=True)
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+        listener.setblocking(False)
+        accepting = loop.create_task(store.accept(listener))
+        print(listener.getsockname()[1], flush=True)
         orphaned = asyncio.Event()
         loop.add_reader(sys.stdin, orphaned.set)  # nothing is ever written there: readable means ended
         await orphaned.wait()
-    finally:
-        await runner.cleanup()
+        accepting.cancel()
 
 
 def main() -> None:
