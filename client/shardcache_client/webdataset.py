@@ -72,7 +72,8 @@ _ITEM_BY_ITEM = (
 )
 """webdataset's stages that yield at most one item for each item, before they take the next item."""
 
-# Splitters that divide shards evenly among ranks, as ShardDataset divides samples.
+# Splitters in whose place ShardDataset divides the samples evenly among ranks. The first is
+# webdataset's default, which permits only a single node.
 _NODE_SPLITTERS = (wds.single_node_only, wds.split_by_node)
 
 # Arguments of ShardDataset that have other names here, with the remedy for each.
@@ -89,9 +90,13 @@ _OPTIONS = {
 
 
 def _parts_or_urls(value: Any) -> Any:
-    """Return `urls` in the form in which they are kept. Raises TypeError or ValueError."""
+    """Check and convert `urls`, as `URLS` does. Raises TypeError or ValueError.
+
+    The parts of a mixture, a mapping, are returned as they are: `_patterns` refuses them later,
+    with a better remedy.
+    """
     if isinstance(value, Mapping):
-        return value  # the parts of a mixture, which `_patterns` refuses with a better remedy
+        return value
     return URLS.converted(value)
 
 
@@ -126,7 +131,8 @@ class WebDataset(OriginalWebDataset):  # type: ignore[misc]
         options: further arguments of ShardDataset, such as `batch_size`, `even` or `socket`.
             `shuffle_window` is 0 by default, so that `.shuffle()` mixes as in webdataset. For exact
             resuming, set `shuffle_window` in place of `.shuffle()`, and let the DataLoader batch in
-            place of `.batched()`, which takes one sample more than it yields.
+            place of `.batched()`, which takes the first sample of the next batch before it yields
+            one, so that a state counts this sample as read.
 
     Raises:
         ConfigError: an argument is not supported over shardcache, such as `rename_files` or a yaml
@@ -134,9 +140,11 @@ class WebDataset(OriginalWebDataset):  # type: ignore[misc]
         ShardcacheError: as ShardDataset.
     """
 
+    # `_OPTIONS` comes twice: its names are those that `**options` may have, and its rules are for
+    # their values.
     @checked(
         OTHER_WORDS | _REMEDIES,
-        _OPTIONS,
+        _OPTIONS.keys(),
         urls=Accepts(URLS.what, _parts_or_urls),
         handler=ARGUMENTS["on_error"],
         mode=TEXT.or_none(),
@@ -282,6 +290,7 @@ class _SourceStage:
         return iter(self._source) if begun is None else begun
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # A pass that has begun stays in this process: an iterator cannot be pickled.
         return _SourceStage, (self._source,)
 
 
@@ -293,6 +302,7 @@ def _unsupported(what: str, remedy: str) -> ConfigError:
 def _check_unsupported(mode: str | None, rename_files: object) -> None:
     """Raise ConfigError for arguments of webdataset's that are not supported."""
     if mode not in (None, "resampled"):
+        # webdataset has modes for folders of shards, which shardcache lists by their urls.
         raise _unsupported(f"mode={mode!r}", "omit it; urls that end in / need no mode")
     if rename_files is not None:
         raise _unsupported(
@@ -347,7 +357,9 @@ def _division(
             "a workersplitter of your own",
             "omit it: workers get equal shares, divided by samples, however few shards there are",
         )
-    if nodesplitter is None and not is_endless:  # each rank reads everything
+    # With a nodesplitter of None, each rank reads everything, as if it were the only one. In an
+    # endless stream, ranks share the shards instead, for the same reason as workers.
+    if nodesplitter is None and not is_endless:
         return {"rank": 0, "world_size": 1}
     return {}
 

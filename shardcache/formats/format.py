@@ -21,9 +21,10 @@ Decoder = Callable[[bytes], Any]
 RowsDecoder = Callable[[int, bytes], list[dict[str, Any]]]
 """Returns consecutive samples with all their values; it is used if no cell is large.
 
-The arguments are the column number of the first sample's first cell, and the bytes of the shard
-from the start of that cell to the end of the last sample's last cell. A sample without any cells
-may be missing from the result. The caller has to set the values of `__key__` and `__url__`.
+The second argument is a piece of the shard: the bytes of all cells of these samples, from the first
+cell to the last. The first argument is the column of the piece's first cell, which says where in a
+sample the piece begins. A sample without any cells may be missing from the result. The caller has
+to set the values of `__key__` and `__url__`.
 """
 
 RunDecoder = Callable[[bytes, int, memoryview], Sequence[Any]]
@@ -123,9 +124,9 @@ class Format:
         needs: name of the file in the same folder without which a shard cannot be indexed; None if
             the shard is enough.
         lists: True if `listed` reads an index file that the format's own writer makes.
-        is_often_a_file: True if programs other than training read such files just as often. A file
-            of this format does not count as a shard where a user may mean either shards or other
-            files.
+        is_often_a_file: True if such files are as often data of other programs as shards, as
+            parquet is. Where a user may mean either, a file of this format does not count as a
+            shard.
         is_numbered_behind: True if plain files are often named `NAME.SUFFIX-00000-of-00010`, with
             their number after the suffix.
     """
@@ -151,7 +152,8 @@ class Format:
     def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
         """Return the samples of the cached file at `path`. Blocks.
 
-        A member in the result is one cell. Raises ShardError with the shard's `url`, OSError.
+        The result describes any format in the terms of tars: each cell is a member of its sample.
+        Raises ShardError with the shard's `url`, OSError.
         """
         raise NotImplementedError
 

@@ -77,7 +77,8 @@ def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) ->
         url: url of the shard.
     """
     if tables.faults:
-        raise _unsupported(fault_of(tables, min(tables.faults)) or "", url)
+        first_faulty = min(tables.faults)
+        raise _unsupported(f"{fault_of(tables, first_faulty)}", url)
     dtype = member.dtype
     tar_offsets = array("Q")
     token_ends = array("Q")

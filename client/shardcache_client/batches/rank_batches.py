@@ -36,7 +36,8 @@ class RankBatches(RankWork):
         progress: progress of all ranks in the epoch so far.
         topology: the rank.
         form: form of the batches.
-        is_read: True if nothing is left of the epoch, even if the progress shows that some is.
+        is_read: True if nothing is left of the epoch. The progress may show that some is left, if
+            a handler (`on_error`) has ended the epoch early.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class RankBatches(RankWork):
     @cached_property
     def count(self) -> int:
         """Number of batches. It may be too large for `len`."""
-        size = self._form.places
+        size = self._form.places_per_batch
         if self._form.drop_last:
             return self.samples // size
         return -(-self.samples // size)
@@ -83,12 +84,12 @@ class RankBatches(RankWork):
 
     def after(self, batches: int) -> Progress:
         """Return the progress once each rank has taken `batches`."""
-        return self.progress.after(self._topology.world_size, self._form.places, batches)
+        return self.progress.after(self._topology.world_size, self._form.places_per_batch, batches)
 
     def places_of(self, number: int) -> tuple[int, int]:
         """Return the first place of a batch, and the place after its last."""
-        first = self._passed + number * self._form.places
-        return first, min(first + self._form.places, len(self._epoch))
+        first = self._passed + number * self._form.places_per_batch
+        return first, min(first + self._form.places_per_batch, len(self._epoch))
 
     @contextmanager
     def open_maker(self, skips: Skips) -> Iterator[BatchMaker]:
@@ -111,6 +112,7 @@ class RankBatches(RankWork):
     def _lone_reader(self) -> SampleReader:
         """Return a reader of single samples, which reads substitutes; it must be closed."""
         reading = self._reading
+        # With a global shuffle, samples are read by their ranges, else from their shards.
         if reading.form.scattered is not None:
             return LoneSamples(reading.form, reading.pipeline, reading.sessions)
         return LoneReader(reading.sessions.open, reading.form)
@@ -141,8 +143,8 @@ class RankBatches(RankWork):
     def after_samples(self, samples: int, batch_size: int) -> Progress:
         """Return the progress once each rank has passed `samples` places.
 
-        The places are counted in batches of `batch_size`, or in batches of one sample if they do
-        not make whole batches.
+        The progress is written down as a number of batches of `batch_size`. If the places are not a
+        multiple of that, it is written down as a number of batches of one sample.
         """
         return self.progress.after_samples(self._topology.world_size, batch_size, samples)
 
@@ -162,7 +164,8 @@ class RankBatches(RankWork):
             reading.sessions.borrow() as session,
             closing(self.place_reader(session, is_shared=is_shared)) as places,
         ):
-            maker = self._item_maker(Skips(for_epoch(reading.on_error)), lone)
+            skips = Skips(for_epoch(reading.on_error))  # `for_epoch` limits its warnings
+            maker = self._item_maker(skips, lone)
             try:
                 for first, end in runs:
                     yield from maker.items(first, places.reads(first, end), bad)

@@ -39,8 +39,8 @@ class BatchForm:
     collate: Collate
 
     @property
-    def places(self) -> int:
-        """Number of places of a whole batch."""
+    def places_per_batch(self) -> int:
+        """Number of places of a whole batch; 1 for samples one by one."""
         return self.size or 1
 
 

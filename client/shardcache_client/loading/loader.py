@@ -293,8 +293,8 @@ class ShardLoader(Generic[B_co]):
         rank = self._reader.parts.group.ranks
         form = self._batch_form()
         batches = epochs.rank_batches(epoch, states, form)
-        state_form = epochs.state_form(form.places, drop_last=form.drop_last)
-        return BatchPosition(batches, rank, form.places, state_form)
+        state_form = epochs.state_form(form.places_per_batch, drop_last=form.drop_last)
+        return BatchPosition(batches, rank, form.places_per_batch, state_form)
 
     def _staged_position(self, epoch: int, states: Sequence[Saved]) -> StagedPosition:
         """Return the position at the start of an epoch whose batches a stage or a filter makes."""
@@ -304,7 +304,9 @@ class ShardLoader(Generic[B_co]):
         staged_form = epochs.staged_form(states)
         deal = staged_form.deal
         resume = epochs.resume(epoch, rank, states, deal)
-        size = form.places if staged_form.stage is None else max(form.places, STAGED_CHUNK)
+        size = form.places_per_batch
+        if staged_form.stage is not None:
+            size = max(size, STAGED_CHUNK)
         chunks = RankChunks(epochs.reading(rank, deal), resume, rank, size)
         quota = epochs.quota(rank, deal)
         staged_epoch = StagedEpoch(staged_form, resume, rank, chunks.places, quota)

@@ -158,7 +158,9 @@ class PartsByTask(Dataset[MadePart]):
             topology = replace(topology, worker=info.id, workers=info.num_workers)
             Queue._on_queue_feeder_error = _put_error  # type: ignore[attr-defined]  # noqa: SLF001
         sessions = self._reading.sessions
-        identity = ReaderIdentity(sessions.identity.job, topology, self._loader, self._form.places)
+        identity = ReaderIdentity(
+            sessions.identity.job, topology, self._loader, self._form.places_per_batch
+        )
         reading = replace(self._reading, sessions=replace(sessions, identity=identity))
         work = issued.task.work(reading, self._form)
         with ExitStack() as resources:

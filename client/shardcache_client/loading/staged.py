@@ -1,4 +1,4 @@
-"""Batches of samples without numbers for a training loop.
+"""Batches for a training loop of samples that have no numbers.
 
 If a filter drops samples, or a stage such as packing regroups them, nobody can say in advance which
 samples a batch will have. So workers make chunks, each with the good samples at some places of the
@@ -51,7 +51,8 @@ class StagedWork(NamedTuple):
     """One rank's epoch, or the rest of it, to be made into batches.
 
     Attributes:
-        staged_epoch: the items that the stage makes, and the states between them.
+        staged_epoch: the items that the stage makes, and the state with which an epoch resumes
+            after each of them.
         chunks: the chunks of samples that workers make.
         task: describes the same chunks to worker processes.
     """
@@ -105,12 +106,12 @@ class StagedPosition:
 
     @property
     def batches_left(self) -> int:
-        """Number of batches that are left; 0 if it is unknown.
+        """Number of batches that are left; 0 if the number of samples that are left is unknown.
 
         The number is a maximum if samples may be left out.
         """
         samples = self.work.staged_epoch.samples_left(self._reached)
-        size = self._batch_form.places
+        size = self._batch_form.places_per_batch
         if self._batch_form.drop_last:
             return samples // size
         return math.ceil(samples / size)
@@ -163,14 +164,23 @@ class StagedBatches:
         # With workers, a thread of this process puts batches together ahead of the loop. A stage
         # that waits for other ranks may only run in the loop's own thread.
         if self._workers.are_any and not position.may_wait_for_ranks:
-            begin = self._workers.preparation()
-            made = made_by_threads(read, self._collate, threads=1, ahead=_AHEAD, begin=begin)
+            # The thread has to use the accelerator of this one, into whose memory batches go.
+            prepare_thread = self._workers.preparation()
+            made = made_by_threads(
+                read,
+                self._collate,
+                threads=1,
+                ahead=_AHEAD,
+                begin=prepare_thread,
+            )
         else:
             made = self._collate_here(read(nothing_to_check))
         try:
             with closing(made):
                 yield from made
-        finally:  # an epoch that is left early is reported as well
+        finally:
+            # An epoch that is left early is reported as well. No other samples were repeated in the
+            # place of skipped ones, as such batches simply end with fewer.
             report(position.epoch, samples.skipped, samples.lost, repeated=False)
 
     def _uncollated_batches(
@@ -186,7 +196,7 @@ class StagedBatches:
         chunks = self._workers.made(work.task, work.chunks, start=0)
         with closing(chunks):
             items = work.staged_epoch.items(samples.of(chunks, check))
-            size = self._form.places
+            size = self._form.places_per_batch
             while batch := list(islice(items, size)):
                 if len(batch) < size and self._form.drop_last:
                     return
@@ -287,11 +297,13 @@ class _ChunkSamples:
 
         Raises ShardError if all samples have come, and none of them was good.
         """
-        # The steps begun so far; the staged epoch drops the steps that it has passed.
+        # This list is the staged epoch's: the steps begun so far are added here, and it drops those
+        # that it has passed.
         begun_steps = self._work.staged_epoch.begun
         resumed = self._work.resumes_at
+        share = resumed.step.share
         # Spot of the last good sample: the start, until there is one.
-        last_good = Spot(resumed.mark.place, resumed.step.share)
+        last_good = Spot(resumed.mark.place, share)
         for made in made_chunks:
             check()
             chunk: Chunk = made.batch
@@ -299,16 +311,17 @@ class _ChunkSamples:
             self.lost |= made.lost
             self._add_times(made.times)
             # A chunk lists the steps that it touches. An earlier chunk may have listed the first of
-            # these as well.
+            # these as well; steps are told apart by the number of samples before them.
             for step in chunk.steps:
                 if not begun_steps or step.before > begun_steps[-1].before:
                     begun_steps.append(step)
-            share = begun_steps[-1].share if begun_steps else 0
+            if begun_steps:
+                share = begun_steps[-1].share
             if chunk.items:
                 last_good = Spot(chunk.items[-1].place, share)
             else:
-                # Raises an error if all samples have been tried since the last good one: an epoch
-                # that lasts until enough good samples have come would never end.
+                # An epoch may last until enough good samples have come. It would never end if no
+                # sample was good, so this raises an error once all have been tried in vain.
                 end = Spot(chunk.end, share)
                 self._work.chunks.check_progress(last_good, end, chunk.first_error)
             yield from chunk.items

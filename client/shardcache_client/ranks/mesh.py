@@ -86,7 +86,10 @@ class MeshRanks:
 
     @property
     def ranks(self) -> Topology:
-        """Rank of this process in the mesh."""
+        """This process's rank among the members of the mesh, and their number.
+
+        Raises ConfigError if this process is not a member.
+        """
         members, rank = self._resolved()
         if rank not in members:
             raise ConfigError(
@@ -134,8 +137,14 @@ def given_ranks(
 
 
 def _members_of(mesh: Any) -> tuple[int, ...]:
-    """Return the ranks in the job of a mesh's members. Raises the errors that `MeshRanks` names."""
-    if hasattr(mesh, "mesh_dim_names") and not isinstance(mesh, type):
+    """Return the ranks in the job of a mesh's members.
+
+    Raises ConfigError for a dimension that divides a model. Raises TypeError, for which the check
+    of the argument finds the words, if this is neither a mesh nor a process group.
+    """
+    # The class DeviceMesh has the attribute as well, but only an object is a mesh.
+    is_device_mesh = hasattr(mesh, "mesh_dim_names") and not isinstance(mesh, type)
+    if is_device_mesh:
         for name in dimensions(mesh):
             if words_of(name) & MODEL_WORDS:
                 raise ConfigError(
@@ -163,7 +172,10 @@ def dimensions(mesh: Any) -> list[str]:
 
 
 def argument_for(mesh: Any, name: str = "mesh") -> str:
-    """Return the argument that divides samples over the dimensions with different samples.
+    """Return the arguments that divide samples over the dimensions with different samples.
+
+    If every dimension divides the model, all ranks read the same samples: each reads as if it were
+    the only rank.
 
     Args:
         mesh: the mesh.

@@ -53,6 +53,7 @@ def fetch_into(
     folder = Path(dest)
     files = find_files(source, choice, reader)
     targets = files.by_names
+    # A single file may get a new name, as with `cp`.
     is_new_name = not folder.is_dir() and not dest.endswith("/")
     if files.is_alone and is_new_name:
         (ref,) = targets.values()

@@ -1,8 +1,11 @@
-"""One reader's plan to read shards, as it is declared to the daemon. Pure.
+"""One reader's plan to read shards, as it is declared to the daemon. It does no I/O.
 
 A plan is the list of shards in the order in which a reader will need them, so that the daemon can
 fetch them in advance. A position is an index into this list. A reader declares its plan when it
 begins an epoch, in several messages if the plan is long.
+
+A dataset may join further shards to each of its own, as columns. `manifest.planned` numbers the
+shards of the dataset, then the joined ones.
 """
 
 from array import array
@@ -20,6 +23,10 @@ _FIRST_PIECE = 1_000
 _NEXT_PIECE = 4_000
 
 
+def _nothing() -> tuple[int, ...]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The shards that one reader will read, as declared to the daemon.
@@ -35,7 +42,7 @@ class Plan:
     epoch: int
     manifest: Manifest
     order: "array[int]"
-    after: Callable[[], Iterable[int]] = tuple
+    after: Callable[[], Iterable[int]] = _nothing
     wanted: Wanted = "samples"
 
     @classmethod
@@ -44,7 +51,7 @@ class Plan:
         manifest: Manifest,
         epoch: int,
         now: Iterable[int],
-        after: Callable[[], Iterable[int]] = tuple,
+        after: Callable[[], Iterable[int]] = _nothing,
         wanted: Wanted = "samples",
     ) -> "Plan":
         """Build the plan to read shards and the shards that are joined to them.
@@ -99,8 +106,11 @@ class Plan:
             reads: number of positions that the message and its extensions have of this epoch.
         """
         planned = self.manifest.planned
+        # The daemon knows lists of shards by their fingerprints. A dataset may be put together of
+        # several of them.
+        fingerprints = planned.lists or (planned.fingerprint,)
         head: dict[str, Any] = {
-            "shards": planned.lists or (planned.fingerprint,),
+            "shards": fingerprints,
             "epoch": self.epoch,
             "reads": reads,
         }
@@ -111,7 +121,8 @@ class Plan:
 
 def _with_joined(manifest: Manifest, shards: Iterable[int]) -> Iterable[int]:
     """Return the numbers of shards, each followed by the numbers of the shards joined to it."""
-    if not manifest.columns:
+    has_joined_shards = bool(manifest.columns)
+    if not has_joined_shards:
         return shards
     return chain.from_iterable(map(manifest.together, shards))
 
