@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from shardcache.errors import TornSampleError
 from shardcache.tarindex.key_splits import LAST_DOT, key_split_in
@@ -148,6 +149,20 @@ class Grouping:
         return self.samples
 
 
+class TornMember(NamedTuple):
+    """A member that belongs to an earlier sample of its tar, although other samples lie between.
+
+    Attributes:
+        key: key of the sample.
+        extension: extension of the member.
+        start: offset of the member's content in the tar.
+    """
+
+    key: str
+    extension: str
+    start: int
+
+
 class Adjacency:
     """Finds torn samples: samples whose key appears again later in the tar, with other members.
 
@@ -172,16 +187,15 @@ class Adjacency:
         """
         torn = self.find_torn()
         if torn is not None:
-            key, extension, at = torn
             raise TornSampleError(
-                f"the key {key[:_SHOWN_CHARS]!r} appears again, with the member "
-                f"{extension[:_SHOWN_CHARS]!r} at byte {at}: the members of a sample "
+                f"the key {torn.key[:_SHOWN_CHARS]!r} appears again, with the member "
+                f"{torn.extension[:_SHOWN_CHARS]!r} at byte {torn.start}: the members of a sample "
                 "must be adjacent",
                 url=url,
             )
 
-    def find_torn(self) -> tuple[str, str, int] | None:
-        """Return key, extension and offset of the first member with which a torn sample goes on.
+    def find_torn(self) -> TornMember | None:
+        """Return the first member with which a torn sample goes on.
 
         Only samples that have become complete since the previous call are searched. Returns None if
         none of them continues an earlier sample.
@@ -205,7 +219,7 @@ class Adjacency:
             extension = self._other_extension(first, number)
             if extension is not None:
                 member = self._members(number).start
-                return key_of(samples, number), extension, samples.starts[member]
+                return TornMember(key_of(samples, number), extension, samples.starts[member])
         return None
 
     def _are_alike(self, start: int, stop: int) -> bool:

@@ -260,8 +260,10 @@ class RowSpans:
             # If no member is read, the span stays whole, so that the error for the missing members
             # can name those that the sample has.
             if read_blocks:
-                self.starts[place], _ = read_blocks[0]
-                _, self.stops[place] = read_blocks[-1]
+                first_start, _ = read_blocks[0]
+                _, last_stop = read_blocks[-1]
+                self.starts[place] = first_start
+                self.stops[place] = last_stop
 
 
 def check_of(key: str) -> int:

@@ -84,9 +84,8 @@ class ShardFile:
         """
         torn = Adjacency(self._grouping.finish()).find_torn()
         if torn is not None:
-            key, _, _ = torn
             raise errors.SampleError(
-                f"two samples with different members have the key {shown(key)}; "
+                f"two samples with different members have the key {shown(torn.key)}; "
                 "readers would reject the shard",
                 remedy="give each sample its own key, or write all of its members at once",
             )

@@ -4,6 +4,7 @@ The status page, the dashboard and the errors of readers that waited too long ha
 here. A limit holds while a transfer waits because of it.
 """
 
+import heapq
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -155,10 +156,13 @@ class Reasons:
         held: defaultdict[JobKey, set[Shard]] = defaultdict(set)
         for reader in self._readers:
             held[reader.client].update(reader.retained())
-        sizes: list[tuple[int, str]] = []
-        for (name, uid), shards in held.items():
-            held_bytes = sum(shard.kept_bytes for shard in shards)
-            if held_bytes:
-                sizes.append((held_bytes, f"{name} of {user_name(uid)}"))
-        sizes.sort(key=lambda entry: entry[0], reverse=True)
-        return [f"{job} {size(held_bytes)}" for held_bytes, job in sizes[:_MAX_HOLDERS]]
+        held_bytes: dict[JobKey, int] = {}
+        for job, shards in held.items():
+            shards_bytes = sum(shard.kept_bytes for shard in shards)
+            if shards_bytes:
+                held_bytes[job] = shards_bytes
+
+        largest = heapq.nlargest(_MAX_HOLDERS, held_bytes, key=held_bytes.__getitem__)
+        return [
+            f"{name} of {user_name(uid)} {size(held_bytes[name, uid])}" for name, uid in largest
+        ]
