@@ -63,7 +63,7 @@ class ShardDownload:
 
     def start(self, missing: Sequence[int]) -> None:
         """Count the bytes that are already on disk, given the missing parts."""
-        missing_bytes = sum(self.partial.parts(index, 1).size_bytes for index in missing)
+        missing_bytes = sum(self.partial.size_of(index) for index in missing)
         self.done_bytes = self.obj.size_bytes - missing_bytes
         self.progress(self.done_bytes)
 
@@ -126,7 +126,7 @@ class ShardDownload:
         for sums in finished:
             self.partial.record(sums)
             self._sums[sums.index] = sums.checksum
-            self.done_bytes += self.partial.parts(sums.index, 1).size_bytes
+            self.done_bytes += self.partial.size_of(sums.index)
         self.progress(self.done_bytes)
 
     def verify(self) -> None:

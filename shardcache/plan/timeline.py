@@ -125,9 +125,9 @@ class Timeline(Generic[Session]):
         for name in names:
             uses = all_uses.get(name)
             if uses is None:
-                all_uses[name] = {plan: plan.append(name, None)}
+                all_uses[name] = {plan: plan.append(name, first=None)}
             else:
-                position = plan.append(name, uses.get(plan))
+                position = plan.append(name, first=uses.get(plan))
                 uses.setdefault(plan, position)
 
     def forget(self, session: Session) -> ReaderPlan | None:

@@ -177,7 +177,7 @@ class Partial:
 
     def size_of(self, index: int) -> int:
         """Return the number of bytes of a part."""
-        return self.parts(index, 1).size_bytes
+        return min(self.part_bytes, self.obj.size_bytes - index * self.part_bytes)
 
     def record(self, sums: PartSums) -> None:
         """Mark a part as finished."""

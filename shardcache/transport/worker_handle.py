@@ -142,7 +142,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
     def prime(self, request: Request) -> None:
         """Send a request ahead of the call of `begin` that requests its body."""
         self.primed.append(request.url)
-        self._send({"do": "prime", **request_to_json(request, None)})
+        self._send({"do": "prime", **request_to_json(request, body=None)})
 
     def distrust(self, before_s: float) -> None:
         """Have the worker close its connections that have been idle since before `before_s`."""

@@ -79,8 +79,8 @@ class Workers:
         Raises TransportError, ssl.SSLCertVerificationError, NotAllowedError; OriginError for a head
         that is too large; CacheError if no process can be started.
         """
-        # No body is written (None), and the plain flow neither pauses nor limits the read.
-        answer = await self._run(request, None, Flow(), ahead=ahead)
+        # The plain flow neither pauses nor limits the read.
+        answer = await self._run(request, body=None, flow=Flow(), ahead=ahead)
         assert answer is not None
         return answer
 

@@ -148,7 +148,7 @@ def _listed(row: Any) -> ListedShard:
     if type(name) is not str or type(samples) is not int or samples < 0:
         raise ValueError(f"a chunk has no filename, or no chunk_size: {str(row)[:100]}")
     # The size in the object store is unknown: `chunk_bytes` is the size before compression.
-    return ListedShard(name, samples, None)
+    return ListedShard(name, samples, size_bytes=None)
 
 
 class _Fault(NamedTuple):

@@ -234,7 +234,7 @@ class FsspecOrigin(Origin):
             return self._remote_object(url, info)
         if flat:
             # A folder has neither a version nor a size: see `Origin.list_prefix`.
-            return RemoteObject(f"{url.rstrip('/')}/", "", 0)
+            return RemoteObject(f"{url.rstrip('/')}/", version="", size_bytes=0)
         raise folder_error(url)
 
     def _remote_object(self, url: str, info: Mapping[str, Any]) -> RemoteObject:

@@ -315,8 +315,13 @@ class _Expansion:
             except NotFoundError:
                 continue
             counts_data = await self._read_list(obj)
-            # None: a list of counts has no splits.
-            counts = await asyncio.to_thread(foreign_lists.parse, counts_url, counts_data, None)
+            # A list of counts has no splits.
+            counts = await asyncio.to_thread(
+                foreign_lists.parse,
+                counts_url,
+                counts_data,
+                split=None,
+            )
             if counts is not None:
                 listed = listed.counted_by(counts)
                 break

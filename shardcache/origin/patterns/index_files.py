@@ -94,8 +94,8 @@ def _listed_shards(index: str, listed: Iterable[ListedShard]) -> Shards:
     refs: list[ShardRef] = []
     for shard in listed:
         url = checked(join(index, shard.name))
-        # The version is None, because these index files do not state it.
-        refs.append(ShardRef(url, None, shard.size_bytes, shard.samples))
+        # These index files do not state a version.
+        refs.append(ShardRef(url, size_bytes=shard.size_bytes, samples=shard.samples))
         if len(refs) > shardlist.MAX_SHARDS:
             raise ValueError(f"it lists more than {shardlist.MAX_SHARDS:,} shards")
     return Shards.of(refs)

@@ -223,7 +223,7 @@ class S3Origin(CredentialedOrigin):
                 entries = page.get("Contents", [])
                 folders = page.get("CommonPrefixes", [])
                 objects += [_listed_object(root + entry["Key"], entry) for entry in entries]
-                objects += [RemoteObject(root + folder["Prefix"], "", 0) for folder in folders]
+                objects += [_listed_folder(root + folder["Prefix"]) for folder in folders]
                 received(len(entries) + len(folders))
                 if not page["IsTruncated"]:
                     return sorted(objects, key=lambda obj: obj.url)
@@ -353,6 +353,11 @@ def _listed_object(url: str, entry: Mapping[str, Any]) -> RemoteObject:
         size_of(entry["Size"], url),
         modified_s=None if modified is None else modified.timestamp(),
     )
+
+
+def _listed_folder(url: str) -> RemoteObject:
+    """Return a folder of a listing, which has neither a version nor a size."""
+    return RemoteObject(url, version="", size_bytes=0)
 
 
 def _version_headers(obj: RemoteObject, parts: Parts) -> dict[str, str]:
