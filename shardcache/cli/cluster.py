@@ -198,7 +198,7 @@ def run(node: str | None, wait: bool, as_json: bool, **options: Any) -> None:
     def ready(line: str) -> None:
         end_waiting(run_dir)
         _say("ready", line, as_json=as_json)
-        asyncio.run(notifier.tell(READY=1, STATUS=line))
+        asyncio.run(notifier.notify(READY=1, STATUS=line))
 
     stopping = Event()
     for number in (signal.SIGTERM, signal.SIGINT):

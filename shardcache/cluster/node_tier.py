@@ -41,7 +41,7 @@ class NodeTier:
         read: Callable[[], Tier],
         name: str,
         watched: tuple[Path, ...],
-        say: Callable[[str], object],
+        report: Callable[[str], object],
         ready: Callable[[str], object],
     ) -> None:
         """Read the configuration. Raises ConfigError.
@@ -51,13 +51,13 @@ class NodeTier:
                 file in `watched` has changed.
             name: name or address of this node in the tier.
             watched: files of the sources.
-            say: called with each message for the operator.
+            report: called with each message for the operator.
             ready: called with a line about the tier once nginx listens, and after each reload.
         """
         self._read = read
         self._name = name
         self._watched = watched
-        self._say = say
+        self._report = report
         self._ready = ready
         # The stamps are taken before the sources are read, so that a change in between is noticed.
         self._seen_stamps = self._stamps()
@@ -85,7 +85,7 @@ class NodeTier:
         process = nginx_process.start(nginx, self._config)
         try:
             if nginx_process.wait_until_listening(process, self._run_dir / _PID_FILE):
-                self._tell_ready()
+                self._announce_ready()
             self._supervise(nginx, process, log, stopping)
         finally:
             status = nginx_process.end(process)
@@ -99,7 +99,7 @@ class NodeTier:
             tier_folder.make_folder(self._cache_dir, 0o700, user)
             tier_folder.make_folder(self._run_dir, 0o750, user)
             if tier_folder.prepare(self._cache_dir):
-                self._say("unclean shutdown: the tier's cache was cleared")
+                self._report("unclean shutdown: the tier's cache was cleared")
             self._config.write_text(render(self._tier, self._node))
         except OSError as exn:
             raise ConfigError(
@@ -147,15 +147,15 @@ class NodeTier:
         except (ShardcacheError, OSError) as exn:
             self._config.write_text(previous)
             reason = exn.message if isinstance(exn, ShardcacheError) else str(exn)
-            if reason != self._stale:  # the operator is told once, not with each retry
-                self._say(f"the previous configuration stays in use: {exn}")
+            if reason != self._stale:  # reported once, not with each retry
+                self._report(f"the previous configuration stays in use: {exn}")
             self._stale = reason
             return
         self._tier = tier
         self._stale = None
-        self._tell_ready()
+        self._announce_ready()
 
-    def _tell_ready(self) -> None:
+    def _announce_ready(self) -> None:
         """Call `ready` with the number of nodes and the digest of the tier."""
         count = len(self._tier.nodes)
         self._ready(f"{count} node{'' if count == 1 else 's'}, digest {self._tier.digest}")

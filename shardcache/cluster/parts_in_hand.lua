@@ -67,7 +67,7 @@ local function is_cached(part)
 end
 
 -- Answer a node's question whether its request for a part is in hand: with status 204 if it is, with 404 if not.
-function parts.tell(part, node)
+function parts.answer_question(part, node)
     local holder = leases:get("fetched " .. part)
     local is_arriving = holder ~= nil and node_of(holder) == node and not is_cached(part)
     return ngx.exit((is_arriving or leases:get("asked " .. request_of(node, part))) and 204 or 404)

@@ -159,7 +159,7 @@ class DaemonRun:
     ) -> tuple[float, Store]:
         """Open the store, and serve it at sockets that listen already. Returns as `serve` does."""
         with building():
-            store = await self._manager.have_patience(
+            store = await self._manager.keep_alive_during(
                 "Scanning the cache folder.",
                 self._open_store,
             )
@@ -220,7 +220,7 @@ class DaemonRun:
 
                 with stop_signals() as stop:
                     self._log_ready(store)
-                    await self._manager.tell(READY=1)
+                    await self._manager.notify(READY=1)
                     self._on_ready(store)
                     tasks += self._start_watching(group, stop, cache, store, drain)
                     await stop.wait()

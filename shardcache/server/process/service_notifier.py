@@ -109,7 +109,7 @@ class ServiceNotifier:
             return cls(address, watchdog_s=int(watchdog_us) / 1e6)
         return cls(address)
 
-    async def tell(self, **fields: object) -> None:
+    async def notify(self, **fields: object) -> None:
         """Send one message, if there is a manager.
 
         A failure is logged once per outage, because a manager that gets no messages may stop the
@@ -145,10 +145,10 @@ class ServiceNotifier:
             fields: dict[str, object] = {"STATUS": current.line}
             if current.alive:
                 fields["WATCHDOG"] = 1
-            await self.tell(**fields)
+            await self.notify(**fields)
             await asyncio.sleep(self._period_s)
 
-    async def have_patience(self, doing: str, call: Callable[[], T]) -> T:
+    async def keep_alive_during(self, doing: str, call: Callable[[], T]) -> T:
         """Run a blocking call in a thread, and ask the manager for more time until it returns.
 
         After `_MAX_WORK_S`, the daemon asks for no more time, and the manager may end it.
@@ -167,7 +167,7 @@ class ServiceNotifier:
 
     async def ask_for_time(self, limit_s: float, **fields: object) -> None:
         """Extend the manager's timeout for the current start or stop by `limit_s`."""
-        await self.tell(**fields, EXTEND_TIMEOUT_USEC=int(limit_s * 1e6))
+        await self.notify(**fields, EXTEND_TIMEOUT_USEC=int(limit_s * 1e6))
 
 
 def _message(fields: Mapping[str, object]) -> bytes:

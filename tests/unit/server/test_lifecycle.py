@@ -46,15 +46,15 @@ async def test_a_long_start_asks_for_time(tmp_path: Path) -> None:
     with ServiceManager(tmp_path / "notify") as listener:
         manager, go_on = ServiceNotifier(listener.address, watchdog_s=0.03), threading.Event()
         async with asyncio.TaskGroup() as group:
-            work = group.create_task(manager.have_patience("Searching.", go_on.wait))
+            work = group.create_task(manager.keep_alive_during("Searching.", go_on.wait))
             told = await asyncio.to_thread(listener.hear)
             go_on.set()
         assert await work is True
         assert told == {"STATUS": "Searching.", "EXTEND_TIMEOUT_USEC": "30000000"}
         with pytest.raises(ZeroDivisionError):
-            await manager.have_patience("Searching.", lambda: 1 // 0)
+            await manager.keep_alive_during("Searching.", lambda: 1 // 0)
     for deaf in (ServiceNotifier(), ServiceNotifier(str(tmp_path / "gone")), ServiceNotifier("not an address")):
-        await deaf.tell(READY=1)  # nobody hears it, which does no harm
+        await deaf.notify(READY=1)  # nobody hears it, which does no harm
 
 
 class Hanging(CacheFolder):
