@@ -69,8 +69,8 @@ class DiskHealth:
         state = "healthy" if self.error is None else repr(self.error.code)
         return f"DiskHealth({state})"
 
-    def check(self, url: str) -> None:
-        """Raise the disk's present error, if there is one.
+    def raise_if_failing(self, url: str) -> None:
+        """Raise the present error of a disk that fails; no-op for a healthy one.
 
         Args:
             url: the url that cannot be fetched therefore, for the error.

@@ -119,7 +119,7 @@ class Fetcher:
             shard = await self._cached(transfer, claim, key)
             if shard is not None:
                 return shard
-            self._health.check(obj.url)
+            self._health.raise_if_failing(obj.url)
             transfer.begin(obj.size_bytes)
             if not await self._reserve_whole(transfer, claim, origin, obj, key):
                 return None
@@ -202,7 +202,7 @@ class Fetcher:
             except CorruptShardError as exn:
                 if await self._health.take_out(shard, exn):
                     return None
-                self._health.check(facts.url)
+                self._health.raise_if_failing(facts.url)
                 raise
             await self._publisher.index_present(transfer, claim, shard, facts)
         return shard

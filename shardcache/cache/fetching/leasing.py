@@ -371,7 +371,7 @@ class Leasing:
     async def _check_disk(self, url: str) -> None:
         """Raise DiskError if the disk has failed: the shard itself may then be sound."""
         await self._health.examine()
-        self._health.check(url)
+        self._health.raise_if_failing(url)
 
     async def _present(self, name: str, ref: ShardRef) -> Shard | None:
         """Return the shard if it is cached in the version that `ref` names.
