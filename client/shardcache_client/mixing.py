@@ -123,7 +123,7 @@ class MixtureReader(ShardReader[T_co]):
         assert isinstance(deal, SpanDeal)
         mixture = deal.mixture_of(epoch)
         assert mixture is not None
-        return {name: samples for name, (_, samples) in mixture.by_name.items()}
+        return {name: source.samples for name, source in mixture.in_epoch.items()}
 
     def indexed(self, window: int = 4) -> NoReturn:
         """Raise ConfigError: the samples of a mixture have no numbers."""

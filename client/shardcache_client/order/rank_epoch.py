@@ -441,7 +441,7 @@ class _PermutedPlaces(_Places):
 
     def between(self, start: int, stop: int) -> Iterator[SampleId]:
         """Yield the samples at the places from `start` to `stop`; see `_Places`."""
-        return self._part.places(start, stop)
+        return self._part.samples_between(start, stop)
 
     def visits(self, start: int) -> Iterator[Visit]:
         """Return an iterator without any visits, as no shard is held; see `_Places`."""

@@ -113,21 +113,21 @@ def _identified(saved: MixtureState, current: MixtureState) -> MixtureState:
         saved: the mixture in the state.
         current: the same mixture in this run.
     """
-    saved_by_name = saved.by_name
-    if saved_by_name.keys() != current.by_name.keys():
+    saved_in_epoch = saved.in_epoch
+    if saved_in_epoch.keys() != current.in_epoch.keys():
         raise _another_dataset()
     sources = []
     samples = []
     for source in current.sources:
-        start, samples_in_epoch = saved_by_name[source.name]
-        sources.append(source._replace(start=start))
-        samples.append(samples_in_epoch)
+        saved_source = saved_in_epoch[source.name]
+        sources.append(source._replace(start=saved_source.start))
+        samples.append(saved_source.samples)
     return replace(saved, sources=tuple(sources), samples=tuple(samples))
 
 
 def _is_same(saved: MixtureState, current: MixtureState) -> bool:
     """Return True if a state's epoch has the same samples of each source, in the same turns."""
-    has_same_samples = saved.by_name == current.by_name and saved.total == current.total
+    has_same_samples = saved.in_epoch == current.in_epoch and saved.total == current.total
     return has_same_samples and saved.form == current.form
 
 

@@ -57,8 +57,8 @@ def mixture_to_json(mixture: MixtureState | None) -> dict[str, Any]:
     if mixture is None:
         return {}
     sources = {
-        name: {"start": start, "samples": samples}
-        for name, (start, samples) in mixture.by_name.items()
+        name: {"start": source.start, "samples": source.samples}
+        for name, source in mixture.in_epoch.items()
     }
     data: dict[str, Any] = {"sources": sources}
     data["mixed"] = [[source.name, source.identity] for source in mixture.sources]

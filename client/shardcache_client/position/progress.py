@@ -161,7 +161,7 @@ class Progress:
         """Return True if a rank has nothing left of the epoch."""
         start = self.start_of(deal, topology)
         share = deal.share(self.epoch, topology, phases=start.phases)
-        return (share.samples or 0) <= start.passed
+        return share.samples <= start.passed
 
     def _passed_of_global_batches(self, deal: ElasticDeal, topology: Topology) -> int:
         """Return the number of places that a rank has passed in its parts of global batches.

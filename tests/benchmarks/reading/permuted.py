@@ -61,7 +61,7 @@ def _share(served: Served) -> float:
 def permuted(shards: int) -> Served:
     """The first epoch in our order of all samples."""
     order = ScatteredOrder([SHARD_SAMPLES] * shards, Shuffle(_SEED, None))
-    numbers = (shard * SHARD_SAMPLES + number for shard, number in order.places(0, order.samples))
+    numbers = (shard * SHARD_SAMPLES + number for shard, number in order.samples_between(0, order.samples))
     return np.fromiter(numbers, np.int64, order.samples)
 
 

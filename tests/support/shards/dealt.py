@@ -38,7 +38,7 @@ def _walk(part: Part, counts: Sequence[int]) -> list[Place]:
     if isinstance(part, Chained):
         return [place for each in part.parts() for place in _walk(each, counts)]
     if isinstance(part, Scattered):
-        return list(part.places(0, part.samples))
+        return list(part.samples_between(0, part.samples))
     assert isinstance(part, Interleaved)
     lanes = {lane: iter(_walk(lanes_part, counts)) for lane, lanes_part in part.parts().items()}
     places = [next(lanes[lane]) for lane in _turns(part)]
@@ -141,7 +141,7 @@ class Dealt:
     def _endless(self, number: int, samples: int) -> list[Place]:
         first, counts, shuffle = sum(map(len, self.counts[:number])), self.counts[number], self.shuffles[number]
         if shuffle is not None and shuffle.is_global:
-            return list(Scattered(0, samples, ScatteredOrder(counts, shuffle), 0, first).places(0, samples))
+            return list(Scattered(0, samples, ScatteredOrder(counts, shuffle), 0, first).samples_between(0, samples))
         return [
             (first + piece.shard, sample)
             for piece in Order(counts, shuffle).pieces(0, samples)

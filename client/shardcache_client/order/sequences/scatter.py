@@ -139,7 +139,7 @@ class ScatteredOrder:
     def __repr__(self) -> str:
         return f"ScatteredOrder(samples={self.samples}, {self._shuffle})"
 
-    def places(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    def samples_between(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Yield the samples between two positions of the sequence.
 
         Each sample is given as the number of its shard and its own number in the shard.
@@ -176,13 +176,13 @@ class Scattered(Slice):
         """True: the samples of a shard do not come one after another."""
         return True
 
-    def places(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    def samples_between(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Yield the samples from one place of this slice, counted from 0, to another.
 
         Each sample is given as the number of its shard in the manifest and its number in the shard.
         """
         begin = self.begin + self.start
-        samples = self.order.places(begin + start, begin + stop)
+        samples = self.order.samples_between(begin + start, begin + stop)
         if not self.first_shard:
             return samples
         return ((self.first_shard + shard, number) for shard, number in samples)

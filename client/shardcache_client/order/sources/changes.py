@@ -201,15 +201,17 @@ class MixtureState:
     change: Change | None = None
 
     @property
-    def by_name(self) -> dict[str, tuple[int, int]]:
-        """Start and number of samples of each source in the epoch, by name."""
+    def in_epoch(self) -> dict[str, EpochSource]:
+        """The sources in the epoch, by name."""
         each = zip(self.sources, self.samples, strict=True)
-        return {source.name: (source.start, samples) for source, samples in each}
+        return {
+            source.name: EpochSource(source.name, source.start, samples) for source, samples in each
+        }
 
     def changed_at_end(self, epoch: int) -> Change:
         """Return a change of the mixture after an epoch that was read to its end."""
-        taken = zip(self.sources, self.samples, strict=True)
-        ended = [source._replace(start=source.start + samples) for source, samples in taken]
+        in_epoch = self.in_epoch
+        ended = [source._replace(start=in_epoch[source.name].stop) for source in self.sources]
         # The next epoch was not begun, so it has no number of samples left (None).
         return self._change(epoch + 1, None, ended, self._sections)
 
@@ -241,10 +243,7 @@ class MixtureState:
 
     def _section(self, phases: Sequence[Phase]) -> Section:
         """Return this epoch as a section of which some phases have been read."""
-        each = zip(self.sources, self.samples, strict=True)
-        sources = tuple(
-            EpochSource(source.name, source.start, samples) for source, samples in each if samples
-        )
+        sources = tuple(source for source in self.in_epoch.values() if source.samples)
         return Section(sources, self.form, tuple(phases))
 
     def _change(

@@ -97,25 +97,25 @@ def test_each_round_has_every_sample_once(counts: list[int], seed: int, data: st
     """And any stretch of the rounds is found by itself, empty shards or not."""
     order = ScatteredOrder(counts, Shuffle(seed, GLOBAL))
     every = [(shard, number) for shard, count in enumerate(counts) for number in range(count)]
-    rounds = list(order.places(0, 3 * order.samples))
+    rounds = list(order.samples_between(0, 3 * order.samples))
 
     for number in range(3):
         assert sorted(rounds[number * order.samples : (number + 1) * order.samples]) == every
     start = data.draw(st.integers(0, len(rounds)))
     stop = data.draw(st.integers(start, len(rounds)))
-    assert list(order.places(start, stop)) == rounds[start:stop]
+    assert list(order.samples_between(start, stop)) == rounds[start:stop]
 
 
 def test_rounds_and_seeds_have_orders_of_their_own() -> None:
     """The first two rounds of two seeds are four orders."""
     orders = [ScatteredOrder([500, 500], Shuffle(seed, GLOBAL)) for seed in (1, 2)]
-    found = {tuple(order.places(begin, begin + 1_000)) for order in orders for begin in (0, 1_000)}
+    found = {tuple(order.samples_between(begin, begin + 1_000)) for order in orders for begin in (0, 1_000)}
     assert len(found) == 4
 
 
 def test_neighbours_of_a_shard_come_a_third_of_the_dataset_apart() -> None:
     """As in a permutation drawn at random."""
     order = ScatteredOrder([100] * 100, Shuffle(7, GLOBAL))
-    at = {place: nth for nth, place in enumerate(order.places(0, 10_000))}
+    at = {place: nth for nth, place in enumerate(order.samples_between(0, 10_000))}
     apart = [abs(at[shard, number] - at[shard, number + 1]) for shard in range(100) for number in range(99)]
     assert sum(apart) / len(apart) == pytest.approx(10_000 / 3, rel=0.03)
