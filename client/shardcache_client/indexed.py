@@ -20,9 +20,9 @@ from typing import Any, Generic, Self, SupportsIndex, cast, overload
 from shardcache.errors import CapacityError, ConfigError, SampleKeyError
 from shardcache_client.arguments.values import T_co, shown
 from shardcache_client.daemon.reader_sessions import ReaderSessions
-from shardcache_client.order.rank_epoch import SampleId
 from shardcache_client.order.shards.choices import Choices
 from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.order.share_places import SampleId
 from shardcache_client.parts.selecting import Divisible, counts_of
 from shardcache_client.ranks.mesh import MeshRanks
 from shardcache_client.ranks.resharding import replicas_of_sampler_asking_length

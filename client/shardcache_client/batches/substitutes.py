@@ -6,19 +6,27 @@ takes its place in the batch, so that all ranks keep their number of batches.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from shardcache_client.order.dealing.deal import Spare
-from shardcache_client.order.rank_epoch import RankEpoch, SampleId, substitutes
+from shardcache_client.order.rank_epoch import RankEpoch
 from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.order.share_places import SampleId
 from shardcache_client.reading.epochs.epoch_plans import ReadResult
 from shardcache_client.reading.epochs.lone_reader import SampleReader
 
 # Number of places whose samples are tried together, sorted by shard. Opening a shard costs as much
 # as decoding some hundred samples, so samples of open shards are tried first.
 _BLOCK_PLACES = 64
+
+_GOLDEN_SECTION = (math.sqrt(5) - 1) / 2
+
+# Number of substitutes that are spread over the epoch. More would hardly ever be needed unless most
+# of the samples are bad.
+_SPREAD_SUBSTITUTES = 16
 
 
 class _Block(NamedTuple):
@@ -64,7 +72,7 @@ class Substitutes:
         with self._lock:
             places = len(self._epoch_of(spare))
         tried: set[SampleId] = set()
-        for number in substitutes(spare.place, places, spare.pass_places):
+        for number in substitute_places(spare.place, places, spare.pass_places):
             for sample in self._samples_from(spare, number):
                 if sample not in tried:
                     tried.add(sample)
@@ -91,3 +99,24 @@ class Substitutes:
         if spare.source not in self._epochs:
             self._epochs[spare.source] = RankEpoch(spare.share, self._manifest)
         return self._epochs[spare.source]
+
+
+def substitute_places(place: int, places: int, pass_places: int) -> Iterator[int]:
+    """Yield places of an epoch as substitutes for a place whose sample cannot be read.
+
+    The first 16 substitutes are the golden section of the epoch apart, so that they are spread
+    evenly: for place 10 of 100, they begin with 72, 34, 96 and 58. Neighbours have neighbours as
+    substitutes, so that the substitutes for a lost shard come from few shards. (This is Kronecker's
+    sequence; see Knuth, The Art of Computer Programming, vol. 3, section 6.4.) Then come all
+    places, one after another.
+
+    Args:
+        place: the place, from 0 to `places` - 1.
+        places: number of places of the epoch.
+        pass_places: number of consecutive places that hold every sample; see `Spare`.
+    """
+    step = max(1, round(places * _GOLDEN_SECTION))
+    for nth in range(1, _SPREAD_SUBSTITUTES + 1):
+        yield (place + nth * step) % places
+    for nth in range(1, min(places, pass_places) + 1):
+        yield (place + nth) % places

@@ -22,8 +22,8 @@ from shardcache.shared.protocol import Json
 from shardcache.shared.units import size
 
 if TYPE_CHECKING:
-    from shardcache_client.order.rank_epoch import Visit
     from shardcache_client.order.shards.manifest import Manifest
+    from shardcache_client.order.share_places import Visit
 
 NO_CACHE = "none"
 POLICIES = ("shardcache", "MIN", "LRU", NO_CACHE)

@@ -13,8 +13,8 @@ from typing import Protocol
 from shardcache.errors import SampleError
 from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.daemon.session import Session
-from shardcache_client.order.rank_epoch import SampleId
 from shardcache_client.order.shards.declared_plan import Plan
+from shardcache_client.order.share_places import SampleId
 from shardcache_client.reading.epochs.epoch_plans import SHARD_ERRORS, ReadResult, SampleForm
 from shardcache_client.reading.leased.leased_shard import LeasedShard
 from shardcache_client.reading.leased.shard_window import ShardWindow

@@ -14,7 +14,8 @@ from functools import partial
 from itertools import islice
 
 from shardcache.errors import SampleError
-from shardcache_client.order.rank_epoch import FileRun, RankEpoch, Visit
+from shardcache_client.order.rank_epoch import RankEpoch
+from shardcache_client.order.share_places import FileRun, Visit
 from shardcache_client.reading.epochs.epoch_plans import (
     MAX_AT_ONCE,
     MAX_VISITS,

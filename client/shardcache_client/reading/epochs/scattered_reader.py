@@ -16,7 +16,8 @@ from itertools import chain
 from shardcache.errors import SampleError
 from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.daemon.session import Session
-from shardcache_client.order.rank_epoch import RankEpoch, SampleId
+from shardcache_client.order.rank_epoch import RankEpoch
+from shardcache_client.order.share_places import SampleId
 from shardcache_client.reading.epochs.epoch_plans import (
     SHARD_ERRORS,
     EpochPlans,

@@ -1,4 +1,4 @@
-"""rank_epoch.py: places of a rank's epoch by number, the visits of shards, and substitutes."""
+"""rank_epoch.py: places of a rank's epoch by number, and the visits of shards."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shardcache.shared.protocol import ShardRef
 from shardcache_client.order.dealing.deal import SpanDeal
 from shardcache_client.order.dealing.elastic_deal import ElasticDeal
-from shardcache_client.order.rank_epoch import RankEpoch, substitutes
+from shardcache_client.order.rank_epoch import RankEpoch
 from shardcache_client.order.sequences.lanes import Share
 from shardcache_client.order.sequences.partition import Partition, Phase
 from shardcache_client.order.sequences.permutations import window_of
@@ -114,27 +114,6 @@ def test_places_of_a_selection_are_numbers_in_the_tar() -> None:
     chosen = manifest_of([4, 3]).select((Marked.of([0, 1, 0, 1]), None))
     share = Dealt([[2, 3]], [None]).deal().share(0, Topology())
     assert RankEpoch(share, chosen).between(0, 9) == [(0, 1), (0, 3), (1, 0), (1, 1), (1, 2)]
-
-
-@given(st.integers(1, 300), st.integers(1, 300), st.data())
-def test_substitutes_are_all_places_at_last(places: int, pass_places: int, data: st.DataObject) -> None:
-    """So many in a row that every sample is tried, if there is a good one at all."""
-    place = data.draw(st.integers(0, places - 1))
-    found = list(substitutes(place, places, pass_places))
-    assert set(found) <= set(range(places))
-    row = {(place + nth) % places for nth in range(1, min(places, pass_places) + 1)}
-    assert set(found[-len(row) :]) == row
-
-
-@given(st.integers(100, 10**12), st.data())
-def test_substitutes_of_neighbours_are_neighbours(places: int, data: st.DataObject) -> None:
-    """Those of a lost shard come from few shards, far from it and from each other."""
-    place = data.draw(st.integers(0, places - 2))
-    ours, theirs = substitutes(place, places, 9), substitutes(place + 1, places, 9)
-    some = [next(ours) for _ in range(5)]
-    assert [(each + 1) % places for each in some] == [next(theirs) for _ in range(5)]
-    apart = min((one - other) % places for one in (place, *some) for other in (place, *some) if one != other)
-    assert apart > places / 20
 
 
 def test_an_endless_epoch_is_entered_anywhere() -> None:

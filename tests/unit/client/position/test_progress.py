@@ -13,9 +13,10 @@ from shardcache.errors import ConfigError
 from shardcache.shared.protocol import ShardRef
 from shardcache_client.order.dealing.deal import SpanDeal
 from shardcache_client.order.dealing.elastic_deal import ElasticDeal
-from shardcache_client.order.rank_epoch import RankEpoch, SampleId
+from shardcache_client.order.rank_epoch import RankEpoch
 from shardcache_client.order.sequences.partition import Even
 from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.order.share_places import SampleId
 from shardcache_client.order.topology import Topology
 from shardcache_client.position.progress import BatchPhase, Progress
 from support.cases import examples
