@@ -86,8 +86,8 @@ def _rows_decoder(columns: Sequence[str]) -> RowsDecoder:
     line. The decoder adds the text before the first value, and the text after the last value.
     """
     # Each object is to become the sample itself. So it begins with the fields that every sample
-    # has, whose values the caller sets.
-    first_fields = f'{{"{KEY}":0,"{URL}":0,'
+    # has, whose values the caller sets. Until then they are null, which is parsed fastest.
+    first_fields = f'{{"{KEY}":null,"{URL}":null,'
     begins = [f"[{first_fields}{json.dumps(name)}:" for name in columns]
     next_line = "," + first_fields
 
