@@ -13,7 +13,19 @@ from benchmarks.caching import jobs
 from benchmarks.downloads import cluster, cold, download, start
 from benchmarks.measure import Row, render
 from benchmarks.node import dashboard, decisions, endpoint, restart, scale
-from benchmarks.reading import decoded, formats, indexed, joined, loaders, packing, permuted, shuffle, tokens, warm
+from benchmarks.reading import (
+    decoded,
+    formats,
+    indexed,
+    joined,
+    loaders,
+    packing,
+    permuted,
+    shuffle,
+    tables,
+    tokens,
+    warm,
+)
 from benchmarks.workplace import Workplace
 from support.programs.cli import chosen, console
 
@@ -26,6 +38,7 @@ PARTS = {
     "tokens": tokens.measure,
     "packing": packing.measure,
     "joined": joined.measure,
+    "tables": tables.measure,
     "indexed": indexed.measure,
     "handover": loaders.handover,
     "cold": cold.measure,
