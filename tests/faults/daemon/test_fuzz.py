@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from campaign import fuzz
-from campaign.fuzz_targets import TARGETS, kept
+from campaign.fuzzing.fuzz_targets import TARGETS, kept
 from campaign.harness import Row, rows
 from shardcache.access.deceptive import checked
 from shardcache.access.urls import join, store_of
