@@ -4,9 +4,9 @@ An `Exchange` reads a body of known length with a `BodyReader`, and a chunked bo
 `ChunksReader`. Both are called with the memory to fill.
 """
 
-import select
 import socket
 import struct
+from contextlib import suppress
 
 from shardcache.transport.http.http_heads import Response
 from shardcache.transport.http.tls import TlsSocket
@@ -41,13 +41,15 @@ class BodyReader:
         self.has_more = arrived_bytes > length
         self._sock = sock
         self._flags = 0
-        self._poller = select.poll()
         if not isinstance(sock, TlsSocket):
-            self._poller.register(sock, select.POLLIN)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TICK)
 
     def __call__(self, memory: memoryview) -> int:
         """Fill some or all of the memory and return the number of bytes; 0 at the stream's end."""
+        # The first call returns as soon as some bytes have come, so that these are reported without
+        # delay. Later calls wait until the memory is full, or until `_TICK` has passed.
+        flags = self._flags
+        self._flags = socket.MSG_WAITALL
         if self._ahead_bytes:
             count = self._fp.readinto(memory[: self._ahead_bytes])
             self._ahead_bytes -= count
@@ -55,13 +57,10 @@ class BodyReader:
         if isinstance(self._sock, TlsSocket):
             return self._sock.fill(memory)
 
-        flags = self._flags
-        # The first call returns as soon as some bytes have come, so that these are reported without
-        # delay. Later calls wait until the memory is full, or until `_TICK` has passed.
-        self._flags = socket.MSG_WAITALL
-        # Waits for the next byte without a limit, so that `recv_into` never times out with none.
-        self._poller.poll()
-        return self._sock.recv_into(memory, flags=flags)
+        while True:
+            # After `_TICK` without a byte, `recv_into` raises this error.
+            with suppress(BlockingIOError):
+                return self._sock.recv_into(memory, flags=flags)
 
 
 class ChunksReader:
