@@ -8,6 +8,7 @@ it. A read stalls if too few bytes arrive while it is not paused.
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeAlias
@@ -155,8 +156,11 @@ class PausableRead(Flow):
 
     # Methods of `Flow`: called by the transport
 
-    def received(self, count: int) -> None:
-        """Count received bytes; restart the timer when enough have arrived."""
+    def received(self, count: int, first_byte_s: float | None = None) -> None:
+        """Count received bytes; restart the timer when enough have arrived.
+
+        For the arguments, see `Flow.received`.
+        """
         self._tally(count)
 
         self._lately_bytes += count
@@ -165,7 +169,8 @@ class PausableRead(Flow):
 
         self.last_byte_s = self.reading_time.elapsed_s
         if self.first_byte_s is None:
-            self.first_byte_s = self.last_byte_s
+            late_s = 0.0 if first_byte_s is None else time.monotonic() - first_byte_s
+            self.first_byte_s = max(0.0, self.last_byte_s - late_s)
 
         self.received_bytes += count
         self._left_bytes -= count

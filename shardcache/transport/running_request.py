@@ -119,17 +119,29 @@ class RunningRequest:
             self._held = True
         else:
             received_bytes = message.get("received_bytes", self.received_bytes)
-            self.progress(received_bytes, self._written_bytes)
+            self.progress(received_bytes, self._written_bytes, message.get("first_byte_s"))
             self._last_message = message
         self._changed.set()
 
-    def progress(self, received_bytes: int, written_bytes: int) -> None:
-        """Record the total numbers of bytes of the body received and written so far."""
+    def progress(
+        self,
+        received_bytes: int,
+        written_bytes: int,
+        first_byte_s: float | None,
+    ) -> None:
+        """Record the progress of the body.
+
+        Args:
+            received_bytes: total number of bytes received so far.
+            written_bytes: total number of bytes written so far.
+            first_byte_s: when the first byte was received, by the monotonic clock; None if none
+                was.
+        """
         more_bytes = received_bytes - self.received_bytes
         # Two threads of the worker report progress, so an older report may come after a newer one.
         if more_bytes > 0:
             self.received_bytes = received_bytes
-            self.flow.received(more_bytes)
+            self.flow.received(more_bytes, first_byte_s)
         if written_bytes > self._written_bytes:
             self._written_bytes = written_bytes
             self.flow.written(written_bytes)

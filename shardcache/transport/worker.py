@@ -171,7 +171,11 @@ class Worker:
         gate = self._gates.pop(number, None)
         self._reported.pop(number, None)
         if gate is not None:
-            self._send({"id": number, "received_bytes": gate.received_bytes, **outcome})
+            received = {
+                "received_bytes": gate.received_bytes,
+                "first_byte_s": gate.first_byte_s,
+            }
+            self._send({"id": number, **received, **outcome})
 
     def _cancel(self, number: int) -> None:
         """Cancel a request.
@@ -206,14 +210,13 @@ class Worker:
 
     def _report_progress(self) -> None:
         """Report the requests whose numbers of bytes have changed since the last report."""
-        changed: dict[int, tuple[int, int]] = {}
+        rows: list[tuple[int, int, int, float | None]] = []
         for number, gate in list(self._gates.items()):
             counts = (gate.received_bytes, gate.written_bytes)
             if counts != self._reported.get(number, (0, 0)):
-                changed[number] = counts
-        if changed:
-            self._reported |= changed
-            rows = [(number, *counts) for number, counts in changed.items()]
+                self._reported[number] = counts
+                rows.append((number, *counts, gate.first_byte_s))
+        if rows:
             self._send({"is": "progress", "counts": rows})
 
     def _send(self, message: Message) -> None:

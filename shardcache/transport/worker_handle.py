@@ -217,9 +217,9 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         """Handle a message of the worker."""
         match message["is"]:
             case "progress":
-                for number, received_bytes, written_bytes in message["counts"]:
+                for number, *counts in message["counts"]:
                     if number in self.requests:
-                        self.requests[number].progress(received_bytes, written_bytes)
+                        self.requests[number].progress(*counts)
             case "silent":
                 self._report_silence(message["asked_s"])
             case "up":

@@ -348,7 +348,9 @@ async def _read(
                 start=start,
                 size_bytes=min(step, obj.size_bytes - start),
             )
-            await origin.fetch(obj, part, Flow(on_received))
+            flow = Flow(on_received)
+            flow.prompt = True  # otherwise, a short part would be reported only at its end
+            await origin.fetch(obj, part, flow)
 
     with suppress(TimeoutError):  # the bytes received so far count
         try:

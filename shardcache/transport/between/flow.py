@@ -34,8 +34,8 @@ class Flow:
     Attributes:
         credit_bytes: byte credit of the read, infinite for no limit. A read that exceeds its credit
             does no harm, but makes a bandwidth limit uneven.
-        prompt: True if a reader is waiting for the first bytes, so that `written` should be called
-            often.
+        prompt: True if a reader is waiting for the first bytes, so that `received` should be called
+            as soon as they arrive, and `written` often.
     """
 
     credit_bytes = math.inf
@@ -44,8 +44,14 @@ class Flow:
     def __init__(self, tally: Received = nothing) -> None:
         self._tally = tally
 
-    def received(self, count: int) -> None:
-        """Count received bytes."""
+    def received(self, count: int, first_byte_s: float | None = None) -> None:
+        """Count received bytes.
+
+        Args:
+            count: number of bytes.
+            first_byte_s: when the first byte of the body arrived, by the monotonic clock; None if
+                it may count as arriving now.
+        """
         self._tally(count)
 
     def written(self, size_bytes: int) -> None:

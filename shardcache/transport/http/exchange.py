@@ -61,12 +61,13 @@ class Exchange:
     Args:
         _body: the expected body and its destination; None if no body is to be written.
         _report_held: called when a held body has arrived in memory.
-        _report_progress: called when the body's first bytes have arrived, and when its byte credit
-            is used up.
+        _report_progress: called when the first bytes of a long body have arrived, and when the byte
+            credit is used up. The first bytes of a short body are reported together with its end,
+            which follows at once.
 
     Attributes:
-        prompt: True if a reader waits for the first bytes; progress is then reported for every MiB
-            written as well.
+        prompt: True if a reader waits for the first bytes; progress is then also reported for the
+            first bytes of a short body, and for every MiB written.
     """
 
     _request: Request
@@ -297,9 +298,17 @@ class Exchange:
         if not count:
             message = "the server closed the connection before the end of the body"
             raise ConnectionResetError(message)
-        if self._gate.receive(count):
+        is_first = self._gate.first_byte_s is None
+        self._gate.receive(count)
+        if self._gate.used_up or (is_first and self._reports_first_bytes):
             self._report_progress()
         return count
+
+    @property
+    def _reports_first_bytes(self) -> bool:
+        """True if the first bytes are reported before the body has ended."""
+        is_long = self._body is not None and self._body.parts.size_bytes > _BLOCK_BYTES
+        return self.prompt or is_long
 
 
 def _is_expected(body: Body, response: Response, headers: dict[str, str]) -> bool:

@@ -8,6 +8,7 @@ until the daemon commits it, that is, allows it to be written.
 import concurrent.futures
 import http.client
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -26,6 +27,8 @@ class Gate:
     Attributes:
         received_bytes: number of bytes of the body received so far.
         written_bytes: number of bytes of the body that are in the file.
+        first_byte_s: when the first bytes of the body were received, by the monotonic clock; None
+            before that.
         asked_idle_s: when the request was sent over a reused connection, by the monotonic clock;
             None once that has answered, or if the connection is new.
     """
@@ -41,6 +44,7 @@ class Gate:
         self._changed = threading.Condition()
         self.received_bytes = 0
         self.written_bytes = 0
+        self.first_byte_s: float | None = None
         self.asked_idle_s: float | None = None
 
     # Called by the thread that reads the answer
@@ -60,15 +64,11 @@ class Gate:
         """True if the request is not paused and has byte credit left."""
         return not self._paused and not self.used_up
 
-    def receive(self, count: int) -> bool:
-        """Count received bytes.
-
-        Return True if the bytes are the first of the body, or use up the byte credit. The worker
-        then reports its progress to the daemon without delay.
-        """
-        is_first = not self.received_bytes
+    def receive(self, count: int) -> None:
+        """Count received bytes."""
+        if self.first_byte_s is None:
+            self.first_byte_s = time.monotonic()
         self.received_bytes += count
-        return is_first or self.used_up
 
     @property
     def used_up(self) -> bool:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -82,7 +83,7 @@ class Program:
         for line in self._output:
             message = decoded(line)
             assert message["is"] == "progress"
-            if {each: received for each, received, _ in message["counts"]}.get(number, 0) >= received_bytes:
+            if {each: received for each, received, *_ in message["counts"]}.get(number, 0) >= received_bytes:
                 return
         pytest.fail("no report")
 
@@ -144,6 +145,16 @@ def test_file_without_a_name_is_written_by_its_descriptor(nameless: tuple[int, i
     with ScriptedServer(answer(DATA)) as server, Program() as program:
         assert written(server, program, fd, fd)["is"] == "answer"
     assert os.pread(fd, len(DATA) + 1, 0) == DATA
+
+
+def test_end_of_a_short_body_states_when_its_first_byte_came(nameless: tuple[int, int]) -> None:
+    """So that the first bytes need no message of their own."""
+    fd, _ = nameless
+    asked_s = time.monotonic()
+    with ScriptedServer(answer(DATA)) as server, Program() as program:
+        outcome = written(server, program, fd, fd)
+    assert outcome["received_bytes"] == len(DATA)
+    assert asked_s <= outcome["first_byte_s"] <= time.monotonic()
 
 
 def test_descriptor_of_another_file_than_the_request_names_is_not_written(nameless: tuple[int, int]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 from collections import Counter
 
 import pytest
@@ -195,3 +196,15 @@ async def test_a_slow_answer_may_take_longer_than_the_limit() -> None:
             for _ in range(5):
                 trickle.received(1000)
                 await asyncio.sleep(0.9 * LIMIT_S)
+
+
+@leaping
+async def test_first_byte_that_is_reported_late_counts_from_its_arrival() -> None:
+    """The workers report the first bytes of a short body together with its end."""
+    read = PausableRead("s3://bucket/key", LIMIT_S, size_bytes=10)
+    async with read.limit():
+        pass_time(5.0)
+        read.received(10, time.monotonic() - 2.0)
+    assert read.first_byte_s is not None
+    assert 2.0 <= read.first_byte_s <= 3.0
+    assert read.last_byte_s == 5.0
