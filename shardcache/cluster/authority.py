@@ -42,7 +42,7 @@ _PEM = serialization.Encoding.PEM
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class IssuedCertificate:
     """A new certificate.
 
     Attributes:
@@ -56,7 +56,7 @@ class Issued:
     expires: datetime
 
 
-def issue(nodes: Sequence[Node] | None, folder: Path, days: int) -> list[Issued]:
+def issue(nodes: Sequence[Node] | None, folder: Path, days: int) -> list[IssuedCertificate]:
     """Write a certificate for each node to a folder of its name, signed by the cluster's authority.
 
     The authority, ca.pem and ca.key, is created if neither exists.
@@ -132,7 +132,13 @@ class _Authority:
         _write_key(key_file, self._key)
         _write(file, self._certificate.public_bytes(_PEM))
 
-    def issue(self, name: str, folder: Path, days: int, address: str | None = None) -> Issued:
+    def issue(
+        self,
+        name: str,
+        folder: Path,
+        days: int,
+        address: str | None = None,
+    ) -> IssuedCertificate:
         """Write a new certificate and key for a node, with the authority's certificate.
 
         Raises OSError.
@@ -162,7 +168,7 @@ class _Authority:
         _write_key(folder / "node.key", key)
         _write(folder / "node.pem", certificate.public_bytes(_PEM))
         _write(folder / "ca.pem", self._certificate.public_bytes(_PEM))
-        return Issued(name, folder, expires)
+        return IssuedCertificate(name, folder, expires)
 
 
 def _builder(

@@ -19,7 +19,7 @@ _NO_USES: dict[ReaderPlan, int] = {}  # default for a lookup, which saves making
 Session = TypeVar("Session", bound=Hashable)
 
 
-class Missing(NamedTuple, Generic[Session]):
+class MissingShard(NamedTuple, Generic[Session]):
     """A shard that a session needs, and that is not cached.
 
     Attributes:
@@ -224,7 +224,7 @@ class Timeline(Generic[Session]):
                     soonest = (plan, position)
         return soonest
 
-    def next_missing(self, is_cared_for: Callable[[str], bool]) -> Missing[Session] | None:
+    def next_missing(self, is_cared_for: Callable[[str], bool]) -> MissingShard[Session] | None:
         """Return the missing shard that is needed soonest, and so has to be fetched next.
 
         None if no shard has to be fetched.
@@ -233,7 +233,7 @@ class Timeline(Generic[Session]):
             is_cared_for: returns, for a shard's name, True if the shard must not be fetched now: it
                 is cached, is being fetched, or is not worth an attempt.
         """
-        soonest: Missing[Session] | None = None
+        soonest: MissingShard[Session] | None = None
         soonest_s = NEVER
         for session, plan in self._plans.items():
             # A plan's first missing shard is at the frontier or after it. So a plan whose frontier
@@ -245,7 +245,7 @@ class Timeline(Generic[Session]):
             if need_s is not None and need_s < soonest_s:
                 soonest_s = need_s
                 position = plan.frontier
-                soonest = Missing(plan.names[position], need_s, session, position)
+                soonest = MissingShard(plan.names[position], need_s, session, position)
         return soonest
 
     def ahead(

@@ -14,7 +14,7 @@ OLDEST_PROTOCOL_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class ProtocolRange:
     """The range of protocol versions that one side speaks, including both ends."""
 
     oldest: int
@@ -26,7 +26,7 @@ class Spoken:
         return f"protocols {self.oldest} to {self.newest}"
 
 
-SPOKEN = Spoken(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION)
+SPOKEN = ProtocolRange(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Release:
     """A shardcache version and the protocol versions that it speaks."""
 
     version: str
-    spoken: Spoken
+    spoken: ProtocolRange
 
     def __str__(self) -> str:
         return f"shardcache {self.version}, which speaks {self.spoken}"
@@ -49,7 +49,7 @@ class Release:
         oldest = hello.get("oldest_protocol")
         if not isinstance(oldest, int):
             oldest = newest
-        return cls(str(hello.get("client_version")), Spoken(oldest, newest))
+        return cls(str(hello.get("client_version")), ProtocolRange(oldest, newest))
 
 
 def agree(*, daemon: Release, client: Release) -> int:

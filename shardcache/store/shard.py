@@ -64,7 +64,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Unpublished:
+class UnpublishedFiles:
     """The files of a shard that has passed every check and is not published yet.
 
     Their bytes and modes are final. They are not synced and do not have their final names, so a

@@ -34,7 +34,7 @@ from shardcache.store.folder.layout import SIDECAR, TAR, Layout
 from shardcache.store.folder.name_links import NameLinks
 from shardcache.store.leftovers import Leftovers
 from shardcache.store.partial import Partial, discard
-from shardcache.store.shard import Facts, Shard, Unpublished
+from shardcache.store.shard import Facts, Shard, UnpublishedFiles
 from shardcache.store.space import Space
 from shardcache.store.verification import Scrub, check_sidecar, read_facts
 
@@ -140,20 +140,20 @@ class Store:
 
     # Arriving shards
 
-    async def seal(self, tar: Path, sidecar: Path, facts: Facts) -> Unpublished:
+    async def seal(self, tar: Path, sidecar: Path, facts: Facts) -> UnpublishedFiles:
         """Make the files of a verified, indexed shard read-only, as published files are.
 
         Raises DiskError.
         """
         return await asyncio.to_thread(self._seal, tar, sidecar, facts)
 
-    def _seal(self, tar: Path, sidecar: Path, facts: Facts) -> Unpublished:
+    def _seal(self, tar: Path, sidecar: Path, facts: Facts) -> UnpublishedFiles:
         with disk_errors(tar):
             for path in (sidecar, tar):
                 path.chmod(_SHARD_MODE)
-            return Unpublished(tar, sidecar, tar.stat().st_ino, facts)
+            return UnpublishedFiles(tar, sidecar, tar.stat().st_ino, facts)
 
-    async def publish(self, key: str, files: Unpublished) -> Shard:
+    async def publish(self, key: str, files: UnpublishedFiles) -> Shard:
         """Publish a shard: make its files durable, and give them their final names.
 
         The bytes are synced before the files are renamed, so that a published file is always whole
@@ -170,7 +170,7 @@ class Store:
         self.shards[key] = shard
         return shard
 
-    def _publish(self, key: str, files: Unpublished) -> int:
+    def _publish(self, key: str, files: UnpublishedFiles) -> int:
         """Sync and rename the files, as `publish` describes. Blocks.
 
         Return the size of the sidecar in bytes.
@@ -193,7 +193,7 @@ class Store:
         discard(self.layout, key)
         return sidecar_bytes
 
-    def _sync(self, key: str, files: Unpublished) -> None:
+    def _sync(self, key: str, files: UnpublishedFiles) -> None:
         """Flush both files to the disk. If that fails, discard them, and raise OSError."""
         try:
             fsync_path(files.tar)

@@ -147,7 +147,8 @@ class DaemonConnection:
         chosen = self._checked("hello", welcome)["protocol"]
         # The daemon has chosen a version that both sides speak. A daemon that is too old to choose
         # reports the only version it speaks, which `agree` may reject.
-        daemon = versions.Release(str(welcome.get("version")), versions.Spoken(chosen, chosen))
+        chosen_alone = versions.ProtocolRange(chosen, chosen)
+        daemon = versions.Release(str(welcome.get("version")), chosen_alone)
         versions.agree(daemon=daemon, client=versions.Release(__version__, spoken))
 
     def tell(self, kind: str, deadline_s: float | None = None, **fields: Any) -> None:

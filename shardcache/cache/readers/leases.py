@@ -14,7 +14,7 @@ from shardcache.cache.readers.held_ranges import HeldRange
 from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.waits import Wait
 from shardcache.errors import CorruptShardError
-from shardcache.store.shard import Facts, Shard, Unpublished
+from shardcache.store.shard import Facts, Shard, UnpublishedFiles
 
 
 class LeaseState(enum.Enum):
@@ -54,7 +54,7 @@ class Lease:
     wait: Wait
     state: LeaseState = LeaseState.REQUESTED
     granted: Shard | Arrival | HeldRange | None = None
-    files: Unpublished | None = None
+    files: UnpublishedFiles | None = None
     damage_seen: bool = False
     task: asyncio.Task[None] | None = field(default_factory=asyncio.current_task, repr=False)
 

@@ -30,7 +30,7 @@ _FILLED_AT_ONCE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedVersion:
     """The version of a url that was fetched last: a row of the catalogue.
 
     Attributes:
@@ -42,7 +42,7 @@ class Fetched:
     samples: int | None
 
     @classmethod
-    def from_row(cls, row: object) -> "Fetched":
+    def from_row(cls, row: object) -> "FetchedVersion":
         """Build from a row's value. Raises ValueError for any other value."""
         match row:
             case [str(version), None | int() as samples] if not isinstance(samples, bool):
@@ -110,15 +110,15 @@ class History:
         # A shard with a count always gets a new row: `known` stays None. A tar that is fetched as a
         # plain file has no count. If there is a row of the same version, that row may have a count,
         # and so it is kept.
-        known: Fetched | None = None
+        known: FetchedVersion | None = None
         if facts.samples is None:
-            known = await self.catalogue.get(_KIND, facts.url, parse=Fetched.from_row)
+            known = await self.catalogue.get(_KIND, facts.url, parse=FetchedVersion.from_row)
         if known is None or known.version != facts.version:
             # The change is counted before `put` is called, not after `put` returns. The catalogue
             # serves calls in their order, and nothing else runs between the count and the call. So
             # a caller that sees the new count looks rows up after this row is written.
             self.changes += 1
-            row = Fetched(facts.version, facts.samples).to_row()
+            row = FetchedVersion(facts.version, facts.samples).to_row()
             await self.catalogue.put(row, _KIND, facts.url)
 
     async def versions(self, urls: Sequence[str]) -> list[str | None]:
@@ -154,7 +154,7 @@ class History:
                     samples[number] = row.samples
         return replace(shards, samples=samples)
 
-    async def _last_fetched(self, urls: Sequence[str]) -> list[Fetched | None]:
+    async def _last_fetched(self, urls: Sequence[str]) -> list[FetchedVersion | None]:
         """Return the version of each url that was fetched last; None for a url never fetched.
 
         If rows turn out to be damaged, they are restored from the sidecars, and looked up again.
@@ -164,13 +164,13 @@ class History:
         # Rows are stored under `Facts.url`, which is a `stored_url` as well.
         keys = [(_KIND, stored_url(url)) for url in urls]
         losses = self.catalogue.losses
-        rows = await self.catalogue.get_many(keys, Fetched.from_row)
+        rows = await self.catalogue.get_many(keys, FetchedVersion.from_row)
         if self.catalogue.losses != losses:  # damaged rows were dropped
             await self.rebuild(damaged=True)
-            rows = await self.catalogue.get_many(keys, Fetched.from_row)
+            rows = await self.catalogue.get_many(keys, FetchedVersion.from_row)
         return rows
 
 
 def _row_of(facts: Facts) -> tuple[tuple[str, str], list[object]]:
     """Return the key and the value of a shard's row."""
-    return (_KIND, facts.url), Fetched(facts.version, facts.samples).to_row()
+    return (_KIND, facts.url), FetchedVersion(facts.version, facts.samples).to_row()

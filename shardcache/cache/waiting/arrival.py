@@ -22,7 +22,7 @@ from shardcache.cache.waiting.waits import JobKey, Wait
 from shardcache.errors import CorruptShardError, DiskError, ShardcacheError
 from shardcache.fetch.reads import Coming
 from shardcache.store.partial import Partial
-from shardcache.store.shard import Shard, Unpublished
+from shardcache.store.shard import Shard, UnpublishedFiles
 
 
 class Arrival:
@@ -52,7 +52,7 @@ class Arrival:
         self.partial = partial
         self.readers: list[JobKey | None] = []
         self.is_file = False
-        self.files: Unpublished | None = None
+        self.files: UnpublishedFiles | None = None
         self.damage: CorruptShardError | None = None
         self.shard: Shard | None = None
         self.refused: ShardcacheError | None = None
@@ -100,7 +100,7 @@ class Arrival:
         # Once all bytes have arrived, only the checks are left to wait for.
         return 0 < self.ready_bytes < self.partial.obj.size_bytes
 
-    def files_for(self, wait: Wait) -> Unpublished | None:
+    def files_for(self, wait: Wait) -> UnpublishedFiles | None:
         """Return the checked files, if there are any and a wait accepts them unpublished.
 
         None for files without an index: a reader of samples needs one, so it waits until the shard
@@ -137,7 +137,7 @@ class Arrival:
             return False
         return self.ready_bytes > have_bytes
 
-    def offer_files(self, files: Unpublished) -> None:
+    def offer_files(self, files: UnpublishedFiles) -> None:
         """Announce that the shard has passed every check, and may be read."""
         self.files = files
         self._moved.notify()

@@ -1,7 +1,7 @@
 """Credentials in the form that requests carry, renewed before they expire.
 
 A proof is that form: headers such as a bearer token, or a signed query. `StoreOrigin` gets a proof
-from `Renewed` for each request, and each store has its own function that creates proofs.
+from `RenewedProof` for each request, and each store has its own function that creates proofs.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ def _expired_proof() -> Proof:
     return Proof({}, until_s=-math.inf)
 
 
-class Renewed:
+class RenewedProof:
     """A proof that is renewed five minutes before it expires.
 
     If several requests need a new proof at the same time, one of them renews it for all.

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from shardcache.errors import NotFoundError
 from shardcache.origin.base import Setup
-from shardcache.origin.cloud.proofs import Proof, Renewed
+from shardcache.origin.cloud.proofs import Proof, RenewedProof
 from shardcache.origin.filesystems.fsspec_origin import FsspecOrigin
 from shardcache.origin.http.http_errors import error_of, translated
 from shardcache.origin.http.http_semantics import (
@@ -85,7 +85,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         super().__init__(self._with_options(setup))
         self._workers = setup.workers
         self._verify_md5 = setup.table.verify_etag
-        self._proof = Renewed(self._prove)
+        self._proof = RenewedProof(self._prove)
         self._environment = Environment()
 
     @classmethod

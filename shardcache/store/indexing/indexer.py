@@ -56,7 +56,7 @@ class IndexRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Indexed:
+class IndexOutcome:
     """The result of indexing.
 
     Attributes:
@@ -87,7 +87,7 @@ class TokensRequest:
     member: str
 
 
-def index_shard(request: IndexRequest) -> Indexed:
+def index_shard(request: IndexRequest) -> IndexOutcome:
     """Read a shard to its end and write its sidecar. Blocks. Raises ShardError, DiskError."""
     sidecar = Path(request.sidecar)
     options = IndexOptions(
@@ -107,7 +107,7 @@ def index_shard(request: IndexRequest) -> Indexed:
         }
         sidecar_bytes = tables.write(sidecar, header, samples, request.allowed_bytes)
     was_written = sidecar_bytes <= request.allowed_bytes
-    return Indexed(len(samples), sidecar_bytes, was_written)
+    return IndexOutcome(len(samples), sidecar_bytes, was_written)
 
 
 def write_bare(sidecar: Path, header: dict[str, Any]) -> None:

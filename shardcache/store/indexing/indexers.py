@@ -18,7 +18,7 @@ from shardcache.errors import CacheError, from_json
 from shardcache.shared.credentials.store_variables import reaches_stores
 from shardcache.store.indexing import indexer
 from shardcache.store.indexing.helper_process import SILENCE_S, HelperProcess
-from shardcache.store.indexing.indexer import Indexed, IndexRequest, TokensRequest
+from shardcache.store.indexing.indexer import IndexOutcome, IndexRequest, TokensRequest
 
 log = structlog.get_logger()
 
@@ -38,13 +38,13 @@ class Indexers:
         self._silence_s = silence_s
         self._idle: list[HelperProcess] = []
 
-    async def index(self, request: IndexRequest) -> Indexed:
+    async def index(self, request: IndexRequest) -> IndexOutcome:
         """Run `index_shard` in a process.
 
         Raises the error of `index_shard`, or CacheError if two processes in a row die or hang.
         """
         fields = await self._run(request)
-        return Indexed(**fields)
+        return IndexOutcome(**fields)
 
     async def count_tokens(self, request: TokensRequest) -> int:
         """Run `count_tokens` in a process. Raises its errors, and CacheError as `index` does."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shardcache import __version__
 from shardcache.errors import NoDaemonError, ShardcacheError, StoppingError, VersionMismatchError, from_json
 from shardcache.shared.protocol import ShardRef
-from shardcache.shared.versions import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, Release, Spoken, agree
+from shardcache.shared.versions import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, ProtocolRange, Release, agree
 from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 from shardcache_client.daemon.patience import Patience
@@ -46,14 +46,14 @@ def path(tmp_path: Path) -> Path:
 
 
 @st.composite
-def spoken(draw: st.DrawFn) -> Spoken:
+def spoken(draw: st.DrawFn) -> ProtocolRange:
     """Any range of versions."""
     oldest = draw(st.integers(1, 6))
-    return Spoken(oldest, draw(st.integers(oldest, 6)))
+    return ProtocolRange(oldest, draw(st.integers(oldest, 6)))
 
 
 @given(spoken(), spoken())
-def test_the_newest_that_both_speak_is_chosen(daemon: Spoken, client: Spoken) -> None:
+def test_the_newest_that_both_speak_is_chosen(daemon: ProtocolRange, client: ProtocolRange) -> None:
     """It is the best of all that both know; where there is none, whoever is behind is to be upgraded."""
     common = set(range(daemon.oldest, daemon.newest + 1)) & set(range(client.oldest, client.newest + 1))
     if common:

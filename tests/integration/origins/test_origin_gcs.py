@@ -11,7 +11,7 @@ import pytest
 from shardcache import errors
 from shardcache.config.origin_table import OriginTable
 from shardcache.origin.base import Origin
-from shardcache.origin.cloud.proofs import Proof, Renewed
+from shardcache.origin.cloud.proofs import Proof, RenewedProof
 from shardcache.origin.objects import Checksum
 from shardcache.origin.registry import Origins
 from shardcache.transport.between.checksums import crc32c
@@ -152,7 +152,7 @@ async def test_requests_that_wait_for_a_token_fail_together() -> None:
         await asyncio.sleep(0.01)
         raise OSError("no metadata service")
 
-    renewed = Renewed(prove)
+    renewed = RenewedProof(prove)
     ended = await asyncio.gather(*(renewed.get(URL) for _ in range(64)), return_exceptions=True)
     assert ({type(error) for error in ended}, len(asked)) == ({errors.OriginUnavailableError}, 1)
 

@@ -16,7 +16,7 @@ from shardcache.access.rules import AllowList, AllowRule, Peer
 from shardcache.cache.listings.manifests import ListingLimits, Manifests, listing_of
 from shardcache.cache.planner import Planner
 from shardcache.cache.scrubber import ScrubProgress
-from shardcache.cache.versions.history import Fetched, History
+from shardcache.cache.versions.history import FetchedVersion, History
 from shardcache.errors import NotAllowedError, ProtocolError
 from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import ShardRef
@@ -165,7 +165,7 @@ listings = st.text(alphabet="eJxAB+/=\u00e9", max_size=40) | st.binary(max_size=
 def test_any_row_is_a_version_with_a_count_or_a_value_error(row: object) -> None:
     """The version and count fit the columns of a list of shards, and the version is text."""
     try:
-        found = Fetched.from_row(row)
+        found = FetchedVersion.from_row(row)
     except ValueError:
         return
     assert found.version.encode() is not None

@@ -22,7 +22,7 @@ from shardcache.origin.objects import RemoteObject
 from shardcache.shared.protocol import ShardRef
 from shardcache.store.folder.layout import Layout
 from shardcache.store.partial import Partial
-from shardcache.store.shard import Facts, Shard, Unpublished
+from shardcache.store.shard import Facts, Shard, UnpublishedFiles
 from shardcache.transport.between.parts import PartSums
 
 URL, PART, SIZE = "s3://bucket/a.tar", 1000, 2500
@@ -108,12 +108,12 @@ async def test_files_without_samples_are_no_whole_shard(arrival: Arrival, tmp_pa
     wait = Wait(JOB, since_s=0.0, partial=True, unpublished=True)
     lease = Lease(1, 0, wait, granted=arrival, task=None)
     facts = Facts(URL, "1", SIZE, SIZE, PART, (1, 2, 3), samples=None)
-    arrival.offer_files(Unpublished(tmp_path / "tar", tmp_path / "sidecar", 1, facts))
+    arrival.offer_files(UnpublishedFiles(tmp_path / "tar", tmp_path / "sidecar", 1, facts))
     assert arrival.files_for(wait) is None
     arrival.publish(Shard("key", SIZE, 0, used_at_s=0.0, facts=facts), None)
     assert not lease.is_whole
 
-    indexed = Unpublished(tmp_path / "tar", tmp_path / "sidecar", 1, replace(facts, samples=40))
+    indexed = UnpublishedFiles(tmp_path / "tar", tmp_path / "sidecar", 1, replace(facts, samples=40))
     arrival.offer_files(indexed)
     assert arrival.files_for(wait) is indexed
 
