@@ -103,7 +103,7 @@ class Leasing:
     async def acquire(
         self,
         ref: ShardRef,
-        wanted: PriorityClass,
+        priority_class: PriorityClass,
         wait: Wait,
     ) -> Published | Arrival:
         """Return the published shard, fetched if it is missing.
@@ -113,20 +113,20 @@ class Leasing:
 
         Args:
             ref: the shard, with the version that is wanted; without one, the latest is wanted.
-            wanted: priority class of the transfer, if there has to be one.
+            priority_class: class of the transfer, if there has to be one.
             wait: the caller's wait, which says who waits and how much of the shard is enough.
         """
         name = name_of(ref)
 
         async def fetch() -> Shard | Arrival:
-            return await self._transfers.wait(name, ref, wanted, wait)
+            return await self._transfers.wait(name, ref, priority_class, wait)
 
         return await self._acquire(fetch, name, ref)
 
     async def acquire_latest(
         self,
         ref: ShardRef,
-        wanted: PriorityClass,
+        priority_class: PriorityClass,
         wait: Wait,
     ) -> Published | Arrival:
         """Return the present version of a shard, whichever version `ref` names; see `acquire`.
@@ -134,7 +134,7 @@ class Leasing:
         Plans that call the shard by the same name get the present version from then on, too, even
         if their manifest gave another.
         """
-        acquired = await self.acquire(ref._replace(version=None), wanted, wait)
+        acquired = await self.acquire(ref._replace(version=None), priority_class, wait)
         if isinstance(acquired, Published):
             key = acquired.shard.key
         else:

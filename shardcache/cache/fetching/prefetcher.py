@@ -110,7 +110,7 @@ class Prefetcher:
     def _transfers_ahead(self) -> int:
         """Return the number of transfers that were started for plans and that nobody waits for."""
         transfers = self._transfers.all()
-        planned = [each for each in transfers if each.wanted is PriorityClass.PLANNED]
+        planned = [each for each in transfers if each.requested_class is PriorityClass.PLANNED]
         ahead = [each for each in planned if not each.waits]
         return len(ahead)
 

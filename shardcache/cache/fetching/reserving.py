@@ -160,6 +160,6 @@ def _needed_at_s(residency: Residency, claim: KeyClaim, key: str) -> float:
     if longest_wait(claim.whole_waits) is not None:
         return NOW
     whole = [transfer for transfer in claim.transfers if transfer.is_whole]
-    if any(transfer.wanted is PriorityClass.PLANNED for transfer in whole):
+    if any(transfer.requested_class is PriorityClass.PLANNED for transfer in whole):
         return residency.planned_need_s(key)
     return residency.unplanned_need_s(key)

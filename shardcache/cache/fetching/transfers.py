@@ -103,7 +103,7 @@ class Transfers:
         self,
         name: str,
         ref: ShardRef,
-        wanted: PriorityClass,
+        priority_class: PriorityClass,
         wait: Wait,
     ) -> Shard | Arrival:
         """Join the shard's transfer, or start one; return the shard.
@@ -119,13 +119,13 @@ class Transfers:
         Args:
             name: the shard's name.
             ref: the shard.
-            wanted: priority class of a new transfer; a running one gets it if it is more urgent.
+            priority_class: class of a new transfer; a running one gets it if it is more urgent.
             wait: the caller's wait.
         """
         wait.is_file = ref.is_file
 
         def start() -> Transfer:
-            return self.start(name, ref, wanted, wait.client)
+            return self.start(name, ref, priority_class, wait.client)
 
         return await self._join(name, ref.url, start, _early_access, wait)
 
@@ -225,17 +225,17 @@ class Transfers:
         self,
         name: str,
         ref: ShardRef,
-        wanted: PriorityClass,
+        priority_class: PriorityClass,
         client: JobKey | None = None,
         *,
         is_whole: bool = True,
     ) -> Transfer:
-        """Start a transfer, or make the running one at least as urgent as `wanted`.
+        """Start a transfer, or make the running one at least as urgent as `priority_class`.
 
         Args:
             name: the shard's name in plans.
             ref: the shard.
-            wanted: priority class, not counting readers that wait.
+            priority_class: class of the request, not counting readers that wait.
             client: the job to which a new transfer's requests and bytes are charged; None if they
                 are charged to no job.
             is_whole: whether all of the object is wanted, and not only the ranges that readers
@@ -243,7 +243,7 @@ class Transfers:
         """
         transfer = self._by_name.get(name)
         if transfer is None:
-            transfer = Transfer(name, ref, wanted, is_whole=is_whole)
+            transfer = Transfer(name, ref, priority_class, is_whole=is_whole)
             self._by_name[name] = transfer
             transfer.outcome.add_done_callback(_retrieve_error)
             # All log lines of the task name the shard.
@@ -252,7 +252,7 @@ class Transfers:
                     self._run(transfer, client),
                     name=f"fetch {ref.url}",
                 )
-        transfer.wanted = min(transfer.wanted, wanted)
+        transfer.requested_class = min(transfer.requested_class, priority_class)
         if is_whole:
             transfer.want_whole()
         # A shard is indexed if any of its requests is for samples.

@@ -179,7 +179,7 @@ class KeyClaim:
             return Priority(PriorityClass.WAITING, time.monotonic(), readers[0], alone=True)
 
         # 3. If nobody waits, the time at which a plan needs the shard counts.
-        most_urgent = min(transfer.wanted for transfer in self.transfers)
+        most_urgent = min(transfer.requested_class for transfer in self.transfers)
         return Priority(most_urgent, next_use_s())
 
     def _is_awaited_in_part(self) -> bool:

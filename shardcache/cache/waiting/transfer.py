@@ -30,7 +30,7 @@ class Transfer:
     Attributes:
         name: the shard's name in plans.
         ref: the shard.
-        wanted: priority class, not counting readers that wait.
+        requested_class: priority class of the most urgent request, not counting readers that wait.
         is_whole: False while only ranges of the object are wanted.
         is_divisible: False once the object is known to be available only as a whole.
         given_up: the reason for which the whole object was given up, while ranges of it are still
@@ -50,7 +50,7 @@ class Transfer:
 
     name: str
     ref: ShardRef
-    wanted: PriorityClass
+    requested_class: PriorityClass
     is_whole: bool = True
     is_divisible: bool = True
     given_up: ShardcacheError | PostponedError | None = None
@@ -67,9 +67,9 @@ class Transfer:
 
     @property
     def priority_class(self) -> PriorityClass:
-        """Present priority class: `WAITING` while a reader waits, otherwise `wanted`."""
+        """Present priority class: `WAITING` while a reader waits, otherwise `requested_class`."""
         has_waiting_reader = longest_wait(self.waits) is not None
-        return PriorityClass.WAITING if has_waiting_reader else self.wanted
+        return PriorityClass.WAITING if has_waiting_reader else self.requested_class
 
     def join(self, moved: Signal, part_file: PartFile | None) -> None:
         """Share the signal and the parts of other transfers of the same object.
