@@ -309,7 +309,14 @@ class Maker(ABC):
             decoding_s=decoded_s - begun_s,
             collating_s=ended_s - decoded_s,
         )
-        return MadeBatch(part, len(items), is_last, bad.samples, frozenset(bad.lost), times)
+        return MadeBatch(
+            part,
+            samples=len(items),
+            is_last=is_last,
+            skipped=bad.samples,
+            lost=frozenset(bad.lost),
+            times=times,
+        )
 
     @abstractmethod
     def items_of(self, raw: RawBatch, bad: Bad) -> Iterator[Any]:

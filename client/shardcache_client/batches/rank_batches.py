@@ -107,7 +107,13 @@ class RankBatches(RankWork):
         if self._deal.even is not None:
             spare = partial(self._deal.spare, epoch, self._topology)
             substitutes = Substitutes(spare, reading.form.manifest, lone)
-        return ItemMaker(reading.pipeline, skips, substitutes, self._topology.rank, epoch)
+        return ItemMaker(
+            reading.pipeline,
+            skips,
+            substitutes=substitutes,
+            rank=self._topology.rank,
+            epoch=epoch,
+        )
 
     def _lone_reader(self) -> SampleReader:
         """Return a reader of single samples, which reads substitutes; it must be closed."""

@@ -180,8 +180,13 @@ class RankChunks(RankWork):
 
     def _item_maker(self, skips: Skips) -> ItemMaker:
         """Return a maker of items, which leaves bad samples out."""
-        # There are no substitutes (None): bad samples are left out and not replaced.
-        return ItemMaker(self._reading.pipeline, skips, None, self._reader.rank, self._epoch)
+        return ItemMaker(
+            self._reading.pipeline,
+            skips,
+            substitutes=None,  # bad samples are left out and not replaced
+            rank=self._reader.rank,
+            epoch=self._epoch,
+        )
 
     def raw(self, number: int, places: Any, session: Session) -> RawBatch:
         """Read the samples of a chunk; see `RankWork`."""

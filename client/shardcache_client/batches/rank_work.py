@@ -128,7 +128,12 @@ class RankWork(ABC):
         waited_s = session.waited_s
         first, end = self.places_of(number)
         reads: Sequence[ReadResult] = list(places.reads(first, end))
-        return RawBatch(first, reads, monotonic() - begun_s, session.waited_s - waited_s)
+        return RawBatch(
+            first,
+            reads,
+            reading_s=monotonic() - begun_s,
+            waited_s=session.waited_s - waited_s,
+        )
 
     def made(
         self,

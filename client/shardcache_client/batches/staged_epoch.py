@@ -123,7 +123,13 @@ class StagedEpoch:
             regrouped = one_by_one(samples)
         else:
             begin = self.reached.mark
-            facts = EpochFacts(self._reader, self._form.seed, self.epoch, begin, self._places)
+            facts = EpochFacts(
+                self._reader,
+                seed=self._form.seed,
+                epoch=self.epoch,
+                start=begin,
+                places=self._places,
+            )
             regrouped = stage.regrouped(samples, facts)
 
         for item, mark in regrouped:
@@ -169,10 +175,10 @@ class StagedEpoch:
         return StagedState(
             form.dataset,
             self._resume.progress,
-            reader.reader,
-            reader.readers,
-            reader.workers,
-            reached,
+            reader=reader.reader,
+            readers=reader.readers,
+            workers=reader.workers,
+            reached=reached,
             counted=deal.counted,
             over=over,
             ended=ended,

@@ -183,7 +183,14 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         max_age_s = None
         if self._invalidated_s is not None:
             max_age_s = time.monotonic() - self._invalidated_s
-        return resolve(self.choice, self.reader, [url], self.patience.limit_s, wanted, max_age_s)
+        return resolve(
+            self.choice,
+            self.reader,
+            [url],
+            timeout_s=self.patience.limit_s,
+            wanted=wanted,
+            max_age_s=max_age_s,
+        )
 
     def _check_folder(self, url: str) -> None:
         """Raise NotFoundError if there is no folder at a url that is known not to be a file."""

@@ -74,7 +74,7 @@ def cached_paths(
     """
     choice = DaemonChoice.of(socket, daemon)
     reader = ReaderIdentity(job or job_name())
-    manifest = resolve(choice, reader, patterns_from_here(urls), timeout_s, "either")
+    manifest = resolve(choice, reader, patterns_from_here(urls), timeout_s, wanted="either")
     with ExitStack() as resources:
         planned = session_of(choice, reader, manifest, "either", Patience(timeout_s))
         session = resources.enter_context(planned)

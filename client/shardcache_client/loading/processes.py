@@ -171,7 +171,15 @@ class PartsByTask(Dataset[MadePart]):
             places = resources.enter_context(closing(reader))
             probe = LockProbe(MAX_SAMPLES if issued.is_watched else 0)
             resources.callback(probe.close)
-            return _OpenTask(issued, work, session, places, maker, probe, resources.pop_all())
+            return _OpenTask(
+                issued,
+                work,
+                session=session,
+                places=places,
+                maker=maker,
+                probe=probe,
+                resources=resources.pop_all(),
+            )
         raise AssertionError  # for type checkers: an ExitStack might suppress an exception
 
     def close(self) -> None:

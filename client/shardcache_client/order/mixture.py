@@ -227,8 +227,13 @@ class MixtureDeal(SpanDeal):
         layout = self.layout(epoch)
         facts = zip(self._names, self._identities, layout.starts, strict=True)
         sources = tuple(KnownSource(name, identity, start) for name, identity, start in facts)
-        change = self._change_in(epoch, sources)
-        return MixtureState(sources, layout.samples, self.form, self._samples_wanted(epoch), change)
+        return MixtureState(
+            sources,
+            layout.samples,
+            self.form,
+            total=self._samples_wanted(epoch),
+            change=self._change_in(epoch, sources),
+        )
 
     def _change_in(self, epoch: int, sources: Iterable[KnownSource]) -> Change | None:
         """Return the change without the sections that no longer matter in an epoch.

@@ -210,9 +210,9 @@ class DatasetEpochs:
         return StageRun(
             self.reading(topology, form.deal),
             form,
-            self.resume(epoch, topology, states, form.deal),
-            topology,
-            self.quota(topology, form.deal),
+            resume=self.resume(epoch, topology, states, form.deal),
+            reader=topology,
+            quota=self.quota(topology, form.deal),
             is_over=are_over(states) or staged_state.has_reader_ended(states, topology),
         )
 
@@ -256,14 +256,13 @@ class DatasetEpochs:
 
     def _sample_run(self, epoch: int, topology: Topology, states: Sequence[Saved]) -> SampleRun:
         """Return the run of a reader whose samples have numbers; see `run`."""
-        # It is unknown whether a plain DataLoader leaves out the last batch.
-        drop_last = None
         return SampleRun(
             self.reading(topology, self.deal),
-            topology,
-            self.state_form(self._parts.batch_size, drop_last=drop_last),
-            self._runtime.asked_size,
-            self._run_start(epoch, topology, states),
+            reader=topology,
+            # None: it is unknown whether a plain DataLoader leaves out the last batch.
+            form=self.state_form(self._parts.batch_size, drop_last=None),
+            asked_size=self._runtime.asked_size,
+            start=self._run_start(epoch, topology, states),
         )
 
     def _run_start(self, epoch: int, topology: Topology, states: Sequence[Saved]) -> RunStart:

@@ -121,7 +121,7 @@ def mixture_from_json(data: Mapping[str, Any]) -> MixtureState | None:
         form = _form_from_json(fields)
         _check_turns(samples, form)
     change = _change_from_json(data["changed"]) if "changed" in data else None
-    return MixtureState(sources, samples, form, count(total), change)
+    return MixtureState(sources, samples, form, total=count(total), change=change)
 
 
 def _identity(value: object) -> str:
@@ -153,14 +153,15 @@ def _check_turns(samples: Sequence[int], form: SourceBatches) -> None:
 def _change_from_json(data: Mapping[str, Any]) -> Change:
     """Return the change that a state describes. Raises as `mixture_from_json` does."""
     samples = data["samples"]
+    sources = tuple(
+        KnownSource(text(name), _identity(identity), count(start))
+        for name, identity, start in data["sources"]
+    )
     return Change(
         count(data["epoch"]),
-        None if samples is None else count(samples),
-        tuple(
-            KnownSource(text(name), _identity(identity), count(start))
-            for name, identity, start in data["sources"]
-        ),
-        tuple(map(_section_from_json, data.get("sections", ()))),
+        samples=None if samples is None else count(samples),
+        sources=sources,
+        sections=tuple(map(_section_from_json, data.get("sections", ()))),
     )
 
 

@@ -129,7 +129,7 @@ class Progress:
         if isinstance(deal, ElasticDeal):
             # Global batches are the same for any number of ranks, so the epoch is not divided
             # again: all phases together are a number of batches that have passed.
-            return Start((), self._passed_of_global_batches(deal, topology))
+            return Start(phases=(), passed=self._passed_of_global_batches(deal, topology))
         phases = self.phases
         passed = 0
         if phases and phases[-1].ranks == topology.world_size and not phases[-1].beyond:
@@ -237,9 +237,10 @@ def _continued(phase: BatchPhase, further: BatchPhase) -> BatchPhase:
     if isinstance(phase.batches, int) and isinstance(further.batches, int):
         if phase.batch_size == further.batch_size:
             return phase._replace(batches=phase.batches + further.batches)
-        return BatchPhase(phase.ranks, 1, phase.samples(0) + further.samples(0))
+        samples_of_each = phase.samples(0) + further.samples(0)
+        return BatchPhase(phase.ranks, batch_size=1, batches=samples_of_each)
     samples = tuple(phase.samples(rank) + further.samples(rank) for rank in range(phase.ranks))
-    return BatchPhase(phase.ranks, 1, samples)
+    return BatchPhase(phase.ranks, batch_size=1, batches=samples)
 
 
 def past_phase(phase: BatchPhase, even: Even) -> Phase:

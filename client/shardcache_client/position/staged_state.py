@@ -160,11 +160,11 @@ def _mark_from_json(data: Mapping[str, Any]) -> Mark:
     """Return the mark that a state describes."""
     group, given, beyond = data.get("group", (0, 0, ""))
     return Mark(
-        count(data["place"]),
-        count(group),
-        count(given),
-        int(hexadecimal(beyond) or "0", 16),
-        count(data.get("again", 0)),
+        place=count(data["place"]),
+        group=count(group),
+        given=count(given),
+        beyond=int(hexadecimal(beyond) or "0", 16),
+        again=count(data.get("again", 0)),
     )
 
 
@@ -173,11 +173,7 @@ def _step_from_json(value: Any) -> StepPlace:
     if value is None:
         return StepPlace()
     share, step, before = value
-    return StepPlace(
-        count(share),
-        count(step),
-        count(before),
-    )
+    return StepPlace(share=count(share), step=count(step), before=count(before))
 
 
 class Resume(NamedTuple):
@@ -325,7 +321,7 @@ def _mark_in_step(mark: Mark) -> Mark:
     """
     if not mark.first:
         return mark._replace(beyond=0)
-    return Mark(mark.first - 1, mark.group, mark.given, beyond=1, again=1)
+    return Mark(mark.first - 1, group=mark.group, given=mark.given, beyond=1, again=1)
 
 
 def _progress_after(by_reader: Mapping[int, StagedState], first: StagedState) -> Progress:
@@ -353,5 +349,5 @@ def _progress_after(by_reader: Mapping[int, StagedState], first: StagedState) ->
     if not any(beyond):
         beyond = ()
     # The readers count as ranks, and their places as batches of one sample.
-    phase = BatchPhase(first.readers, 1, places, beyond)
+    phase = BatchPhase(first.readers, batch_size=1, batches=places, beyond=beyond)
     return replace(first.progress, phases=(*first.progress.phases, phase))

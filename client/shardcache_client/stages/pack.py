@@ -332,7 +332,7 @@ class _Groups:
             if not numbers:  # other ranks need a block, and this rank has no sample left
                 self._repeated += 1
             if given < len(blocks):
-                yield block, Mark(start.place, number, given, beyond, start.again)
+                yield block, Mark(start.place, number, given, beyond, again=start.again)
             else:
                 yield block, self._mark_before(number + 1)
 
