@@ -92,8 +92,8 @@ class JoinedReader(ShardReader[T_co]):
 
         # Tables become stages of the pipeline. The shards of other sources become columns of the
         # first source's manifest, unless `members` names nothing of the source.
-        daemon, patience, _ = first.sessions.settings
-        access = TableAccess(daemon, first.job, patience.limit_s)
+        settings = first.sessions.settings
+        access = TableAccess(settings.choice, first.job, settings.patience.limit_s)
         rows, members, missing = row_stages(tables, decode, members, missing, access)
         pipeline = Pipeline.of(decode, members, missing)
         columns = tuple(

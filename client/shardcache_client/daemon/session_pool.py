@@ -8,12 +8,26 @@ import atexit
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.patience import Patience
 from shardcache_client.daemon.session import Session
+
+
+class SessionSettings(NamedTuple):
+    """Settings of all sessions of a dataset. Pools with equal settings are interchangeable.
+
+    Attributes:
+        choice: the daemon, and whether a private daemon may replace it.
+        patience: limits of the waits for the daemon and its shards.
+        partial_reads: True if a shard may be granted before it has arrived whole.
+    """
+
+    choice: DaemonChoice
+    patience: Patience
+    partial_reads: bool
 
 
 class SessionPool:
@@ -28,11 +42,11 @@ class SessionPool:
         partial_reads: True if a shard may be granted before it has arrived whole.
 
     Attributes:
-        settings: these arguments; pools with equal settings are interchangeable.
+        settings: these arguments.
     """
 
     def __init__(self, choice: DaemonChoice, patience: Patience, partial_reads: bool) -> None:
-        self.settings = (choice, patience, partial_reads)
+        self.settings = SessionSettings(choice, patience, partial_reads)
         self._kept: list[Session] = []  # the kept session, if there is one
 
     @contextmanager
@@ -66,14 +80,15 @@ class SessionPool:
 
     def open(self, reader: ReaderIdentity) -> Session:
         """Return a new session, to be closed by the caller."""
-        choice, patience, partial_reads = self.settings
-        return Session(choice, reader, patience, partial_reads=partial_reads)
+        settings = self.settings
+        return Session(
+            settings.choice, reader, settings.patience, partial_reads=settings.partial_reads
+        )
 
     @property
     def timeout_s(self) -> float:
         """Time limit of a wait for a shard."""
-        _, patience, _ = self.settings
-        return patience.limit_s
+        return self.settings.patience.limit_s
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SessionPool, self.settings

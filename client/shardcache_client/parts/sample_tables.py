@@ -54,12 +54,18 @@ def table_rows(parts: DatasetParts) -> Iterator[tuple[str, Row]]:
 
 def _reader_of_tables(parts: DatasetParts) -> EpochReader:
     """Return a reader of the tables' rows, by which this process reads all of them."""
-    daemon, patience, partial_reads = parts.sessions.settings
-    source = ShardSource(tables_of(parts.urls), daemon, parts.job, patience.limit_s, partial_reads)
+    settings = parts.sessions.settings
+    source = ShardSource(
+        tables_of(parts.urls),
+        settings.choice,
+        parts.job,
+        timeout_s=settings.patience.limit_s,
+        partial_reads=settings.partial_reads,
+    )
     group = RankGroup(Topology())
     samples = DealtSamples.of(source.manifest(group), DealOptions())
     # All members are read (None), and a row without its member is an error.
-    pipeline = Pipeline.of(row_of, None, "error")
+    pipeline = Pipeline.of(row_of, members=None, missing="error")
     reader = EpochReader(
         replace(source.parts(samples, group), pipeline=pipeline, epochs=1),
         Runtime(),
