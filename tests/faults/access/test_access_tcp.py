@@ -5,10 +5,8 @@ import http.client
 import json
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
-from email.message import Message
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -17,37 +15,13 @@ from shardcache.server.listening.acceptor import Acceptor
 from shardcache.server.listening.limits import Limits
 from shardcache.server.listening.tcp_listener import listening
 from support.network.ports import free_port
+from support.network.tcp_requests import ask
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.shards.tars import write_shards
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 READABLE = ("/v1/health", "/v1/status", "/v1/shards")
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A response."""
-
-    status: int
-    headers: Message
-    body: bytes
-
-    @property
-    def lines(self) -> list[Any]:
-        """Its JSON, line by line."""
-        return [json.loads(line) for line in self.body.splitlines()]
-
-
-def ask(port: int, path: str, method: str = "GET", **headers: str) -> Answer:
-    """Send one request by TCP and return its answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=GUARD_S)
-    try:
-        connection.request(method, path, headers={name.replace("_", "-"): text for name, text in headers.items()})
-        with connection.getresponse() as answer:
-            return Answer(answer.status, answer.headers, answer.read())
-    finally:
-        connection.close()
 
 
 @pytest.fixture(scope="module")

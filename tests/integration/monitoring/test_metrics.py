@@ -1,6 +1,5 @@
 """A scrape of a real daemon, and the truth of what is shipped and written about it."""
 
-import http.client
 import math
 import os
 import re
@@ -17,8 +16,8 @@ from shardcache_client.dataset import ShardDataset
 from support.cases import first_quick
 from support.monitoring.queries import OF_THE_TARGET, Query, alerts, panels
 from support.network.ports import free_port
+from support.network.tcp_requests import ask
 from support.programs.daemon import Daemon, eventually
-from support.programs.guard import GUARD_S
 from support.programs.raw_session import RawSession
 from support.shards.tars import write_shards
 
@@ -51,18 +50,6 @@ class Scraped:
     def labels(self, sample: str) -> list[set[str]]:
         """Return the labels of each sample of a name."""
         return [set(each.labels) for family in self.families.values() for each in family.samples if each.name == sample]
-
-
-def over_tcp(port: int, accept: str = "") -> tuple[str, str]:
-    """Return content type and text of a scrape by TCP."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=GUARD_S)
-    try:
-        connection.request("GET", "/metrics", headers={"Accept": accept} if accept else {})
-        with connection.getresponse() as answer:
-            assert answer.status == 200
-            return answer.headers["Content-Type"], answer.read().decode()
-    finally:
-        connection.close()
 
 
 @pytest.fixture(scope="module")
@@ -161,11 +148,14 @@ def test_errors_are_recognised_by_their_code(scraped: Scraped) -> None:
 
 def test_metrics_are_served_by_tcp_in_both_formats(scraped: Scraped) -> None:
     """As text by default, as OpenMetrics where that is asked for, with the same families."""
-    kind, text = over_tcp(scraped.port)
-    assert kind.startswith("text/plain; version=")
-    kind, strict = over_tcp(scraped.port, "application/openmetrics-text; version=1.0.0")
-    assert kind.startswith("application/openmetrics-text; version=1.0.0")
-    assert {family.name for family in openmetrics(strict)} == {family.name for family in parsed(text)}
+    text = ask(scraped.port, "/metrics")
+    strict = ask(scraped.port, "/metrics", Accept="application/openmetrics-text; version=1.0.0")
+    assert text.status == 200
+    assert strict.status == 200
+    assert text.headers["Content-Type"].startswith("text/plain; version=")
+    assert strict.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+    families = openmetrics(strict.body.decode())
+    assert {family.name for family in families} == {family.name for family in parsed(text.body.decode())}
 
 
 def test_names_follow_the_conventions(scraped: Scraped) -> None:

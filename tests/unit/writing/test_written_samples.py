@@ -217,7 +217,10 @@ def test_inputs_that_cannot_be_read_are_named(
     ("kind", "package", "arguments"),
     [
         ("parquet", "pyarrow", {"files": [], "columns": {}, "seed": None}),
-        ("datasets", "datasets", {"name": "hf:name", "split": None, "columns": {}, "seed": None}),
+        pytest.param(
+            *("datasets", "datasets", {"name": "hf:name", "split": None, "columns": {}, "seed": None}),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(kind: str, package: str, arguments: dict[str, Any]) -> None:

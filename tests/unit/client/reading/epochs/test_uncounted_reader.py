@@ -11,6 +11,7 @@ import pytest
 from shardcache.errors import NotFoundError
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.handlers import ignore_and_continue
+from support.cases import first_quick
 from support.programs.daemon import Daemon
 from support.shards.reading import keys_of
 from support.shards.tars import write_indexed
@@ -104,7 +105,7 @@ def test_quota_is_filled_by_further_shares_from_any_place(
     assert shards.keys_with_interruptions(-(-23 // size), kept=is_kept, size=size) == whole
 
 
-@pytest.mark.parametrize("others", [0, 3])
+@pytest.mark.parametrize("others", first_quick([3, 0]))
 def test_quota_is_filled_from_the_only_shard_with_good_samples(daemon: Daemon, tmp_path: Path, others: int) -> None:
     """On all ranks, whichever shares have the shard; the other shards have no samples, or none that are kept."""
     good = 4
