@@ -1,38 +1,30 @@
 """The tier of a cluster: nginx on each node, as `shardcache cluster render` configures it."""
 
 import asyncio
-import http.server
 import os
 import re
 import signal
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from http.client import IncompleteRead
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from botocore.config import Config
 
-from shardcache.cluster.authority import issue
-from shardcache.cluster.node_list import parse
-from shardcache.cluster.tier_config import Tls
 from shardcache.shared.lists import shardlist
 from shardcache.shared.protocol import ShardRef
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.files.filesystem import ShardcacheFileSystem
-from support.cases import first_quick
 from support.cluster.ring import Ring, key_of
 from support.cluster.tier_nodes import Answer, TierNodes, needs_nginx
 from support.network.certificates import Authority
 from support.network.lead import NameServer
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
-from support.programs.processes import children
 from support.shards.tars import make_tar, random_samples
 from support.stores.faulty_s3 import FaultyS3
 from support.stores.s3_client import s3_client
@@ -166,155 +158,6 @@ def test_signatures_are_not_logged(cluster: Cluster) -> None:
     assert [path for path in kept if re.search(rb"X-Amz-(Signature|Credential)=[0-9A-Za-z]", path.read_bytes())] == []
 
 
-class ByArgument(http.server.BaseHTTPRequestHandler):
-    """Files chosen by an argument of the url; all have one ETag, as of one second and one size."""
-
-    seen: ClassVar[list[str]] = []  # the ranges that it was asked for
-    fails: ClassVar[bool] = False
-
-    def do_GET(self) -> None:
-        """Answer a range of the file; 503 once the server fails."""
-        if self.fails:
-            self.send_response(503)
-            self.send_header("Retry-After", "7")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        self.seen.append(self.headers["Range"])
-        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
-        body = (self.path.encode() * 100)[first : last + 1]
-        self.send_response(206)
-        self.send_header("ETag", '"any"')
-        self.send_header("Set-Cookie", f"session={self.headers['Cookie']}")
-        self.send_header("Content-Range", f"bytes {first}-{last}/1000")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Log nothing."""
-
-
-@pytest.fixture(scope="module")
-def web() -> Iterator[str]:
-    """The address of such a server."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), ByArgument) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def pair(web: str) -> Iterator[TierNodes]:
-    """Two nodes in front of it."""
-    with TierNodes([web], 2) as nodes:
-        yield nodes
-
-
-def test_arguments_of_the_signature_alone_leave_the_key(web: str, pair: TierNodes) -> None:
-    """Whatever else a url asks for, however it is written, is not cached as the plain file."""
-    names = (
-        "Algorithm",
-        "Content-Sha256",
-        "Credential",
-        "Date",
-        "Expires",
-        "SignedHeaders",
-        "Security-Token",
-        "Signature",
-    )
-    first, second = ("&".join(f"X-Amz-{name}={value}" for name in names) for value in ("a", "b%2Fc"))
-    others = (
-        *("PartNumber=1", "partNumber=1", "response-content-encoding=gzip", "versionId=1", "x-id=GetObject", "unknown"),
-        *("X-Amz-Checksum-Mode=ENABLED", "x-amz-date=a", "X-Amz-Dat%65=a", "X-Amz-Date", "%58-Amz-Date=a", "="),
-    )
-    plain = _first(pair, f"{web}/get?{first}")
-    again = _first(pair, f"{web}/get?{second}&X-Amz-Date=b", Cookie="another")
-    assert again.body == plain.body
-    assert "set-cookie" not in again.headers
-    assert _first(pair, f"{web}/get?a|b").status == 403, "the key of another url"
-    for other in others:
-        for arguments in (f"{other}&{first}", *(f"{first}{sign}{other}" for sign in ("&", ";", "#&"))):
-            assert _first(pair, f"{web}/get?{arguments}").headers["x-shardcache-tier"] == "MISS", arguments
-    for around in ("versionId=1&{}&x-id=GetObject", "X-Amz-Date=a&x-id=Go&{}", "X-Amz-Date=a&x=1&{}&y=2"):
-        urls = [f"{web}/get?{around.format(signature)}" for signature in (first, second)]
-        cached = [_first(pair, url).headers["x-shardcache-tier"] for url in urls]
-        assert cached == ["MISS", "HIT"], "other arguments around a signature are those of one file"
-
-
-@pytest.mark.parametrize(("trust_s", "questions"), [(300, 1), (0, 24)])
-def test_the_store_is_asked_once_whether_a_signed_url_is_permitted(trust_s: int, questions: int, web: str) -> None:
-    """For all parts of an object and all nodes; again for another signature, and for another version."""
-    with TierNodes([web], trust_s=trust_s) as nodes:
-        for signature, etag in (("a", '"any"'), ("b", '"any"'), ("a", '"new"')):
-            ByArgument.seen.clear()
-            for node, start in product(nodes.tier.nodes, range(0, 800, 100)):
-                headers = {"Range": f"bytes={start}-{start + 99}", "If-Match": etag}
-                url = f"{web}/{trust_s}?X-Amz-Signature={signature}"
-                assert nodes.get(nodes.front(node), url, headers).status == 206
-            assert ByArgument.seen.count("bytes=0-0") == questions
-
-
-@pytest.mark.parametrize(("same_rights", "questions"), [(False, 3), (True, 1)])
-def test_nodes_with_keys_of_their_own_may_have_the_same_rights(same_rights: bool, questions: int, web: str) -> None:
-    """Then the store is asked once per object and version, not once for each node's access key."""
-    with TierNodes([web], same_rights=same_rights) as nodes:
-        ByArgument.seen.clear()
-        for number, node in enumerate(nodes.tier.nodes):
-            headers = {"Range": "bytes=0-99", "If-Match": '"any"'}
-            url = f"{web}/own-keys?X-Amz-Credential=key{number}%2F20260101&X-Amz-Signature={number}"
-            assert nodes.get(nodes.front(node), url, headers).status == 206
-        assert ByArgument.seen.count("bytes=0-0") == questions
-
-
-@pytest.mark.slow
-def test_permissions_are_asked_for_past_a_silent_node(web: str) -> None:
-    """Of all parts whose owners live, whichever node had asked the store until then."""
-    with TierNodes([web], stall_timeout_s=1.0) as nodes:
-        ring, dead = Ring(nodes.tier), nodes.tier.nodes[2]
-        for worker in (workers := children(nodes.pid(dead))):
-            os.kill(worker, signal.SIGSTOP)
-        urls = [f"{web}/{number}" for number in range(30)]
-        owners = ring.owners(key_of(url, 0, 100) for url in urls)
-        alive = [url for url, owner in zip(urls, owners, strict=True) if dead.address not in ring.addresses[owner]]
-        answers = [_first(nodes, f"{url}?X-Amz-Signature=a") for url in alive]
-        for worker in workers:
-            os.kill(worker, signal.SIGCONT)
-    assert len(alive) > 10
-    assert {answer.status for answer in answers} == {206}
-
-
-def _first(nodes: TierNodes, url: str, **headers: str) -> Answer:
-    """Request the first bytes of a file whose ETag is "any"."""
-    return nodes.get(nodes.front(nodes.tier.nodes[0]), url, {"Range": "bytes=0-99", "If-Match": '"any"', **headers})
-
-
-@pytest.mark.parametrize("ipv6", first_quick([True, False]))
-def test_addresses_that_cannot_be_reached_cost_no_request(web: str, *, ipv6: bool) -> None:
-    """Of a name with addresses of both kinds, on a node that has a way to one kind alone, known or not."""
-    named = web.replace("127.0.0.1", "store.test")
-    with (
-        NameServer(*(f"ff0e::{number}" for number in range(1, 7))) as names,
-        TierNodes([named], 1, resolvers=(names.address,), ipv6=ipv6) as nodes,
-    ):
-        answers = [_first(nodes, f"{named}/get?file={number}") for number in range(20)]
-        tried = "".join(str(line["upstream"]) for line in nodes.log(nodes.tier.nodes[0]))
-    assert [answer.status for answer in answers] == [206] * 20
-    assert ("ff0e" in tried) is ipv6
-
-
-@pytest.mark.slow
-def test_readers_that_refetch_a_part_wait_for_one_fetch(web: str, pair: TierNodes) -> None:
-    """All of those who find a part damaged, on whichever node, cost the store one request."""
-    url, fresh = f"{web}/get?file=refetched", {"X-Shardcache-Fresh": "1"}
-    _first(pair, url)
-    ByArgument.seen.clear()
-    with ThreadPoolExecutor(30) as threads:
-        answers = list(threads.map(lambda _: _first(pair, url, **fresh), range(30)))
-    assert {answer.status for answer in answers} == {206}
-    assert [asked for asked in ByArgument.seen if asked != "bytes=0-0"] == ["bytes=0-99"]
-
-
 def test_a_fresh_permission_is_for_the_version_that_the_store_has(cluster: Cluster) -> None:
     """The cached bytes of a replaced object are not for those who ask for them after that."""
     name = "replaced.tar"
@@ -325,33 +168,6 @@ def test_a_fresh_permission_is_for_the_version_that_the_store_has(cluster: Clust
     assert cluster.nodes.get(node, urls[0], headers).status == 206
     cluster.store.put("data", name, BODIES[SHARDS[1]])
     assert cluster.nodes.get(node, urls[1], headers).status == 412
-
-
-@pytest.mark.parametrize("outage_s", [0, 600])
-def test_nodes_read_what_the_store_permitted_lately_while_it_fails(
-    outage_s: int, web: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If the operator wants it: with the same key, and what is cached. To others its answer goes as it is.
-
-    A node may have found its permission cached, as another node's with the same url; one that joined has not read yet.
-    """
-    with TierNodes([web], 1, outage_s=outage_s) as nodes:
-        owner, part = nodes.tier.nodes[0].at(nodes.tier.owner_port), {"Range": "bytes=0-99", "If-Match": '"any"'}
-
-        def read(key: str, name: str = "get", node: str = "127.0.0.8", signature: str = "") -> Answer:
-            signed = f"X-Amz-Credential={key}%2F20260101&X-Amz-Signature={signature or os.urandom(4).hex()}"
-            return nodes.get(owner, f"{web}/{name}?{signed}", part, source=node)
-
-        assert [read("a").status, read("a", "another").status] == [206, 206]
-        assert [read("a", node=f"127.0.0.{node}", signature="hour").status for node in (8, 9)] == [206, 206]
-        monkeypatch.setattr(ByArgument, "fails", True)
-        if outage_s:
-            for node in ("127.0.0.8", "127.0.0.9", "127.0.0.10"):  # nginx notes a permission after its answer
-                eventually(lambda node=node: read("a", node=node).status == 206)  # type: ignore[misc]
-        else:
-            assert read("a").status == 503
-        refused = [read("b"), read("a", "unread")]
-    assert [(answer.status, answer.headers["retry-after"]) for answer in refused] == [(503, "7")] * 2
 
 
 @pytest.mark.slow
@@ -372,31 +188,6 @@ def test_new_daemons_read_what_the_tier_has_while_the_store_fails(tmp_path: Path
                 assert shardcache("warm", urls[0], socket=daemon.socket).code == 0
                 assert daemon.status()["counters"]["origin_bytes"] == 0
                 assert shardcache("warm", urls[1], socket=daemon.socket).code == 1
-
-
-@pytest.mark.parametrize("same_rights", first_quick([False, True]))
-def test_a_version_is_told_to_those_who_may_read_it(
-    same_rights: bool, web: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """In an outage, on any node: to an access key that was permitted, or to any if all nodes have the same rights."""
-    issue(parse("node1=127.0.0.2,node2=127.0.0.3,node3=127.0.0.4"), tmp_path, 30)
-    tls = Tls(*(tmp_path / "{node}" / file for file in ("ca.pem", "node.pem", "node.key")))
-    with TierNodes([web], outage_s=600, same_rights=same_rights, tls=tls) as nodes:
-
-        def asked(key: str, name: str = "told") -> Answer:
-            url = f"{web}/{name}?X-Amz-Credential={key}%2F20260101&X-Amz-Signature={os.urandom(4).hex()}"
-            return nodes.get(nodes.front(nodes.tier.nodes[2]), url, {"X-Shardcache-Version": "asked"})
-
-        assert asked("a").status == 404
-        assert _first(nodes, f"{web}/told?X-Amz-Credential=a%2F20260101&X-Amz-Signature=1").status == 206
-        monkeypatch.setattr(ByArgument, "fails", True)
-        again = f"{web}/told?X-Amz-Credential=a%2F20260101&X-Amz-Signature=2"
-        eventually(lambda: _first(nodes, again).status == 206)  # nginx notes a permission after its answer
-        answer = asked("a")
-        assert (answer.status, answer.headers["etag"]) == (206, '"any"')
-        assert answer.headers["content-range"] == "bytes 0-0/1000"
-        assert asked("b").status == (206 if same_rights else 404)
-        assert asked("a", "another").status == 404
 
 
 @pytest.mark.slow
@@ -464,7 +255,8 @@ def test_a_store_is_found_by_its_name(cluster: Cluster, authority: Authority) ->
             answers = [part(cluster, nodes, node, style=style) for node in (0, 1)]
             assert [answer.body for answer in answers] == [BODIES[SHARDS[0]][:100_000]] * 2
             assert [answer.headers["x-shardcache-tier"] for answer in answers] == ["MISS", "HIT"]
-        assert _first(nodes, f"{stranger}/data/a.tar?").status in (500, 502)
+        answer = nodes.get(nodes.front(nodes.tier.nodes[0]), f"{stranger}/data/a.tar?", {**PART, "If-Match": '"any"'})
+        assert answer.status in (500, 502)
         assert names.asked == {DOMAIN, f"data.{DOMAIN}", "store.invalid"}
 
 
