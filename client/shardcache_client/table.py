@@ -69,7 +69,7 @@ class Table:
     The files are read through the cache when the first `Joined` is made with them. Their rows are
     kept as a table, by key, for all of this user's processes on the node, in a folder below
     `TMPDIR`. The table takes 8 bytes per row and the rows themselves, and is mapped into memory.
-    The first process makes it while the others wait: some 13 s per million rows.
+    The first process makes it while the others wait: 13 to 19 s per million rows.
 
     Args:
         urls: urls of the files, as for `ShardDataset`: JSON lines (`.jsonl`, `.ndjson`, `.json`),
