@@ -79,9 +79,10 @@ async def _attempt(subject: str, preparation: Coroutine[Any, Any, None]) -> None
     Args:
         subject: name of the thing that is prepared, for the log.
     """
-    # Any exception is caught: SDKs raise all kinds of exceptions for faults in users' config files.
+    # `gather` returns any exception in place of a result: SDKs raise all kinds of exceptions for
+    # faults in users' config files.
     outcomes = await asyncio.gather(preparation, return_exceptions=True)
-    failure = outcomes[0]
+    failure = outcomes[0]  # the only preparation's
     if failure is not None:
         log.debug("preparation failed", what=subject, cause=repr(failure))
 

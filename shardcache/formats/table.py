@@ -49,11 +49,14 @@ def suffix_of(name: str) -> tuple[str, Format] | None:
         name: name of a file, in upper or lower case, with or without its folders.
     """
     lowered = name.lower()
+    # 1. A number may follow the suffix: the name without it decides.
     unnumbered = _NUMBER_BEHIND.sub("", lowered)
     if unnumbered != lowered:
-        plain = suffix_of(unnumbered)
-        if plain is not None and _may_be_numbered(*plain):
-            return plain
+        before_number = suffix_of(unnumbered)
+        if before_number is not None and _may_be_numbered(*before_number):
+            return before_number
+
+    # 2. The name ends with a suffix. Most names end with none, which one call finds out fastest.
     if not lowered.endswith(SUFFIXES):
         return None
     file_name = lowered.rpartition("/")[2]
@@ -65,11 +68,12 @@ def suffix_of(name: str) -> tuple[str, Format] | None:
 
 
 def _may_be_numbered(suffix: str, format_: Format) -> bool:
-    """Return True if a number may follow a suffix, which has to be a plain file's.
+    """Return True if a number may follow a suffix.
 
-    Only some formats allow such numbers.
+    Only some formats allow such numbers, and only for plain files.
     """
-    return format_.is_numbered_behind and format_.suffixes[suffix] is None
+    compression = format_.suffixes[suffix]
+    return format_.is_numbered_behind and compression is None
 
 
 def format_of(name: str) -> Format:

@@ -39,7 +39,7 @@ os.register_at_fork(
 
 
 def ensure_started() -> Path:
-    """Return the socket of the private daemon with this process's credentials; start it if needed.
+    """Return the socket of the private daemon of this process's user; start it if needed.
 
     If many processes need the daemon at the same time, one starts it, and the others wait.
 
@@ -51,7 +51,8 @@ def ensure_started() -> Path:
     if is_listening(place.socket):
         return place.socket
     with locked(place.turn, _START_TIMEOUT_S):
-        # Another process may have started the daemon while this one waited for the lock.
+        # Another process may have started the daemon while this one waited for the lock. The
+        # daemon's socket may be at another place then, so the place is found again.
         place = PrivatePlace.find()
         if is_listening(place.socket):
             return place.socket

@@ -18,24 +18,30 @@ from shardcache_client.stages.stage import Agree
 
 
 class Epochs:
-    """One rank's count of epochs: its iterations read one epoch after another.
+    """The epochs of a rank that agrees with no others: its iterations read one after another.
 
-    This class knows no other ranks, so it decides nothing and records nothing. `AgreedEpochs` is
-    the count on which all ranks agree.
+    Each dataset counts its own epochs. A count on which all ranks agree, `AgreedEpochs`, has these
+    methods as well: it is told what this rank reads, and decides which epoch comes next. Here they
+    have no effect, and the dataset's own count is followed.
     """
 
     def follows(self, epoch: int, ended: int, *, is_held: bool = False) -> int:
-        """Return the epoch that follows one that was ended early. May block unless `is_held`.
+        """Return the epoch to read after one that was ended early.
+
+        Ranks that agree may have to wait here for the others to end the same epoch.
 
         Args:
-            epoch: the epoch that follows by this rank's own count.
+            epoch: the next epoch by the dataset's own count.
             ended: the epoch that this rank has ended early.
-            is_held: True if the iterator of `ended` still exists and may be read on.
+            is_held: True if the iterator of `ended` still exists and may be read on. Nothing is
+                waited for then.
         """
         return epoch
 
     def begin(self, epoch: int | None) -> None:
-        """Record that this rank reads an epoch, beyond a look at its first batch.
+        """Record that this rank reads an epoch.
+
+        A program may take the first batch only to look at it. That is not recorded.
 
         Args:
             epoch: number of the epoch; None for an epoch that the user has set.
@@ -68,7 +74,7 @@ class RankGroup:
 
     @property
     def ranks(self) -> Topology:
-        """Rank for which this process reads."""
+        """The rank for which this process reads, and the number of ranks that divide samples."""
         if isinstance(self.named_ranks, MeshRanks):
             return self.named_ranks.ranks
         return self.named_ranks or self.ranks_of_job
@@ -86,18 +92,26 @@ class RankGroup:
 
     @property
     def ranks_of_job(self) -> Topology:
-        """Rank of the process in its job, which the ranks that the user named do not change."""
+        """The process's rank in its job, whatever ranks the user has named, and their number."""
         return ranks_of_environment()
 
     def refuse_resharding(self) -> None:
-        """Raise ConfigError if samples are divided twice, or among ranks that must share them."""
+        """Raise ConfigError for two mistakes in dividing samples among ranks.
+
+        1. The ranks hold parts of one model, and have to read the same samples.
+        2. Another library, which sees one dataset in each process, divides the samples again.
+        """
         if self.named_ranks is None and not self.alone:
             refuse_model_parallelism()
+        # The processes that would divide the samples again are those of the mesh, if there is one.
         processes = self.ranks if isinstance(self.named_ranks, MeshRanks) else self.ranks_of_job
         refuse_resharding(self.topology(), processes.world_size)
 
     def topology(self) -> Topology:
-        """Return the present place of this process among the readers of the job."""
+        """Return the present place of this process among the readers of the job.
+
+        Here the readers are the ranks. With torch, each DataLoader worker of a rank is a reader.
+        """
         return self.ranks
 
     def settle(self, resolve: Callable[[], Manifest]) -> Manifest:
@@ -119,21 +133,30 @@ class RankGroup:
         return secrets.randbits(32)
 
     def compare(self, manifest: Manifest, *, counted: bool) -> None:
-        """Raise ManifestMismatchError if another rank is known to read other shards."""
+        """Raise ManifestMismatchError if another rank is known to read other shards.
+
+        Args:
+            manifest: the shards that this rank reads.
+            counted: True if the numbers of samples have to agree as well.
+        """
 
     def compare_options(self, options: Mapping[str, object]) -> None:
         """Raise RanksError if another rank is known to have other options for the order."""
 
     def of_copy(self, name: str = "") -> "RankGroup":
-        """Return the group of a copy of the dataset, with epochs of its own."""
+        """Return the group for a copy of the dataset; ranks that share nothing need no other.
+
+        Args:
+            name: name of the copy, by which ranks that communicate tell its epochs from others.
+        """
         return self
 
     def agreements(self, what: str, timeout_s: float) -> Callable[[Topology], Agree]:
-        """Return a function that gives a reader its agreement for one iteration.
+        """Return a function that returns, for a reader, its `Agree` for one iteration.
 
-        The function returns the reader's agreement with the same worker of all other ranks. It
-        raises ConfigError if the ranks share no key-value store. All ranks must call this method in
-        the same order.
+        With `Agree`, a reader learns the greatest value that it and the same workers of all other
+        ranks have for a name. The function raises ConfigError if the ranks share no key-value
+        store. All ranks must call this method in the same order.
 
         Args:
             what: subject of the agreement, in words that are the same on all ranks.
@@ -162,5 +185,5 @@ def _agreement_of_one(reader: Topology) -> Agree:
 
 
 def _own_value(name: str, value: int) -> int:
-    """Return the greatest value of all ranks if there is only one rank: its own value."""
+    """Return the greatest value of all ranks, as `Agree`. The only rank's own is the greatest."""
     return value

@@ -1,8 +1,8 @@
-"""Space for a transfer, reserved as soon as its shard is needed enough to evict others for it.
+"""Space for a transfer, for which shards that are needed later than the new one may be evicted.
 
-`Publisher` reserves space here for an index, and `PartFiller` for a whole object. Shards that are
-needed later than the new one may be evicted for it. A claim (`KeyClaim`) stands for all transfers
-of one version of an object: it has the reservation, and is shown as waiting for space.
+`Publisher` reserves space here for an index, and `PartFiller` for a whole object. A claim
+(`KeyClaim`) stands for all transfers of one version of an object: it has the reservation, and
+waits for space.
 """
 
 import time
@@ -33,7 +33,7 @@ async def reserve_for_transfer(
     Args:
         residency: the cached shards, of which some may be evicted.
         claim: the claim of all transfers that lead to `key`.
-        transfer: the transfer that is shown as waiting for space.
+        transfer: the transfer that does the work; the status shows that it waits for space.
         key: key of the shard.
         size_bytes: the space that the shard takes.
     """
@@ -44,6 +44,7 @@ async def reserve_for_transfer(
 
     transfer.stages.enter(Stage.SPACE)
     wanted_bytes = max(0, size_bytes - claim.reserved_bytes)
+    # A shard that nobody waits for is postponed if there is no space: it must not hold up others.
     await residency.reserve(claim, wanted_bytes, needed_at_s, waits_ahead_of_need=False)
 
 
@@ -89,10 +90,11 @@ class WholeSpace:
             return False
         self._next_try_s = now_s + _TRY_AGAIN_S
         needed_at_s = _needed_at_s(self._residency, self._claim, self._key)
-        with self._sparing():
+        with self._keeping_own_parts():
             wanted_bytes = self._wanted_bytes()
             if self._is_waiting:
-                self._claim.wanted_bytes = max(1, wanted_bytes)  # 0 would end the wait
+                # A claim with `wanted_bytes` of 0 counts as one that waits for no space.
+                self._claim.wanted_bytes = max(1, wanted_bytes)
             if not await self._residency.try_reserve(self._claim, wanted_bytes, needed_at_s):
                 return False
         self._next_try_s = 0.0
@@ -105,7 +107,7 @@ class WholeSpace:
         This is for an object that nobody needs as a whole. Waiting for its space could deadlock
         with other objects of which some parts are cached, and which wait as well.
         """
-        with self._sparing():
+        with self._keeping_own_parts():
             wanted_bytes = self._wanted_bytes()
             return await self._residency.reserve_at_once(self._claim, wanted_bytes)
 
@@ -125,10 +127,12 @@ class WholeSpace:
         self._residency.check_possible(self._size_bytes, url)
         if not self._claim.whole_waits:
             raise PostponedError
-        until_next_try_s = self._next_try_s - time.monotonic()
-        if until_next_try_s <= 0:
-            until_next_try_s = LOOK_AGAIN_S
-        await self._residency.wait_for_change(self._claim, until_next_try_s)
+        limit_s = self._next_try_s - time.monotonic()
+        # A change that came too soon after the last attempt is considered at the time of the next
+        # one. If that time is over, nothing was put off, and only a change is worth an attempt.
+        if limit_s <= 0:
+            limit_s = LOOK_AGAIN_S
+        await self._residency.wait_for_change(self._claim, limit_s)
 
     def end_wait(self) -> None:
         """End the wait for space; no-op if there is none."""
@@ -144,7 +148,7 @@ class WholeSpace:
         kept_bytes = 0 if file is None else file.kept_bytes
         return max(0, self._size_bytes - kept_bytes - self._claim.reserved_bytes)
 
-    def _sparing(self) -> AbstractContextManager[None]:
+    def _keeping_own_parts(self) -> AbstractContextManager[None]:
         """Keep the cached parts of the object itself from being evicted for its other parts."""
         file = self._residency.parts.get(self._key)
         if file is None:
@@ -157,6 +161,7 @@ def _needed_at_s(residency: Residency, claim: KeyClaim, key: str) -> float:
 
     Readers that wait for ranges of the object, and transfers of ranges alone, do not count.
     """
+    # Not every wait counts here: a reader may ask ahead, while it still has something to read.
     if longest_wait(claim.whole_waits) is not None:
         return NOW
     whole = [transfer for transfer in claim.transfers if transfer.is_whole]

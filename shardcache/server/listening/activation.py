@@ -78,6 +78,7 @@ def _adopt(fd: int) -> socket.socket:
     """Return the socket of a file descriptor. Raises ConfigError unless the socket listens."""
     try:
         sock = socket.socket(fileno=fd)
+        # Sockets of other families, such as netlink, may not know the option.
         is_known = sock.family in _FAMILIES
         listens = is_known and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     except OSError as exn:
@@ -96,6 +97,7 @@ def _adopt(fd: int) -> socket.socket:
 
 def _check_not_open_to_all(sock: socket.socket) -> None:
     """Raise ConfigError for a Unix socket that every user of the node may connect to."""
+    # The name is text for a path, and bytes for an abstract name: errors show it by `!a`.
     name = sock.getsockname()
     is_open = True  # an abstract name (bytes) has no mode, so every user may connect to it
     try:

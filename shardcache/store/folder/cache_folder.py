@@ -2,8 +2,7 @@
 
 The store takes a `CacheFolder` when it opens, and the monitor of the disk's health calls `probe` or
 `look` now and then. The folder is held while its path leads to the folder that this process has
-locked. It is lost if it was deleted, unmounted or replaced. All functions block: call them in a
-thread.
+locked. All functions block: call them in a thread.
 """
 
 import contextlib
@@ -20,8 +19,10 @@ from shardcache.store.disk.file_operations import unlink_quietly
 from shardcache.store.folder.layout import Layout
 from shardcache.store.folder.permissions import check_writers
 
-_OWN_MODE = 0o750  # mode of folders whose new files have the right group without set-group-id
-_MODE = 0o2750  # with set-group-id: new files inherit the group that may read the cache
+# Modes of folders. With set-group-id, new files get the folder's group, which may read the cache.
+# Without it, they get the process's own group.
+_OWN_GROUP_MODE = 0o750
+_MODE = 0o2750
 _PROBE_BYTES = 4096
 
 
@@ -114,7 +115,7 @@ class CacheFolder:
     def _write_probe(self) -> None:
         """Write a small file to the disk. Raises DiskError."""
         probe = self._layout.probe
-        with disk_errors(self._layout.partial), open(probe, "wb", buffering=0) as file:
+        with disk_errors(self._layout.root), open(probe, "wb", buffering=0) as file:
             file.write(bytes(_PROBE_BYTES))
             os.fsync(file.fileno())
 
@@ -176,13 +177,13 @@ def _make_folders(layout: Layout, group: str | None) -> None:
     """
     gid = None if group is None else grp.getgrnam(group).gr_gid
     for folder in layout.folders():
-        folder.mkdir(parents=True, exist_ok=True, mode=_OWN_MODE)
+        folder.mkdir(parents=True, exist_ok=True, mode=_OWN_GROUP_MODE)
         if gid is None:
             continue
         # If the group is the process's own, new files get it without the set-group-id bit. The bit
         # is not set then, as a sandbox may deny it.
         if folder.stat().st_gid == gid == os.getegid():
-            folder.chmod(_OWN_MODE)
+            folder.chmod(_OWN_GROUP_MODE)
         else:
             os.chown(folder, -1, gid)  # -1 leaves the owner as it is
             folder.chmod(_MODE)

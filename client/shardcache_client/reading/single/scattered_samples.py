@@ -24,7 +24,10 @@ MAX_ASKED = 256
 """Maximum number of open requests for samples: enough to use all of the daemon's connections."""
 
 ASKED_TOGETHER = 64
-"""Number of samples that a later message requests. It is sent once as many have been taken."""
+"""Number of samples that each message after the first requests.
+
+Such a message is sent once this number of samples has been taken since the last one.
+"""
 
 
 class RangedSample(NamedTuple):
@@ -43,8 +46,8 @@ class ScatteredSamples:
     """Reads samples by their ranges. Threads that read at the same time have a session each.
 
     Args:
-        manifest: the shards, by whose numbers ranges name them.
-        pipeline: has the form in which samples are read.
+        manifest: the shards; a range names its shard by the number in the manifest.
+        pipeline: its `view` is the form in which samples are read.
         sessions: opens the sessions.
     """
 
@@ -76,7 +79,7 @@ class ScatteredSamples:
                         more = byte_ranges[next_number : next_number + ASKED_TOGETHER]
                         requests += reader.ask(more, needed=False)
                         next_number += ASKED_TOGETHER
-                    yield RangedSample(sample, reader.is_whole(request))
+                    yield RangedSample(sample, is_cached=reader.is_whole(request))
             finally:
                 for request in requests:
                     reader.drop(request)
