@@ -45,6 +45,9 @@ T = TypeVar("T")
 # Longest expected time of a request for several parts. It is short because a shard may become
 # urgent before the request ends, and because a request that fails is repeated as a whole.
 _REQUEST_S = 0.25
+# A request for this number of bytes is never divided, however slow the connections seem: the time
+# of a small request is mostly latency, and more requests would only make it longer.
+_MIN_REQUEST_BYTES = 1024 * 1024
 _MAX_ANSWERS = 10_000  # limit on answers to `stat_ahead` that are kept until they are used
 # One first part may be requested ahead for each of this many connections to an origin.
 _CONNECTIONS_PER_FIRST_PART = 4
@@ -356,7 +359,8 @@ class Downloader:
         if not download.obj.joinable or bytes_per_s is None:
             return 1
         connections = min(self._settings.shard_connections, self.scheduler.share(origin))
-        parts_in_time = int(_REQUEST_S * bytes_per_s / download.partial.part_bytes)
+        request_bytes = max(_MIN_REQUEST_BYTES, int(_REQUEST_S * bytes_per_s))
+        parts_in_time = request_bytes // download.partial.part_bytes
         return max(1, min(missing_parts // connections, parts_in_time, MAX_PARTS))
 
     async def _request(self, download: ShardDownload, parts: range) -> AsyncIterator[range]:

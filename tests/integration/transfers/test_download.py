@@ -10,6 +10,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from shardcache.access.urls import store_of
 from shardcache.errors import (
     AccessDeniedError,
     CorruptShardError,
@@ -106,6 +107,15 @@ async def test_a_fast_store_is_asked_for_several_parts_at_once(rig: Rig, faulty:
     assert partial.missing() == []
     assert asked(faulty) == [range(0, 4), range(5, 9), range(9, 11)]
     assert rig.progress[-1] == len(DATA)
+
+
+async def test_slow_connections_do_not_make_requests_smaller_than_a_mebibyte(rig: Rig, faulty: FaultyS3) -> None:
+    """Most of a small request's time is latency: more requests would only make it longer."""
+    rig.downloader = rig.make(shard_connections=2)
+    url = faulty.put("a.tar", DATA)
+    rig.downloader.scheduler.origin(store_of(url)).link.took(PART, 10.0, 2)
+    await rig.download(await rig.stat(url))
+    assert asked(faulty) == [range(0, 4), range(4, 8), range(8, 11)]
 
 
 @pytest.mark.parametrize("fault", first_quick([Mischief.TRUNCATE, Mischief.SLOW_DOWN]))
