@@ -13,7 +13,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -27,6 +27,10 @@ log = logging.getLogger("shardcache")
 _SUFFIX = ".rows"
 # Time for which a table is kept after it was last opened.
 _MAX_UNUSED_S = 7 * 24 * 3600.0
+# Interval at which a process that makes a table logs how far it is.
+_REPORT_INTERVAL_S = 10.0
+# The clock is looked at after this number of rows.
+_ROWS_PER_LOOK = 4096
 
 
 class NodeTable:
@@ -68,7 +72,7 @@ def shared(
     try:
         with suppress(FileNotFoundError):
             return NodeTable(path)
-        with _MakingLock(path.with_suffix(".lock")):
+        with _MakingLock(path.with_suffix(".lock"), url):
             # Another process may have made the table while this process waited for the lock.
             with suppress(FileNotFoundError):
                 return NodeTable(path)
@@ -110,14 +114,24 @@ def _folder() -> Path:
 
 
 class _MakingLock:
-    """The lock of the process that makes a table."""
+    """The lock of the process that makes a table.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: path of the lock's file.
+        url: url of the table's source, for the log.
+    """
+
+    def __init__(self, path: Path, url: str) -> None:
         self._path = path
+        self._url = url
 
     def __enter__(self) -> None:
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.warning("another process of this node reads the rows of %s; waiting", self._url)
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
 
     def __exit__(self, *_: object) -> None:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
@@ -131,7 +145,7 @@ def _make(path: Path, rows: Callable[[], Iterable[tuple[str, str]]], url: str) -
     fd, draft = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as file:
-            counts = row_index.write(file, rows(), path.parent)
+            counts = row_index.write(file, _with_progress(rows(), url), path.parent)
         Path(draft).rename(path)
     except BaseException:
         Path(draft).unlink()
@@ -144,6 +158,18 @@ def _make(path: Path, rows: Callable[[], Iterable[tuple[str, str]]], url: str) -
             counts.repeated,
             url,
         )
+
+
+def _with_progress(rows: Iterable[tuple[str, str]], url: str) -> Iterator[tuple[str, str]]:
+    """Yield the rows, and log how many there were so far each `_REPORT_INTERVAL_S`."""
+    begun_s = time.monotonic()
+    report_s = begun_s + _REPORT_INTERVAL_S
+    for count, row in enumerate(rows):
+        if count % _ROWS_PER_LOOK == 0 and time.monotonic() >= report_s:
+            took_s = time.monotonic() - begun_s
+            log.warning("reading the rows of %s: %s rows in %.0f s", url, f"{count:,}", took_s)
+            report_s = time.monotonic() + _REPORT_INTERVAL_S
+        yield row
 
 
 def _remove_unused(folder: Path) -> None:
