@@ -23,7 +23,7 @@ from benchmarks.measure import Row, Target, call_together, command, peak_bytes
 from benchmarks.workplace import BUCKET, PREPARED_S, Workplace, forget
 from support.shards.tars import make_tar
 
-ROWS = int(os.environ.get("TABLE_ROWS", 10_000_000))
+ROWS = int(os.environ.get("TABLE_ROWS", 1_000_000))
 _BATCH_ROWS = 1_000_000
 _CLASSES = 21_841
 _SHARDS, _SHARD_SAMPLES = 8, 25_000
