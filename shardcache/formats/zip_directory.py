@@ -297,8 +297,7 @@ class _Zip:
     def _directory_by(self, end: int, fields: tuple[int, ...]) -> _Directory:
         """Return the directory.
 
-        It lies before the record at the end or, in a zip with large numbers, before the
-        zip64 record, which precedes that record.
+        It lies before the record at the end or, if there is a zip64 record, before that.
 
         Args:
             end: offset of the record at the end.
@@ -306,15 +305,16 @@ class _Zip:
         """
         _, disk, first_disk, _, entries, size_bytes, start, _ = fields
         directory_end = end
-        may_be_zip_64 = entries == _IN_ZIP_64_SHORT or _IN_ZIP_64 in (size_bytes, start)
         locator = self._read(max(0, end - _LOCATOR.size), _LOCATOR.size)
-        # A number that fits by chance looks like a placeholder, so the locator must be there, too.
-        if may_be_zip_64 and locator.startswith(_LOCATOR_SIGNATURE):
-            directory_end = end - _LOCATOR.size - _END_64.size
-            record = self._read(max(0, directory_end), _END_64.size)
-            if not record.startswith(_END_64_SIGNATURE):
+        if locator.startswith(_LOCATOR_SIGNATURE):
+            record_start = end - _LOCATOR.size - _END_64.size
+            record = self._read(max(0, record_start), _END_64.size)
+            # Some writers add a zip64 record although all numbers fit without one.
+            if record_start >= 0 and record.startswith(_END_64_SIGNATURE):
+                directory_end = record_start
+                _, _, _, _, disk, first_disk, _, entries, size_bytes, start = _END_64.unpack(record)
+            elif entries == _IN_ZIP_64_SHORT or _IN_ZIP_64 in (size_bytes, start):
                 raise self._corrupt("its zip64 record is not where it should be")
-            _, _, _, _, disk, first_disk, _, entries, size_bytes, start = _END_64.unpack(record)
         if disk or first_disk:
             raise UnsupportedShardError(
                 "the zip is one of several parts",

@@ -101,6 +101,26 @@ def test_zip64_is_read(tmp_path: Path) -> None:
     assert rows_of(indexed(tmp_path / "a.zip", data.getvalue()), data.getvalue()) == {"a": {"txt": b"large"}}
 
 
+def test_zip64_record_may_have_numbers_that_fit_without_it(tmp_path: Path) -> None:
+    """The record at the end then has the same numbers; other data may precede the zip."""
+    data = zipped({"a.txt": b"x", "b.txt": b"y"})
+    begin = data.index(b"PK\1\2")
+    end = data.index(b"PK\5\6")
+    record = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, 2, 2, end - begin, begin)
+    locator = struct.pack("<4sLQL", b"PK\6\7", 0, end, 1)
+    for prefix in (b"", b"#!/bin/sh"):
+        whole = prefix + data[:end] + record + locator + data[end:]
+        assert rows_of(indexed(tmp_path / "a.zip", whole), whole) == {"a": {"txt": b"x"}, "b": {"txt": b"y"}}
+
+
+def test_locator_at_the_beginning_of_a_file_is_a_shard_error(tmp_path: Path) -> None:
+    """There is no room for the zip64 record before it, although the file begins with the signature of one."""
+    short = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 2**16 - 1, 2**16 - 1, 2**32 - 1, 2**32 - 1, 0)
+    locator = struct.pack("<4sLQL", b"PK\6\7", 0, 0, 1)
+    with pytest.raises(CorruptShardError, match="not where it should be"):
+        indexed(tmp_path / "a.zip", b"PK\6\6" + locator + short)
+
+
 @pytest.mark.slow
 def test_more_members_than_a_short_record_counts(tmp_path: Path) -> None:
     """Above 65,534 members the directory's place is in a zip64 record."""
