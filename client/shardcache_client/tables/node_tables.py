@@ -57,7 +57,7 @@ def shared(
     """Return a table, making its file if it does not exist yet.
 
     If several processes want the table, one makes it. The others wait until it is made, or until
-    that process ends.
+    that process ends. A damaged file, as a node may have after a power failure, is made again.
 
     Args:
         identity: everything that the rows depend on, such as the version of their source.
@@ -70,11 +70,11 @@ def shared(
     folder = _folder()
     path = folder / f"{digest[:32]}{_SUFFIX}"
     try:
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, CacheDirError):
             return NodeTable(path)
         with _MakingLock(path.with_suffix(".lock"), url):
             # Another process may have made the table while this process waited for the lock.
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, CacheDirError):
                 return NodeTable(path)
             _remove_unused(folder)
             _make(path, rows, url)
@@ -146,6 +146,10 @@ def _make(path: Path, rows: Callable[[], Iterable[tuple[str, str]]], url: str) -
     try:
         with os.fdopen(fd, "wb") as file:
             counts = row_index.write(file, _with_progress(rows(), url), path.parent)
+            # Without this, the file may have its name but not all of its bytes after a power
+            # failure, and its end alone is checked.
+            file.flush()
+            os.fsync(fd)
         Path(draft).rename(path)
     except BaseException:
         Path(draft).unlink()

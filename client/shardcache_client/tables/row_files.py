@@ -105,11 +105,14 @@ def rows_of(url: str, path: Path, columns: Sequence[str] | None) -> Iterator[Row
 
 def _damage_errors() -> tuple[type[Exception], ...]:
     """Return the errors that reading a damaged file raises."""
+    # From pyarrow: OverflowError for a time that Python cannot represent, NotImplementedError for a
+    # type or an encoding that it cannot read.
+    arrow_errors = (OverflowError, NotImplementedError)
     errors = (EOFError, OSError, ValueError, RecursionError, zlib.error, lzma.LZMAError)
     try:
-        return (*errors, zstd_library().ZstdError)
+        return (*errors, *arrow_errors, zstd_library().ZstdError)
     except ImportError:
-        return errors
+        return (*errors, *arrow_errors)
 
 
 # Each of these readers yields the rows of an open file, and closes it. Readers of text formats
@@ -188,8 +191,9 @@ def _parquet(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Iterat
     source = pyarrow.memory_map(file.name) if is_plain else file
     with file, source:
         table = parquet.ParquetFile(source)
+        names_in_file = table.schema_arrow.names
+        _check_header(names_in_file, url)
         if columns is not None:
-            names_in_file = table.schema_arrow.names
             columns = [name for name in columns if name in names_in_file]
         # Parsing takes longer than decoding, so threads would save little time. Each takes memory.
         for batch in table.iter_batches(_PARQUET_BATCH_ROWS, columns=columns, use_threads=False):

@@ -17,6 +17,7 @@ memory.
 import hashlib
 import json
 import mmap
+import os
 import struct
 import tempfile
 from array import array
@@ -153,15 +154,22 @@ class RowIndex:
     """The rows of a file that `write` has written, found by their keys."""
 
     def __init__(self, path: Path) -> None:
-        """Map the file. Raises CacheDirError for another kind of file, OSError if unreadable."""
+        """Map the file.
+
+        Raises CacheDirError for a file of another kind, or one that was cut; OSError if it cannot
+        be read.
+        """
+        error = CacheDirError(f"{path} is not a table of rows, or is damaged", remedy="remove it")
         with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < _FOOTER.size:  # an empty file cannot be mapped
+                raise error
             self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)  # 0: the whole file
         self._map.madvise(mmap.MADV_RANDOM)
         magic, count, entries_at, groups = _FOOTER.unpack(self._map[-_FOOTER.size :])
         starts_at = entries_at + count * _NUMBER_BYTES
         end = starts_at + (groups + 1) * _NUMBER_BYTES
         if magic != _MAGIC or end + _FOOTER.size != len(self._map):
-            raise CacheDirError(f"{path} is not a table of rows, or is damaged", remedy="remove it")
+            raise error
         view = memoryview(self._map)
         self._entries = view[entries_at:starts_at].cast("Q")
         self._starts = view[starts_at:end].cast("Q")

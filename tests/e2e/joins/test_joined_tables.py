@@ -291,6 +291,16 @@ def test_a_table_is_made_once_for_a_version(audio: str, tmp_path: Path, tables: 
         assert len([*tables.glob("*.rows")]) == 3
 
 
+@pytest.mark.parametrize("kept_bytes", first_quick([0, 20, 1_000]))
+def test_a_table_that_was_cut_is_made_again(make: Make, tmp_path: Path, tables: Path, kept_bytes: int) -> None:
+    """A file has its name but not all of its bytes if the node lost power while it was written."""
+    table = Table(manifest(tmp_path), key="id")
+    assert content(make(table)) == with_rows()
+    (made,) = tables.glob("*.rows")
+    os.truncate(made, kept_bytes)
+    assert content(make(table)) == with_rows()
+
+
 def test_tables_that_nobody_opens_are_removed(make: Make, tmp_path: Path, tables: Path) -> None:
     """After a week, when another one is made."""
     make(Table(manifest(tmp_path), key="id"))

@@ -2,13 +2,16 @@
 
 import bz2
 import gzip
+import io
 import lzma
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from shardcache.errors import MetadataError
 from shardcache.formats.zstd_library import zstd_library
@@ -84,3 +87,27 @@ def test_csv_that_would_lose_values_is_a_typed_error(tmp_path: Path, data: bytes
 def test_table_without_rows_is_empty(tmp_path: Path, data: bytes) -> None:
     """With and without a header."""
     assert read(tmp_path, "a.csv", data) == []
+
+
+def in_parquet(**columns: pyarrow.Array) -> bytes:
+    data = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), data)
+    return data.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("type_", "number"), [(pyarrow.date32(), 2**31 - 1), (pyarrow.timestamp("us"), 2**62)], ids=["date", "time"]
+)
+def test_times_beyond_those_of_python_are_a_typed_error(tmp_path: Path, type_: pyarrow.DataType, number: int) -> None:
+    data = in_parquet(k=pyarrow.array(["a"]), v=pyarrow.array([number], type_))
+    with pytest.raises(MetadataError, match="cannot be read to its end"):
+        read(tmp_path, "a.parquet", data)
+
+
+def test_parquet_with_two_columns_of_one_name_is_a_typed_error(tmp_path: Path) -> None:
+    """One of them would be lost."""
+    arrays = [pyarrow.array([value]) for value in ("a", 1, 2)]
+    data = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_arrays(arrays, names=["k", "v", "v"]), data)
+    with pytest.raises(MetadataError, match="two columns have the name 'v'"):
+        read(tmp_path, "a.parquet", data.getvalue())

@@ -56,9 +56,10 @@ def test_keys_with_the_same_bits_in_the_index_are_told_apart(tmp_path: Path) -> 
     assert index.rows(second) == []
 
 
-def test_another_file_is_a_typed_error(tmp_path: Path) -> None:
-    """One that has no index at its end."""
+@pytest.mark.parametrize("size_bytes", [0, 31, 10_000])
+def test_another_file_is_a_typed_error(tmp_path: Path, size_bytes: int) -> None:
+    """One that has no index at its end, or is too short for one."""
     path = tmp_path / "table.rows"
-    path.write_bytes(bytes(10_000))
+    path.write_bytes(bytes(size_bytes))
     with pytest.raises(CacheDirError, match="What to do: remove it"):
         RowIndex(path)
