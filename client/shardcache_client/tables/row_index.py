@@ -159,17 +159,17 @@ class RowIndex:
         Raises CacheDirError for a file of another kind, or one that was cut; OSError if it cannot
         be read.
         """
-        error = CacheDirError(f"{path} is not a table of rows, or is damaged", remedy="remove it")
+        self._path = path
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size < _FOOTER.size:  # an empty file cannot be mapped
-                raise error
+                raise self._damaged()
             self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)  # 0: the whole file
         self._map.madvise(mmap.MADV_RANDOM)
         magic, count, entries_at, groups = _FOOTER.unpack(self._map[-_FOOTER.size :])
         starts_at = entries_at + count * _NUMBER_BYTES
         end = starts_at + (groups + 1) * _NUMBER_BYTES
         if magic != _MAGIC or end + _FOOTER.size != len(self._map):
-            raise error
+            raise self._damaged()
         view = memoryview(self._map)
         self._entries = view[entries_at:starts_at].cast("Q")
         self._starts = view[starts_at:end].cast("Q")
@@ -179,7 +179,7 @@ class RowIndex:
         return len(self._entries)
 
     def rows(self, key: str) -> list[dict[str, Any]]:
-        """Return the rows with a key: one, none, or several."""
+        """Return the rows with a key: one, none, or several. Raises CacheDirError."""
         key_hash = _hash_of(key)
         group = key_hash >> (_HASH_BITS - self._group_bits)
         end = self._starts[group + 1]
@@ -197,11 +197,22 @@ class RowIndex:
         return rows
 
     def some_keys(self, count: int) -> list[str]:
-        """Return the keys of some rows, for messages."""
+        """Return the keys of some rows, for messages. Raises CacheDirError."""
         offsets = sorted(entry & _MAX_OFFSET for entry in self._entries[:count])
         return [self._row_at(offset)[0] for offset in offsets]
 
     def _row_at(self, offset: int) -> tuple[str, dict[str, Any]]:
-        """Return the key and the row of the line at an offset."""
-        key, row = json.loads(self._map[offset : self._map.find(b"\n", offset)])
+        """Return the key and the row of the line at an offset.
+
+        Raises CacheDirError if there is no row, as the file was damaged after it was written.
+        """
+        try:
+            key, row = json.loads(self._map[offset : self._map.find(b"\n", offset)])
+        except ValueError:
+            raise self._damaged() from None
         return key, row
+
+    def _damaged(self) -> CacheDirError:
+        return CacheDirError(
+            f"{self._path} is not a table of rows, or is damaged", remedy="remove it"
+        )

@@ -63,3 +63,14 @@ def test_another_file_is_a_typed_error(tmp_path: Path, size_bytes: int) -> None:
     path.write_bytes(bytes(size_bytes))
     with pytest.raises(CacheDirError, match="What to do: remove it"):
         RowIndex(path)
+
+
+def test_row_that_was_damaged_on_the_disk_is_a_typed_error(tmp_path: Path) -> None:
+    """It names the file, which is not the fault of the sample; other rows are found."""
+    written(tmp_path, [("a", 1), ("b", 2)])
+    path = tmp_path / "table.rows"
+    path.write_bytes(path.read_bytes().replace(b'["a"', b"\0\0\0\0"))
+    index = RowIndex(path)
+    with pytest.raises(CacheDirError, match="is not a table of rows, or is damaged"):
+        index.rows("a")
+    assert index.rows("b") == [{"v": 2}]
