@@ -133,6 +133,8 @@ class Store:
                     data = await loop.sock_recv(sock, _HEAD_BYTES)
                 except (OSError, ValueError):  # whoever asked has left, as the campaign's do, or speaks no HTTP
                     return
+                except asyncio.SendfileNotAvailableError:  # so asyncio says it if they left before a chunk's first byte
+                    return
                 if not data:
                     return
                 arrived += data
@@ -240,12 +242,15 @@ async def serve(folder: Path, far: Far) -> None:
     store = Store(folder, far, Pacer(far.total_bytes_per_s, CREDIT_S, loop.time()))
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
         listener.setblocking(False)
-        accepting = loop.create_task(store.accept(listener))
         print(listener.getsockname()[1], flush=True)
-        orphaned = asyncio.Event()
-        loop.add_reader(sys.stdin, orphaned.set)  # nothing is ever written there: readable means ended
-        await orphaned.wait()
-        accepting.cancel()
+        async with asyncio.TaskGroup() as group:  # a fault of the store ends it, with its traceback
+            accepting = group.create_task(store.accept(listener))
+
+            def end() -> None:
+                loop.remove_reader(sys.stdin)
+                accepting.cancel()
+
+            loop.add_reader(sys.stdin, end)  # nothing is ever written there: readable means ended
 
 
 def main() -> None:
