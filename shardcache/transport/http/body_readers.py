@@ -51,12 +51,23 @@ class BodyReader:
         flags = self._flags
         self._flags = socket.MSG_WAITALL
         if self._ahead_bytes:
-            count = self._fp.readinto(memory[: self._ahead_bytes])
-            self._ahead_bytes -= count
-            return count
+            return self._read_ahead(memory)
         if isinstance(self._sock, TlsSocket):
             return self._sock.fill(memory)
+        return self._receive(memory, flags)
 
+    def _read_ahead(self, memory: memoryview) -> int:
+        """Return the number of bytes that have come with the head, and right behind it."""
+        count = self._fp.readinto(memory[: self._ahead_bytes])
+        self._ahead_bytes -= count
+        is_all = not self._ahead_bytes
+        if is_all and count < len(memory) and not isinstance(self._sock, TlsSocket):
+            with suppress(BlockingIOError):  # nothing has come behind it so far
+                count += self._sock.recv_into(memory[count:], flags=socket.MSG_DONTWAIT)
+        return count
+
+    def _receive(self, memory: memoryview, flags: int) -> int:
+        """Return the number of bytes received into the memory; 0 at the stream's end."""
         while True:
             # After `_TICK` without a byte, `recv_into` raises this error.
             with suppress(BlockingIOError):
