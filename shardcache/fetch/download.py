@@ -42,11 +42,12 @@ from shardcache.transport.between.parts import PartFileError, PartSums
 
 T = TypeVar("T")
 
-# Longest expected time of a request for several parts. It is short because a shard may become
-# urgent before the request ends, and because a request that fails is repeated as a whole.
+# Longest expected time of a request for several parts, if it is larger than `_MIN_REQUEST_BYTES`.
+# It is short because a shard may become urgent before the request ends, and because a request that
+# fails is repeated as a whole.
 _REQUEST_S = 0.25
-# A request for this number of bytes is never divided, however slow the connections seem: the time
-# of a small request is mostly latency, and more requests would only make it longer.
+# A request for this number of bytes is not divided because the connections seem slow: the time of a
+# small request is mostly latency, and more requests would only make it longer.
 _MIN_REQUEST_BYTES = 1024 * 1024
 _MAX_ANSWERS = 10_000  # limit on answers to `stat_ahead` that are kept until they are used
 # One first part may be requested ahead for each of this many connections to an origin.

@@ -238,8 +238,7 @@ class Leasing:
             if version not in (None, shard.facts.version):
                 return None
             self._store.touch(shard)
-            # `now` is the planner's schedule, advanced to the present time. `found` records this
-            # use of the shard, which eviction takes into account.
+            # `found` records this use of the shard, which eviction takes into account.
             self._planner.schedule.found(key)
             return shard
         file = self._store.parts.get(key)

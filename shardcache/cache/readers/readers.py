@@ -103,6 +103,5 @@ class Readers:
             workers.discard(reader)
             if not workers:
                 del self._workers[reader.job.key, reader.loader]
-        # `now` is the planner's schedule, advanced to the present time.
         self._planner.schedule.forget(reader)
         self._changed.notify()

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 # Maximum number of bytes that are sent to one client before the next one gets its turn.
 _TURN_BYTES = 4 * 1024 * 1024
-# The kernel is asked to read this far ahead of the bytes being sent. A call of sendfile then seldom
-# waits for the disk, for which the other clients would wait as well.
+# The kernel is asked to read this far ahead of the bytes being sent. Otherwise, sendfile would wait
+# for the disk again and again, and the other clients would wait as well.
 _AHEAD_BYTES = 8 * 1024 * 1024
 
 
@@ -53,7 +53,7 @@ class FileSend:
         Raises OSError.
         """
         turn_end = min(self.end, self.sent_to + _TURN_BYTES)
-        self._read_ahead()
+        self.read_ahead()
         while self.sent_to < turn_end:
             try:
                 wanted_bytes = turn_end - self.sent_to
@@ -63,9 +63,9 @@ class FileSend:
             if sent_bytes == 0:
                 raise OSError("the file is shorter than it was")
             self.sent_to += sent_bytes
-        return self.sent_to == self.end
+        return self.sent_to >= self.end
 
-    def _read_ahead(self) -> None:
+    def read_ahead(self) -> None:
         """Ask the kernel to read what is sent next, if it has not been asked far enough ahead."""
         first = max(self._read_to, self.sent_to)
         if first >= self.end or first - self.sent_to > _AHEAD_BYTES // 2:
@@ -91,8 +91,10 @@ class SendThread:
     def __init__(self) -> None:
         # The event loop appends sends that are new or withdrawn, and the thread takes them.
         self._changed: deque[FileSend] = deque()
+        # This descriptor stays open: the event loop may write to it when the thread has ended.
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._is_closed = False
+        self._has_ended = False
         # Only the thread uses these: the sends by the descriptors of their sockets.
         self._sends: dict[int, FileSend] = {}
         self._poll = select.epoll()
@@ -101,35 +103,46 @@ class SendThread:
 
     def add(self, send: FileSend) -> None:
         """Begin to send. At the end, `send.ended` is done."""
-        self._changed.append(send)
-        self._wake()
+        self._change(send)
 
     def withdraw(self, send: FileSend) -> None:
         """Stop to send. `send.ended` is done once the thread no longer uses the descriptors."""
         send.is_withdrawn = True
-        self._changed.append(send)
-        self._wake()
+        self._change(send)
 
     def close(self) -> None:
         """End the thread after its present call."""
         self._is_closed = True
         self._wake()
 
+    def _change(self, send: FileSend) -> None:
+        """Let the thread take a send that is new or withdrawn."""
+        self._changed.append(send)
+        self._wake()
+        if self._has_ended:
+            self._end_changed()
+
     def _wake(self) -> None:
         os.eventfd_write(self._wake_fd, 1)
 
     def _run(self) -> None:
-        """Send until `close`."""
-        self._poll.register(self._wake_fd, select.EPOLLIN)
-        while not self._is_closed:
-            for fd, _ in self._poll.poll():
-                if fd == self._wake_fd:
-                    os.eventfd_read(fd)
-                    self._take_changes()
-                elif fd in self._sends:  # else it was withdrawn just now
-                    self._advance(self._sends[fd])
-        self._poll.close()
-        os.close(self._wake_fd)
+        """Send until `close`; end all sends then."""
+        try:
+            self._poll.register(self._wake_fd, select.EPOLLIN)
+            while not self._is_closed:
+                for fd, _ in self._poll.poll():
+                    if fd == self._wake_fd:
+                        os.eventfd_read(fd)
+                        self._take_changes()
+                    elif fd in self._sends:  # else it was withdrawn just now
+                        self._advance(self._sends[fd])
+        finally:
+            for send in list(self._sends.values()):
+                self._end(send, ConnectionAbortedError("the server has ended"))
+            self._poll.close()
+            # From now on, the event loop ends what it appends.
+            self._has_ended = True
+            self._end_changed()
 
     def _take_changes(self) -> None:
         """Begin new sends, and end those that were withdrawn."""
@@ -137,9 +150,20 @@ class SendThread:
             send = self._changed.popleft()
             if send.is_withdrawn:
                 self._end(send)
-            else:
-                self._sends[send.socket_fd] = send
+                continue
+            self._sends[send.socket_fd] = send
+            try:
+                send.read_ahead()
                 self._poll.register(send.socket_fd, select.EPOLLOUT)
+            except OSError as exn:
+                self._end(send, exn)
+
+    def _end_changed(self) -> None:
+        """End the sends that the thread can no longer take."""
+        with suppress(IndexError):  # the queue is empty
+            while True:
+                send = self._changed.popleft()
+                _report(send, ConnectionAbortedError("the server has ended"))
 
     def _advance(self, send: FileSend) -> None:
         """Send further bytes to a socket that accepts some; end the send after the last ones."""
@@ -156,13 +180,19 @@ class SendThread:
         """
         if self._sends.get(send.socket_fd) is send:
             del self._sends[send.socket_fd]
-            self._poll.unregister(send.socket_fd)
-        with suppress(RuntimeError):  # the event loop has ended
-            send.ended.get_loop().call_soon_threadsafe(_report_end, send.ended, error)
+            with suppress(OSError):  # it could not be registered
+                self._poll.unregister(send.socket_fd)
+        _report(send, error)
 
 
-def _report_end(ended: "asyncio.Future[None]", error: OSError | None) -> None:
-    """Report a send's end to the coroutine that waits for it; only the first report counts."""
+def _report(send: FileSend, error: OSError | None) -> None:
+    """Report a send's end to the coroutine that waits for it, in the event loop's thread."""
+    with suppress(RuntimeError):  # the event loop has ended
+        send.ended.get_loop().call_soon_threadsafe(_set_ended, send.ended, error)
+
+
+def _set_ended(ended: "asyncio.Future[None]", error: OSError | None) -> None:
+    """Set the result of a send; only the first one counts."""
     if ended.done():
         return
     if error is None:

@@ -7,6 +7,7 @@ space.
 
 import asyncio
 import os
+import select
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -78,6 +79,8 @@ class Sending:
         Raises SlowClientError, ConnectionError if the client has disconnected, and OSError if the
         file cannot be read.
         """
+        if start >= end:
+            return start
         if self._transport.is_closing():
             raise ConnectionResetError("the client disconnected")
         send = FileSend(self._socket.fileno(), fd, start, end)
@@ -87,16 +90,21 @@ class Sending:
         finally:
             if not send.ended.done():
                 self._thread.withdraw(send)
-            try:
-                # The thread uses both descriptors until then. The caller closes them after this
-                # call, and other files may then get their numbers.
-                await _finished(send.ended)
-            finally:
-                self.sent_bytes += send.sent_to - start
+            # The thread uses both descriptors until the end. The caller closes them after this
+            # call, and other files may then get their numbers.
+            cancelled = await _wait_in_any_case(send.ended)
+            self.sent_bytes += send.sent_to - start
+            if cancelled is not None:
+                raise cancelled
+        send.ended.result()
         return send.sent_to
 
     async def _ended(self, send: FileSend, gives_way: Callable[[], bool] | None) -> None:
-        """Wait until everything is sent, or the client gives way. Raises SlowClientError."""
+        """Wait until everything is sent, or the client gives way. Raises SlowClientError.
+
+        A client reads too slowly only if its socket is full. Otherwise the thread is busy, or waits
+        for the disk.
+        """
         interval_s = self.stall_s
         if gives_way is not None:
             interval_s = min(_GIVES_WAY_S, self.stall_s)
@@ -106,7 +114,7 @@ class Sending:
             await asyncio.wait([send.ended], timeout=interval_s)
             if send.ended.done():
                 return
-            if send.sent_to > sent_to:
+            if send.sent_to > sent_to or not _is_full(self._socket):
                 sent_to = send.sent_to
                 deadline_s = time.monotonic() + self.stall_s
             elif time.monotonic() >= deadline_s:
@@ -181,15 +189,28 @@ class Sender:
         self._readers.shutdown(wait=False)
 
 
+def _is_full(sock: socket.socket) -> bool:
+    """Return whether a socket accepts no bytes now, because its client has not read enough."""
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT)
+    return not poll.poll(0)
+
+
 async def _finished(job: "asyncio.Future[T]") -> T:
     """Return the result of a thread's work; wait for the work's end even if this is cancelled."""
+    cancelled = await _wait_in_any_case(job)
+    if cancelled is not None:
+        raise cancelled
+    return job.result()
+
+
+async def _wait_in_any_case(job: "asyncio.Future[T]") -> asyncio.CancelledError | None:
+    """Wait for the end of a thread's work, even if this is cancelled; return the cancellation."""
     cancelled: asyncio.CancelledError | None = None
     while not job.done():
         try:
             await asyncio.wait([job])
         except asyncio.CancelledError as exn:
             cancelled = exn
-    if cancelled is None:
-        return job.result()
     job.exception()  # this retrieves the exception: asyncio logs exceptions that nobody retrieves
-    raise cancelled
+    return cancelled

@@ -63,7 +63,7 @@ class Exchange:
         _report_held: called when a held body has arrived in memory.
         _report_progress: called when the first bytes of a long body have arrived, and when the byte
             credit is used up. The first bytes of a short body are reported together with its end,
-            which follows at once.
+            or with the worker's next regular report if that comes first.
 
     Attributes:
         prompt: True if a reader waits for the first bytes; progress is then also reported for the

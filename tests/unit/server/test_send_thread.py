@@ -128,6 +128,45 @@ def test_file_that_ends_too_soon_is_an_error(file_fd: int, pair: tuple[socket.so
     asyncio.run(run())
 
 
+def test_sends_end_with_the_thread(file_fd: int, pair: tuple[socket.socket, socket.socket]) -> None:
+    """Those that have begun, and those that come later."""
+    server, client = pair
+
+    async def run() -> None:
+        thread = SendThread()
+        send = FileSend(server.fileno(), file_fd, 0, _SIZE_BYTES)
+        thread.add(send)
+        await asyncio.to_thread(_received, client, 1)
+        thread.close()
+        with pytest.raises(ConnectionAbortedError):
+            await send.ended
+        late = FileSend(server.fileno(), file_fd, 0, _SIZE_BYTES)
+        thread.add(late)
+        with pytest.raises(ConnectionAbortedError):
+            await late.ended
+
+    asyncio.run(run())
+
+
+def test_descriptor_that_cannot_be_polled_ends_its_own_send_alone(
+    file_fd: int, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    server, client = pair
+
+    async def run() -> None:
+        with closing(SendThread()) as thread:
+            odd = FileSend(file_fd, file_fd, 0, 10)
+            thread.add(odd)
+            with pytest.raises(PermissionError):
+                await odd.ended
+            send = FileSend(server.fileno(), file_fd, 0, 10)
+            thread.add(send)
+            await send.ended
+            assert await asyncio.to_thread(_received, client, 10) == _content()[:10]
+
+    asyncio.run(run())
+
+
 def test_socket_can_be_used_again_after_a_send(file_fd: int, pair: tuple[socket.socket, socket.socket]) -> None:
     server, client = pair
 
