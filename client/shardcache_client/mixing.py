@@ -89,7 +89,7 @@ class MixtureReader(ShardReader[T_co]):
         }
         samples = DealtSamples.of(
             manifest,
-            _assignment(parts, weights, samples_per_epoch, batches),
+            _mixture_options(parts, weights, samples_per_epoch, batches),
             first.samples.seed,
             drawn_seeds,
         )
@@ -142,7 +142,7 @@ class MixtureReader(ShardReader[T_co]):
         self._selected(())  # a selection by tables of samples is refused with the same error
 
 
-def _assignment(
+def _mixture_options(
     parts: Mapping[str, DatasetParts],
     weights: Weights | None,
     samples_per_epoch: int | None,

@@ -28,7 +28,7 @@ from shardcache_client.tables import node_tables, row_files
 from shardcache_client.tables.node_tables import NodeTable
 
 _LAYOUT = "2"
-"""Version of the rows' form: changes in a release that makes other rows of the same file."""
+"""Version of a table's rows and of its file: it changes with either, as does the file's name."""
 
 # Maximum age of a listing of the files that the daemon may answer with. It is short, so that a run
 # sees files that were replaced before the run began. It is long enough for one listing to serve all

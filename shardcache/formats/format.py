@@ -124,9 +124,8 @@ class Format:
         needs: name of the file in the same folder without which a shard cannot be indexed; None if
             the shard is enough.
         lists: True if `listed` reads an index file that the format's own writer makes.
-        is_often_a_file: True if such files are as often data of other programs as shards, as
-            parquet is. Where a user may mean either, a file of this format does not count as a
-            shard.
+        is_often_a_file: True if such files are just as often the data of other programs, as those
+            of parquet are. Where a user may mean either, they do not count as shards.
         is_numbered_behind: True if plain files are often named `NAME.SUFFIX-00000-of-00010`, with
             their number after the suffix.
     """

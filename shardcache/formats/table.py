@@ -56,7 +56,7 @@ def suffix_of(name: str) -> tuple[str, Format] | None:
         if before_number is not None and _may_be_numbered(*before_number):
             return before_number
 
-    # 2. The name ends with a suffix. Most names end with none, which one call finds out fastest.
+    # 2. Otherwise, the end of the name decides. One call of `endswith` rules out most names.
     if not lowered.endswith(SUFFIXES):
         return None
     file_name = lowered.rpartition("/")[2]

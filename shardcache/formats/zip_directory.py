@@ -68,7 +68,7 @@ _IN_ZIP_64_SHORT = 0xFFFF
 _IN_ZIP_64 = 0xFFFFFFFF
 
 # The directory is read into memory as a whole, in the daemon's own process if members are
-# compressed. Grouping the members into samples takes some 100 bytes per member, names included.
+# compressed. Grouping the members into samples takes some 100 bytes per member with a short name.
 _MAX_MEMBERS = 2_000_000
 _MAX_DIRECTORY_BYTES = 256 * 1024 * 1024
 _SHOWN_CHARS = 200

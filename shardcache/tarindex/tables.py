@@ -110,7 +110,10 @@ def fault_remedy(tables: Tables, sample: int) -> str:
 
 
 def member_spans(tables: Tables, extension: str) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each sample's member `extension`; (0, 0) if a sample lacks it."""
+    """Yield start and end of each sample's member `extension`; (0, 0) if a sample lacks it.
+
+    The last one counts if a sample has several, as a line of JSON may.
+    """
     extension = extension.lower()
     lowered = [each.lower() for each in tables.extensions]
     wanted_id = -1  # an id that no member has
@@ -121,7 +124,7 @@ def member_spans(tables: Tables, extension: str) -> Iterator[tuple[int, int]]:
     extension_ids = tables.extension_ids
     first = 0
     for stop in tables.member_ends:
-        for member in range(first, stop):
+        for member in reversed(range(first, stop)):
             if extension_ids[member] == wanted_id:
                 yield starts[member], ends[member]
                 break

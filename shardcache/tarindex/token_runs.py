@@ -77,8 +77,9 @@ def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) ->
         url: url of the shard.
     """
     if tables.faults:
-        first_faulty = min(tables.faults)
-        raise _unsupported(f"{fault_of(tables, first_faulty)}", url)
+        reason = fault_of(tables, min(tables.faults))
+        assert reason is not None
+        raise _unsupported(reason, url)
     dtype = member.dtype
     tar_offsets = array("Q")
     token_ends = array("Q")

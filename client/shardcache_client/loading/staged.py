@@ -311,9 +311,9 @@ class _ChunkSamples:
             self.lost |= made.lost
             self._add_times(made.times)
             # A chunk lists the steps that it touches. An earlier chunk may have listed the first of
-            # these as well; steps are told apart by the number of samples before them.
+            # these as well. Steps are compared as tuples: by share, then by their number in it.
             for step in chunk.steps:
-                if not begun_steps or step.before > begun_steps[-1].before:
+                if not begun_steps or step > begun_steps[-1]:
                     begun_steps.append(step)
             if begun_steps:
                 share = begun_steps[-1].share

@@ -57,7 +57,7 @@ def shared(
     """Return a table, making its file if it does not exist yet.
 
     If several processes want the table, one makes it. The others wait until it is made, or until
-    that process ends. A damaged file, as a node may have after a power failure, is made again.
+    that process ends. A file that was cut, as by a power failure, is made again.
 
     Args:
         identity: everything that the rows depend on, such as the version of their source.
@@ -132,6 +132,7 @@ class _MakingLock:
         except BlockingIOError:
             log.warning("another process of this node reads the rows of %s; waiting", self._url)
             fcntl.flock(self._fd, fcntl.LOCK_EX)
+        os.utime(self._fd)  # so that `_remove_unused` keeps the lock
 
     def __exit__(self, *_: object) -> None:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
@@ -165,7 +166,7 @@ def _make(path: Path, rows: Callable[[], Iterable[tuple[str, str]]], url: str) -
 
 
 def _with_progress(rows: Iterable[tuple[str, str]], url: str) -> Iterator[tuple[str, str]]:
-    """Yield the rows, and log how many there were so far each `_REPORT_INTERVAL_S`."""
+    """Yield the rows, and log how many there were so far, every `_REPORT_INTERVAL_S`."""
     begun_s = time.monotonic()
     report_s = begun_s + _REPORT_INTERVAL_S
     for count, row in enumerate(rows):

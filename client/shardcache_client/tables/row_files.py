@@ -192,11 +192,15 @@ def _parquet(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Iterat
     with file, source:
         table = parquet.ParquetFile(source)
         names_in_file = table.schema_arrow.names
-        _check_header(names_in_file, url)
-        if columns is not None:
-            columns = [name for name in columns if name in names_in_file]
-        # Parsing takes longer than decoding, so threads would save little time. Each takes memory.
-        for batch in table.iter_batches(_PARQUET_BATCH_ROWS, columns=columns, use_threads=False):
+        if columns is None:
+            columns = names_in_file
+        read_columns = [name for name in names_in_file if name in set(columns)]
+        _check_header(read_columns, url)
+        # Making Python objects of the values takes longer than decoding them, so threads would save
+        # little time. Each takes memory.
+        for batch in table.iter_batches(
+            _PARQUET_BATCH_ROWS, columns=read_columns, use_threads=False
+        ):
             yield from batch.to_pylist()
 
 
@@ -236,5 +240,5 @@ def _as_text(value: object) -> str:
     raise TypeError(f"a value is of the type {type(value).__name__}")
 
 
-# Made once: `json.dumps` would make an encoder for every row, which takes as long as the encoding.
+# Made once: `json.dumps` would make an encoder for every row, which takes nearly as long as it.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_as_text)

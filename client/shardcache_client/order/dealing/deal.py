@@ -275,8 +275,8 @@ class ShardDeal:
 
         A reader that needs more samples than its own share has goes on with further shares. All
         shards are dealt to all readers once for as many shares as there are readers. In these, the
-        parts go from reader to reader, so that each reader gets every shard once. Then the shards
-        are dealt again in another order.
+        parts go from reader to reader, so that each reader gets every shard: once, or more often if
+        there are fewer shards than readers. Then the shards are dealt again in another order.
 
         Args:
             epoch: number of the epoch.
@@ -289,12 +289,13 @@ class ShardDeal:
         equal_weights = [1] * self.shards
         deal_key = round_key(self.shuffle, epoch, first_share)
         order = shard_order(equal_weights, self.shuffle, deal_key)
-        part = (topology.reader + share) % readers
-        start, stop = Partition(readers, even=None).owned_span(self.shards, part)
-        shards = order[start:stop]
-        if not shards and self.samples_per_epoch is not None:
-            # There are fewer shards than readers: some read the same shard.
-            shards = [order[topology.reader % self.shards]]
+        place = topology.reader + share
+        if self.shards < readers and self.samples_per_epoch is not None:
+            # Each reader reads one shard in each share, and some readers read the same one.
+            shards = [order[place % self.shards]]
+        else:
+            start, stop = Partition(readers, even=None).owned_span(self.shards, place % readers)
+            shards = order[start:stop]
 
         # Each share permutes the samples of a shard in another way.
         key = round_key(self.shuffle, epoch, share)

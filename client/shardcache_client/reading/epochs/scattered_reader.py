@@ -1,8 +1,8 @@
 """Reader of a rank's epoch whose samples come in any order, not shard by shard.
 
 An epoch is an order of samples; a place is a position in this order, counted from 0 for each rank.
-A byte_range is the range of a sample's bytes in its tar. Scattered samples, those of sources with
-`shuffle="global"`, are fetched by their spans. Other samples of a mixture are read with their
+A sample's range is the part of its tar that has its bytes. Scattered samples, those of sources with
+`shuffle="global"`, are fetched by their ranges. Other samples of a mixture are read with their
 shards, by a `PlaceReader`. `reader_of` chooses the reader for an epoch.
 """
 

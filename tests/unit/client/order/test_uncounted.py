@@ -1,5 +1,6 @@
 """uncounted.py: the steps of epochs whose samples are not counted."""
 
+from collections import Counter
 from itertools import chain, islice
 
 from hypothesis import given
@@ -42,6 +43,15 @@ def test_reader_with_a_quota_meets_every_shard_in_its_shares(
         assert set(chain(*(shards_of(epoch, share) for share in some))) == set(range(shards))
         assert all(shards_of(epoch, share) for share in some)
     assert epoch.has_share(10**6)
+
+
+@given(numbers, shuffles, numbers)
+def test_shards_of_a_quota_come_equally_often(shards: int, shuffle: Shuffle | None, world_size: int) -> None:
+    """To each reader, in as many shares as there are readers, even if there are fewer shards than readers."""
+    for epoch in epochs_of(ShardDeal(shards, shuffle, samples_per_epoch=5), world_size, 0):
+        counts = Counter(chain(*(shards_of(epoch, share) for share in range(world_size))))
+        assert set(counts) == set(range(shards))
+        assert max(counts.values()) - min(counts.values()) <= 1
 
 
 def test_reader_without_a_quota_has_its_own_share_alone() -> None:
