@@ -292,7 +292,7 @@ class ShardDeal:
         place = topology.reader + share
         if self.shards < readers and self.samples_per_epoch is not None:
             # Each reader reads one shard in each share, and some readers read the same one.
-            shards = [order[place % self.shards]]
+            shards: Sequence[int] = [order[place % self.shards]]
         else:
             start, stop = Partition(readers, even=None).owned_span(self.shards, place % readers)
             shards = order[start:stop]
