@@ -106,7 +106,7 @@ class SendThread:
         self._change(send)
 
     def withdraw(self, send: FileSend) -> None:
-        """Stop to send. `send.ended` is done once the thread no longer uses the descriptors."""
+        """Stop sending. `send.ended` is done once the thread no longer uses the descriptors."""
         send.is_withdrawn = True
         self._change(send)
 
