@@ -26,7 +26,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!shardcache).*"),
     ("py:class", r"shardcache_client\.(arguments|epoch_reader|stages|lengths|ray)\..*"),
-    ("py:class", r"shardcache_client\.order\.(shards\.manifest|sequences\.rounds)\..*"),
+    ("py:class", r"shardcache_client\.order\.(shards\.manifest|topology)\..*"),
 ]
 
 myst_enable_extensions = ["colon_fence", "deflist"]

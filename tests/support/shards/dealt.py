@@ -63,6 +63,8 @@ def _walk_segment(segment: Segment, counts: Sequence[int]) -> list[Place]:
 
 def steps_of(segment: Segment) -> Iterator[tuple[int, int, int | None]]:
     """Yield each step with the range of its samples to read; None as its end for all."""
+    if segment.start == segment.stop:
+        return
     begin, skipped = segment.mix.find(segment.start)
     end, last = segment.mix.find(segment.stop - 1)
     for step in range(begin, end + 1):
