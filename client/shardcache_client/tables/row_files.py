@@ -108,11 +108,12 @@ def _damage_errors() -> tuple[type[Exception], ...]:
     # From pyarrow: OverflowError for a time that Python cannot represent, NotImplementedError for a
     # type or an encoding that it cannot read.
     arrow_errors = (OverflowError, NotImplementedError)
-    errors = (EOFError, OSError, ValueError, RecursionError, zlib.error, lzma.LZMAError)
+    text_errors = (EOFError, OSError, ValueError, RecursionError, zlib.error, lzma.LZMAError)
+    errors = (*text_errors, *arrow_errors)
     try:
-        return (*errors, *arrow_errors, zstd_library().ZstdError)
+        return (*errors, zstd_library().ZstdError)
     except ImportError:
-        return (*errors, *arrow_errors)
+        return errors
 
 
 # Each of these readers yields the rows of an open file, and closes it. Readers of text formats
@@ -192,9 +193,8 @@ def _parquet(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Iterat
     with file, source:
         table = parquet.ParquetFile(source)
         names_in_file = table.schema_arrow.names
-        if columns is None:
-            columns = names_in_file
-        read_columns = [name for name in names_in_file if name in set(columns)]
+        wanted = set(names_in_file if columns is None else columns)
+        read_columns = [name for name in names_in_file if name in wanted]
         _check_header(read_columns, url)
         # Making Python objects of the values takes longer than decoding them, so threads would save
         # little time. Each takes memory.
@@ -240,5 +240,5 @@ def _as_text(value: object) -> str:
     raise TypeError(f"a value is of the type {type(value).__name__}")
 
 
-# Made once: `json.dumps` would make an encoder for every row, which takes nearly as long as it.
+# Made once: `json.dumps` would make an encoder for every row, in nearly the time of encoding it.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_as_text)
