@@ -137,12 +137,12 @@ class ObjectReads:
         file = self._leasing.at_hand(name_of(_ref(obj)), span, obj.version)
         if file is None:
             return None
-        self._counters.hits += 1
-        if isinstance(file, PartFile):
-            self._residency.parts.used(file, file.parts_of(span))
-            return file.partial.path
-        self._counters.hit_bytes += file.size_bytes  # only bytes of whole files are counted
-        return _tar_of(self._layout, file.key)
+        if isinstance(file, Shard):
+            self._count_hit(file)
+            return _tar_of(self._layout, file.key)
+        self._counters.hits += 1  # only bytes of whole files are counted
+        self._residency.parts.used(file, file.parts_of(span))
+        return file.partial.path
 
     @asynccontextmanager
     async def whole(self, obj: RemoteObject, client: JobKey) -> AsyncIterator[HeldBytes]:
@@ -155,6 +155,12 @@ class ObjectReads:
             obj: the object.
             client: the client that is charged, and shown as waiting.
         """
+        shard = self._shard_at_hand(obj, (0, obj.size_bytes))
+        if shard is not None:
+            async with self._cached(shard) as held:
+                yield held
+            return
+
         wait = Wait(client, since_s=time.monotonic(), partial=True)
         acquired = await self._leasing.acquire(_ref(obj), PriorityClass.PLANNED, wait)
         if isinstance(acquired, Published):
@@ -188,6 +194,12 @@ class ObjectReads:
             in_order: True if the range is read in order. The block may then begin once the first
                 byte of the range has arrived, and holds only the beginning that is cached by then.
         """
+        shard = self._shard_at_hand(obj, span)
+        if shard is not None:
+            async with self._cached(shard) as held:
+                yield held
+            return
+
         wait = Wait(
             client,
             since_s=time.monotonic(),
@@ -211,6 +223,17 @@ class ObjectReads:
         finally:
             self._residency.parts.release(acquired, parts)
 
+    def _shard_at_hand(self, obj: RemoteObject, span: Span) -> Shard | None:
+        """Return the published object, to be retained before the next await.
+
+        None if it has to be fetched or checked first, or if only some of its parts are cached.
+        """
+        file = self._leasing.at_hand(name_of(_ref(obj)), span, obj.version)
+        if not isinstance(file, Shard):
+            return None
+        self._count_hit(file)
+        return file
+
     def sent(self, obj: RemoteObject, size_bytes: int, client: JobKey) -> None:
         """Count bytes of an object that were sent to a client."""
         self._counters.s3_bytes += size_bytes
@@ -221,7 +244,7 @@ class ObjectReads:
         """Hold a published object during the block."""
         self._residency.retain(shard)
         try:
-            yield _CachedObject(self._layout.tar(shard.key), shard)
+            yield _CachedObject(_tar_of(self._layout, shard.key), shard)
         finally:
             await self._leasing.release(shard)
 
@@ -235,17 +258,21 @@ class ObjectReads:
     def _count(self, published: Published) -> None:
         """Count a read as a hit or a miss."""
         if published.hit:
-            self._counters.hits += 1
-            self._counters.hit_bytes += published.facts.size_bytes
+            self._count_hit(published.shard)
         else:
             self._counters.misses += 1
+
+    def _count_hit(self, shard: Shard) -> None:
+        """Count a read of a published object."""
+        self._counters.hits += 1
+        self._counters.hit_bytes += shard.size_bytes
 
 
 @lru_cache(4096)
 def _tar_of(layout: Layout, key: str) -> Path:
     """Return the path of a published object.
 
-    Paths are cached, as clients read many small ranges of the same objects.
+    Paths are cached, as clients read many ranges of the same objects.
     """
     return layout.tar(key)
 

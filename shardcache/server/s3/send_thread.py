@@ -48,21 +48,22 @@ class FileSend:
     _read_to: int = 0  # offset up to which the kernel was asked to read the file
 
     def advance(self) -> bool:
-        """Send until the socket is full, or the turn is over; return whether everything is sent.
+        """Send what the socket accepts, up to a turn's bytes; return whether everything is sent.
 
         Raises OSError.
         """
         turn_end = min(self.end, self.sent_to + _TURN_BYTES)
         self.read_ahead()
-        while self.sent_to < turn_end:
-            try:
-                wanted_bytes = turn_end - self.sent_to
-                sent_bytes = os.sendfile(self.socket_fd, self.file_fd, self.sent_to, wanted_bytes)
-            except BlockingIOError:
-                return False
-            if sent_bytes == 0:
-                raise OSError("the file is shorter than it was")
-            self.sent_to += sent_bytes
+        try:
+            wanted_bytes = turn_end - self.sent_to
+            sent_bytes = os.sendfile(self.socket_fd, self.file_fd, self.sent_to, wanted_bytes)
+        except BlockingIOError:
+            return False
+        if sent_bytes == 0:
+            raise OSError("the file is shorter than it was")
+        # If fewer bytes were sent than wanted, the socket is full. Another call would only find
+        # that out again.
+        self.sent_to += sent_bytes
         return self.sent_to >= self.end
 
     def read_ahead(self) -> None:

@@ -44,7 +44,7 @@ class Sending:
     """
 
     _transport: asyncio.Transport
-    _socket: socket.socket  # a duplicate: the event loop keeps its own for the transport
+    _socket_fd: int  # a duplicate: the event loop keeps its own for the transport
     _thread: SendThread
     stall_s: float
     sent_bytes: int = 0
@@ -83,7 +83,7 @@ class Sending:
             return start
         if self._transport.is_closing():
             raise ConnectionResetError("the client disconnected")
-        send = FileSend(self._socket.fileno(), fd, start, end)
+        send = FileSend(self._socket_fd, fd, start, end)
         self._thread.add(send)
         try:
             await self._ended(send, gives_way)
@@ -114,7 +114,7 @@ class Sending:
             await asyncio.wait([send.ended], timeout=interval_s)
             if send.ended.done():
                 return
-            if send.sent_to > sent_to or not _is_full(self._socket):
+            if send.sent_to > sent_to or not _is_full(self._socket_fd):
                 sent_to = send.sent_to
                 deadline_s = time.monotonic() + self.stall_s
             elif time.monotonic() >= deadline_s:
@@ -126,15 +126,14 @@ class Sending:
         """Wait until the client has read something. Raises SlowClientError."""
         loop = asyncio.get_running_loop()
         is_writable = asyncio.Event()
-        fd = self._socket.fileno()
-        loop.add_writer(fd, is_writable.set)
+        loop.add_writer(self._socket_fd, is_writable.set)
         try:
             async with asyncio.timeout(self.stall_s):
                 await is_writable.wait()
         except TimeoutError:
             raise SlowClientError from None
         finally:
-            loop.remove_writer(fd)
+            loop.remove_writer(self._socket_fd)
 
 
 class Sender:
@@ -157,8 +156,11 @@ class Sender:
     def sending(self, transport: asyncio.Transport) -> Iterator[Sending]:
         """Provide a `Sending` for one response to the client of a transport."""
         sock: socket.socket = transport.get_extra_info("socket")
-        with socket.socket(fileno=os.dup(sock.fileno())) as own:
-            yield Sending(transport, own, self._send_thread, self._stall_s)
+        own_fd = os.dup(sock.fileno())
+        try:
+            yield Sending(transport, own_fd, self._send_thread, self._stall_s)
+        finally:
+            os.close(own_fd)
 
     async def read(self, fd: int, start: int, size_bytes: int) -> bytes | bytearray:
         """Return bytes of a file; read them in a thread unless they are in memory.
@@ -189,10 +191,10 @@ class Sender:
         self._readers.shutdown(wait=False)
 
 
-def _is_full(sock: socket.socket) -> bool:
+def _is_full(socket_fd: int) -> bool:
     """Return whether a socket accepts no bytes now, because its client has not read enough."""
     poll = select.poll()
-    poll.register(sock, select.POLLOUT)
+    poll.register(socket_fd, select.POLLOUT)
     return not poll.poll(0)
 
 

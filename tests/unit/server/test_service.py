@@ -81,7 +81,7 @@ def test_quantiles_of_the_lag_are_those_of_the_last_ten_minutes() -> None:
     for number in range(1000, 0, -1):
         lag.note(number / 1000)
     assert lag.to_json() == {"p50_s": 0.5, "p99_s": 0.99, "max_s": 1.0}
-    for _ in range(11_000):
+    for _ in range(5_000):
         lag.note(0.001)
     assert lag.to_json()["max_s"] == 1.0
     lag.note(0.001)
