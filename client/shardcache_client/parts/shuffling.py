@@ -23,6 +23,7 @@ from shardcache_client.parts.sample_tables import tables_beside
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.reading.single.sample_ranges import SampleRanges
 from shardcache_client.reading.single.scattered_ranges import ScatteredRanges
+from shardcache_client.reading.single.table_rows import NO_TABLES_REMEDY
 from shardcache_client.samples.token_blocks import TokenBlocks
 
 log = logging.getLogger("shardcache")
@@ -104,8 +105,7 @@ def _ranges_of(parts: DatasetParts) -> ScatteredRanges:
             'shuffle="global" needs a table of samples next to the index file, which '
             "says where each sample is in its tar",
             url=next(iter(parts.urls), None),
-            remedy="write both: shardcache index URL... -o index.json --samples; then use "
-            "index.json as the url",
+            remedy=NO_TABLES_REMEDY,
         )
     sessions = ReaderSessions(parts.sessions, ReaderIdentity(parts.job))
     ranges = SampleRanges(parts.manifest, tables, sessions, parts.pipeline)

@@ -20,6 +20,7 @@ from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.reading.single.table_rows import (
     INVALID_ROW,
+    NO_TABLES_REMEDY,
     TABLES_REMEDY,
     Row,
     TableRows,
@@ -158,8 +159,7 @@ class SampleRanges:
                 "samples are found by their keys in a table of samples, next to an index file, "
                 "which is missing",
                 url=next(iter(self._tables), None),
-                remedy="write both: shardcache index URL... -o index.json --samples; then use "
-                "index.json as the url",
+                remedy=NO_TABLES_REMEDY,
             )
         return rows
 

@@ -26,6 +26,12 @@ from shardcache_client.reading.leased.shard_window import ShardWindow
 Row = dict[str, Any]
 
 TABLES_REMEDY = "write both files again: shardcache index URL... -o index.json --samples"
+"""Remedy for tables that are invalid, or do not match their shards."""
+
+NO_TABLES_REMEDY = (
+    "write both: shardcache index URL... -o index.json --samples; then use index.json as the url"
+)
+"""Remedy if there are no tables, or no index file next to them."""
 
 INVALID_ROW = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
 """Errors that code meets in a row whose fields, or the types of whose values, are invalid."""
