@@ -10,11 +10,12 @@ import ctypes
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import traceback
-from asyncio.base_subprocess import BaseSubprocessTransport
+from asyncio import unix_events
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn
@@ -57,96 +58,42 @@ class ForkingLoop(uvloop.Loop):
             return await super().subprocess_exec(protocol_factory, *args, **options)
         protocol = protocol_factory()
         waiter = self.create_future()
+        become = partial(_become_helper, args[3:], options.get("pass_fds", ()))
         transport = _ForkedTransport(
-            self,
-            protocol,
-            args[3:],
-            shell=False,
-            stdin=options["stdin"],
-            stdout=options["stdout"],
-            stderr=None,
-            bufsize=0,
-            waiter=waiter,
-            kept_fds=tuple(options.get("pass_fds", ())),
+            self, protocol, args, shell=False, bufsize=0, waiter=waiter, preexec_fn=become, **options
         )
         await waiter
         return transport, protocol
 
 
-class _ForkedTransport(BaseSubprocessTransport):
-    """asyncio's transport of a process, with a fork as its process."""
+class _ForkedTransport(unix_events._UnixSubprocessTransport):  # type: ignore[name-defined, misc]
+    """asyncio's transport of a process that `subprocess` forks, and that never gets to execute its command."""
 
-    _proc: Any
+    _proc: subprocess.Popen[bytes]
 
-    def _start(self, args: Any, kept_fds: Sequence[int], **_: Any) -> None:  # type: ignore[override]
-        module, *arguments = args
-        self._proc = _ForkedHelper(module, arguments, kept_fds)
-        self._loop.add_reader(self._proc.pidfd, self._reap)
+    def _start(self, *args: Any, **options: Any) -> None:
+        super()._start(*args, **options)
+        pidfd = os.pidfd_open(self._proc.pid)
+        self._loop.add_reader(pidfd, self._reap, pidfd)
 
-    def _reap(self) -> None:
-        helper = self._proc
-        self._loop.remove_reader(helper.pidfd)
-        self._process_exited(helper.reap())
-
-
-class _ForkedHelper:
-    """A fork of this process that runs a module, with as much of Popen's interface as asyncio's transport needs."""
-
-    stderr = None
-
-    def __init__(self, module: str, arguments: Sequence[str], kept_fds: Sequence[int]) -> None:
-        self.returncode: int | None = None
-        child_in, own_in = os.pipe()
-        own_out, child_out = os.pipe()
-        # Closed once the fork has its name and none of the daemon's files, as after `exec`: a shard that it still had
-        # open could not be evicted.
-        named, naming = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            _become_helper(module, arguments, child_in, child_out, naming, kept_fds)
-        self.pidfd = os.pidfd_open(self.pid)
-        for fd in (child_in, child_out, naming):
-            os.close(fd)
-        os.read(named, 1)
-        os.close(named)
-        self.stdin = os.fdopen(own_in, "wb", 0)
-        self.stdout = os.fdopen(own_out, "rb", 0)
-
-    def poll(self) -> int | None:
-        return self.returncode
-
-    def reap(self) -> int:
-        """Return the exit status of the process, which has ended."""
-        _, status = os.waitpid(self.pid, 0)
-        os.close(self.pidfd)
-        self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def send_signal(self, number: int) -> None:
-        if self.returncode is None:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.pidfd, number)
+    def _reap(self, pidfd: int) -> None:
+        self._loop.remove_reader(pidfd)
+        os.close(pidfd)
+        self._process_exited(self._proc.wait())
 
 
-def _become_helper(
-    module: str, arguments: Sequence[str], stdin: int, stdout: int, naming: int, kept_fds: Sequence[int]
-) -> NoReturn:
+def _become_helper(command: Sequence[str], kept_fds: Sequence[int]) -> NoReturn:
+    """Run a module with its arguments, where `subprocess` would execute a program, with its pipes already in place."""
     code = 1
     try:
-        os.setsid()
         _forget_signal_handlers()
-        os.dup2(stdin, 0)
-        os.dup2(stdout, 1)
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, comm_of(module).encode())
-        _close_all_but((*kept_fds, naming))
-        os.close(naming)
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, comm_of(command[0]).encode())
+        # As after `exec`, and `subprocess` waits for it: a shard that the fork still had open could not be evicted.
+        _close_all_but(kept_fds)
         _take_out()
         sys.modules.update(_modules_of_helpers)
-        sys.argv = [module, *arguments]
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        sys.argv = list(command)
+        runpy.run_module(command[0], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as exn:
         code = exn.code if isinstance(exn.code, int) else int(exn.code is not None)
