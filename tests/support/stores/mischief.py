@@ -1,71 +1,14 @@
 """Faults of a store's answer, as changes of a right one. Pure."""
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 _LENGTH, _RANGE = "content-length", "content-range"
 _CHECKSUMS = ("x-amz-checksum-crc32", "x-goog-hash", "content-md5")
 _CHUNK_BYTES = 10_000
-
-
-class Mischief(enum.StrEnum):
-    STALL = "half of the body, then nothing"
-    SILENCE = "no answer at all"
-    LATE = "a first byte that takes seconds"
-    DRIP = "a body byte by byte"
-    RESET = "half of the body, then a reset"
-    RESET_AT_ONCE = "a reset in place of an answer"
-    TRUNCATE = "half of the body, then a close in good order"
-    HALF_HEAD = "half of the head, then a close in good order"
-    LENGTH_LESS = "a Content-Length less than the body"
-    LENGTH_MORE = "a Content-Length more than the body"
-    LENGTH_ODD = "a Content-Length that is no number"
-    LENGTH_NONE = "no Content-Length, and half of the body"
-    RANGE_SHIFTED = "a Content-Range of other bytes"
-    RANGE_TOTAL = "a Content-Range with another total"
-    RANGE_NONE = "206 without a Content-Range"
-    RANGE_SHORT = "half of the range, with headers that say so"
-    INTERNAL_ERROR = "500 InternalError"
-    SLOW_DOWN = "503 SlowDown"
-    TOO_MANY = "429 TooManyRequests"
-    FORBIDDEN = "403 AccessDenied"
-    EXPIRED = "400 ExpiredToken"
-    NOT_FOUND = "404 NoSuchKey"
-    TIMEOUT = "408 RequestTimeout"
-    CHANGED = "412 PreconditionFailed"
-    NO_SUCH_RANGE = "416 InvalidRange"
-    WHOLE = "200 and the whole object in place of a range"
-    ERROR_AS_200 = "an XML error with status 200"
-    ERROR_AS_206 = "an XML error with status 206"
-    EMPTY = "206 and an empty body"
-    GARBAGE = "bytes that are no HTTP"
-    ENDLESS_HEAD = "headers without an end"
-    CHUNKED = "a body in chunks, without a Content-Length"
-    ENCODED = "a Content-Encoding that the object was stored with"
-    FLIP = "a bit flipped"
-    ETAG_OTHER = "another ETag"
-    ETAG_NONE = "no ETag"
-    OTHER_BYTES = "another object's bytes under the right headers"
-    OTHER_OBJECT = "another object's bytes under its own headers"
-    HEAD_LESS = "a HEAD with a size less than it is"
-    HEAD_MORE = "a HEAD with a size more than it is"
-    HEAD_NO_ETAG = "a HEAD without an ETag"
-    HEAD_ETAG = "a HEAD with another ETag"
-    HEAD_NO_LENGTH = "a HEAD without a size"
-    HEAD_ODD_LENGTH = "a HEAD with a size that is no number"
-    HEAD_ODD_DATE = "a HEAD with a date that is none"
-    HEAD_ODD_CHECKSUM = "a HEAD with a checksum that is none"
-    HEAD_SILENCE = "no answer to HEAD"
-    HEAD_RESET = "a reset in place of an answer to HEAD"
-    HEAD_GARBAGE = "an answer to HEAD that is no HTTP"
-    HEAD_INTERNAL_ERROR = "500 to HEAD"
-    HEAD_NOT_FOUND = "404 to HEAD"
-
-    @property
-    def method(self) -> str:
-        return "HEAD" if self.name.startswith("HEAD_") else "GET"
 
 
 class Ending(enum.Enum):
@@ -102,37 +45,15 @@ class Scene:
     version: str  # header of the version
 
 
-Spoiler = Callable[[Answer, Scene], None]
-
-_REFUSALS = {
-    Mischief.INTERNAL_ERROR: (500, "InternalError"),
-    Mischief.SLOW_DOWN: (503, "SlowDown"),
-    Mischief.TOO_MANY: (429, "TooManyRequests"),
-    Mischief.FORBIDDEN: (403, "AccessDenied"),
-    Mischief.EXPIRED: (400, "ExpiredToken"),
-    Mischief.NOT_FOUND: (404, "NoSuchKey"),
-    Mischief.TIMEOUT: (408, "RequestTimeout"),
-    Mischief.CHANGED: (412, "PreconditionFailed"),
-    Mischief.NO_SUCH_RANGE: (416, "InvalidRange"),
-    Mischief.ERROR_AS_200: (200, "InternalError"),
-    Mischief.ERROR_AS_206: (206, "InternalError"),
-    Mischief.HEAD_INTERNAL_ERROR: (500, ""),
-    Mischief.HEAD_NOT_FOUND: (404, ""),
-}
-
-
-def spoil(mischief: Mischief, answer: Answer, scene: Scene) -> None:
-    if mischief in _REFUSALS:
-        refuse(answer, *_REFUSALS[mischief])
-    else:
-        _SPOILERS[mischief](answer, scene)
-
-
 def refuse(answer: Answer, status: int, code: str) -> None:
     """Turn an answer into a refusal with S3's code, without a body where that is empty."""
     answer.status = status
     answer.body = f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>".encode() if code else b""
     answer.headers = {"content-type": "application/xml", _LENGTH: str(len(answer.body))}
+
+
+def _refused(status: int, code: str, answer: Answer, _scene: Scene) -> None:
+    refuse(answer, status, code)
 
 
 def _cut(ending: Ending, answer: Answer, _scene: Scene) -> None:
@@ -231,45 +152,80 @@ def _other_object(answer: Answer, scene: Scene) -> None:
     _other_etag(answer, scene)
 
 
-_SPOILERS: Mapping[Mischief, Spoiler] = {
-    Mischief.STALL: partial(_cut, Ending.HANG),
-    Mischief.SILENCE: partial(_set, raw=b"", ending=Ending.HANG),
-    Mischief.LATE: partial(_set, late=True),
-    Mischief.DRIP: partial(_set, drips=True),
-    Mischief.RESET: partial(_cut, Ending.RESET),
-    Mischief.RESET_AT_ONCE: partial(_set, raw=b"", ending=Ending.RESET),
-    Mischief.TRUNCATE: partial(_cut, Ending.CLOSE),
-    Mischief.HALF_HEAD: _half_head,
-    Mischief.LENGTH_LESS: partial(_length, 0.5),
-    Mischief.LENGTH_MORE: partial(_length, 2),
-    Mischief.LENGTH_ODD: partial(_with, _LENGTH, "many"),
-    Mischief.LENGTH_NONE: _no_length,
-    Mischief.RANGE_SHIFTED: partial(_range, 512, 0),
-    Mischief.RANGE_TOTAL: partial(_range, 0, 512),
-    Mischief.RANGE_NONE: partial(_without, _RANGE),
-    Mischief.RANGE_SHORT: _short_range,
-    Mischief.WHOLE: _whole,
-    Mischief.EMPTY: _empty,
-    Mischief.GARBAGE: partial(_set, raw=b"\x00\xff not a word of HTTP \r\n\r\n" * 10, ending=Ending.CLOSE),
-    Mischief.ENDLESS_HEAD: partial(
-        _set, raw=b"HTTP/1.1 206 OK\r\n" + b"x-more: and more\r\n" * 20_000, ending=Ending.HANG
-    ),
-    Mischief.CHUNKED: chunked,
-    Mischief.ENCODED: partial(_with, "content-encoding", "gzip"),
-    Mischief.FLIP: _flip,
-    Mischief.ETAG_OTHER: _other_etag,
-    Mischief.ETAG_NONE: _no_etag,
-    Mischief.OTHER_BYTES: _other_bytes,
-    Mischief.OTHER_OBJECT: _other_object,
-    Mischief.HEAD_LESS: partial(_length, 0.5),
-    Mischief.HEAD_MORE: partial(_length, 2),
-    Mischief.HEAD_NO_ETAG: _no_etag,
-    Mischief.HEAD_ETAG: _other_etag,
-    Mischief.HEAD_NO_LENGTH: partial(_without, _LENGTH),
-    Mischief.HEAD_ODD_LENGTH: partial(_with, _LENGTH, "many"),
-    Mischief.HEAD_ODD_DATE: partial(_with, "last-modified", "long ago"),
-    Mischief.HEAD_ODD_CHECKSUM: _odd_checksums,
-    Mischief.HEAD_SILENCE: partial(_set, raw=b"", ending=Ending.HANG),
-    Mischief.HEAD_RESET: partial(_set, raw=b"", ending=Ending.RESET),
-    Mischief.HEAD_GARBAGE: partial(_set, raw=b"\x00\xff not a word of HTTP \r\n\r\n", ending=Ending.CLOSE),
-}
+def _endless_head(answer: Answer, _scene: Scene) -> None:
+    answer.raw = b"HTTP/1.1 206 OK\r\n" + b"x-more: and more\r\n" * 20_000
+    answer.ending = Ending.HANG
+
+
+class Mischief(enum.StrEnum):
+    """Each fault: its name in tables of results, and the change of the answer that makes it."""
+
+    spoil: Callable[[Answer, Scene], None]
+
+    def __new__(cls, text: str, spoil: Callable[[Answer, Scene], None]) -> Self:
+        self = str.__new__(cls, text)
+        self._value_ = text
+        self.spoil = spoil
+        return self
+
+    STALL = "half of the body, then nothing", partial(_cut, Ending.HANG)
+    SILENCE = "no answer at all", partial(_set, raw=b"", ending=Ending.HANG)
+    LATE = "a first byte that takes seconds", partial(_set, late=True)
+    DRIP = "a body byte by byte", partial(_set, drips=True)
+    RESET = "half of the body, then a reset", partial(_cut, Ending.RESET)
+    RESET_AT_ONCE = "a reset in place of an answer", partial(_set, raw=b"", ending=Ending.RESET)
+    TRUNCATE = "half of the body, then a close in good order", partial(_cut, Ending.CLOSE)
+    HALF_HEAD = "half of the head, then a close in good order", _half_head
+    LENGTH_LESS = "a Content-Length less than the body", partial(_length, 0.5)
+    LENGTH_MORE = "a Content-Length more than the body", partial(_length, 2)
+    LENGTH_ODD = "a Content-Length that is no number", partial(_with, _LENGTH, "many")
+    LENGTH_NONE = "no Content-Length, and half of the body", _no_length
+    RANGE_SHIFTED = "a Content-Range of other bytes", partial(_range, 512, 0)
+    RANGE_TOTAL = "a Content-Range with another total", partial(_range, 0, 512)
+    RANGE_NONE = "206 without a Content-Range", partial(_without, _RANGE)
+    RANGE_SHORT = "half of the range, with headers that say so", _short_range
+    INTERNAL_ERROR = "500 InternalError", partial(_refused, 500, "InternalError")
+    SLOW_DOWN = "503 SlowDown", partial(_refused, 503, "SlowDown")
+    TOO_MANY = "429 TooManyRequests", partial(_refused, 429, "TooManyRequests")
+    FORBIDDEN = "403 AccessDenied", partial(_refused, 403, "AccessDenied")
+    EXPIRED = "400 ExpiredToken", partial(_refused, 400, "ExpiredToken")
+    NOT_FOUND = "404 NoSuchKey", partial(_refused, 404, "NoSuchKey")
+    TIMEOUT = "408 RequestTimeout", partial(_refused, 408, "RequestTimeout")
+    CHANGED = "412 PreconditionFailed", partial(_refused, 412, "PreconditionFailed")
+    NO_SUCH_RANGE = "416 InvalidRange", partial(_refused, 416, "InvalidRange")
+    WHOLE = "200 and the whole object in place of a range", _whole
+    ERROR_AS_200 = "an XML error with status 200", partial(_refused, 200, "InternalError")
+    ERROR_AS_206 = "an XML error with status 206", partial(_refused, 206, "InternalError")
+    EMPTY = "206 and an empty body", _empty
+    GARBAGE = (
+        "bytes that are no HTTP",
+        partial(_set, raw=b"\x00\xff not a word of HTTP \r\n\r\n" * 10, ending=Ending.CLOSE),
+    )
+    ENDLESS_HEAD = "headers without an end", _endless_head
+    CHUNKED = "a body in chunks, without a Content-Length", chunked
+    ENCODED = "a Content-Encoding that the object was stored with", partial(_with, "content-encoding", "gzip")
+    FLIP = "a bit flipped", _flip
+    ETAG_OTHER = "another ETag", _other_etag
+    ETAG_NONE = "no ETag", _no_etag
+    OTHER_BYTES = "another object's bytes under the right headers", _other_bytes
+    OTHER_OBJECT = "another object's bytes under its own headers", _other_object
+    HEAD_LESS = "a HEAD with a size less than it is", partial(_length, 0.5)
+    HEAD_MORE = "a HEAD with a size more than it is", partial(_length, 2)
+    HEAD_NO_ETAG = "a HEAD without an ETag", _no_etag
+    HEAD_ETAG = "a HEAD with another ETag", _other_etag
+    HEAD_NO_LENGTH = "a HEAD without a size", partial(_without, _LENGTH)
+    HEAD_ODD_LENGTH = "a HEAD with a size that is no number", partial(_with, _LENGTH, "many")
+    HEAD_ODD_DATE = "a HEAD with a date that is none", partial(_with, "last-modified", "long ago")
+    HEAD_ODD_CHECKSUM = "a HEAD with a checksum that is none", _odd_checksums
+    HEAD_SILENCE = "no answer to HEAD", partial(_set, raw=b"", ending=Ending.HANG)
+    HEAD_RESET = "a reset in place of an answer to HEAD", partial(_set, raw=b"", ending=Ending.RESET)
+    HEAD_GARBAGE = (
+        "an answer to HEAD that is no HTTP",
+        partial(_set, raw=b"\x00\xff not a word of HTTP \r\n\r\n", ending=Ending.CLOSE),
+    )
+    HEAD_INTERNAL_ERROR = "500 to HEAD", partial(_refused, 500, "")
+    HEAD_NOT_FOUND = "404 to HEAD", partial(_refused, 404, "")
+
+    @property
+    def method(self) -> str:
+        return "HEAD" if self.name.startswith("HEAD_") else "GET"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
-from support.stores.mischief import Answer, Ending, Mischief, Scene, spoil
+from support.stores.mischief import Answer, Ending, Mischief, Scene
 
 # A head's headers that hold for one connection alone.
 HOP = ("connection", "keep-alive", "expect", "transfer-encoding")
@@ -176,7 +176,7 @@ class SpoilingServer:
         if mischief:
             start = request.range[0] if request.range else 0
             whole = self.objects.get(request.key, answer.body)
-            spoil(mischief, answer, Scene(start, self.other, whole, self.version))
+            mischief.spoil(answer, Scene(start, self.other, whole, self.version))
         if answer.status >= 400:
             answer.headers |= self.refusal_headers
         if answer.late:
