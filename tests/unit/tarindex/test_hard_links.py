@@ -13,7 +13,7 @@ from shardcache.errors import UnsupportedShardError
 from shardcache.tarindex.grouping import index_tar
 from shardcache.tarindex.members import Member, Tar
 from shardcache.tarindex.tables import Fault, fault_of
-from support.shards.odd_tars import SPARSE_TARS, archive, by_arrival, by_index, formats, header, member, records
+from support.shards.odd_tars import archive, by_arrival, by_index, formats, header, member, records, sparse_tar
 from support.shards.tars import pack, special
 
 URL = "s3://bucket/train-000000.tar"
@@ -103,7 +103,8 @@ def test_link_to_nothing_is_a_fault_of_its_sample(path: Path) -> None:
 
 def test_link_to_a_sparse_file_is_sparse(path: Path) -> None:
     """Its content is no more in one piece than that of the file itself."""
-    path.write_bytes(SPARSE_TARS["PAX 1.0"][:-1024] + header(b"z.bin", 0, b"1", fields={157: b"a.bin"}) + bytes(1024))
+    sparse = sparse_tar(path.parent, "PAX 1.0")
+    path.write_bytes(sparse[:-1024] + header(b"z.bin", 0, b"1", fields={157: b"a.bin"}) + bytes(1024))
     assert index_tar(path, URL).faults[2][0] is Fault.SPARSE
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,8 @@ from shardcache.errors import (
 )
 from support.shards.odd_tars import (
     END,
-    ODD_TARS,
-    SPARSE_TARS,
-    TORN_TARS,
+    GNU,
+    SPARSE_FORMATS,
     TRAILING_DATA,
     archive,
     by_arrival,
@@ -35,7 +35,9 @@ from support.shards.odd_tars import (
     member,
     padded,
     records,
+    sparse_tar,
 )
+from support.shards.tars import pack, special
 
 A = member(b"a.jpg", b"1" * 700)
 B = member(b"b.jpg", b"2" * 700)
@@ -43,6 +45,197 @@ B_CLS = member(b"b.cls", b"3" * 700)
 OF_A = {"__key__": "a", "jpg": b"1" * 700}
 OF_B = {"__key__": "b", "jpg": b"2" * 700}
 LAST = {"__key__": "last", "txt": b"behind the oddity"}
+
+
+LONG = "folder.d/" * 30 + "000001.jpg"
+V7 = bytes(8)
+FORMATS = {"USTAR": tarfile.USTAR_FORMAT, "GNU": tarfile.GNU_FORMAT, "PAX": tarfile.PAX_FORMAT}
+
+
+def packed(names: Iterable[str], format_: int = tarfile.PAX_FORMAT) -> bytes:
+    """Pack a file under each name, its content its number, with `last` behind them."""
+    numbered = [(name, b"%d" % number) for number, name in enumerate(names)]
+    return pack([*numbered, ("last.txt", b"behind the oddity")], format=format_)
+
+
+def in_formats(what: str, names: Iterable[str], formats: Iterable[str] = FORMATS) -> dict[str, bytes]:
+    return {f"{what}, {format_}": packed(names, FORMATS[format_]) for format_ in formats}
+
+
+NAMES = {
+    **in_formats("names of 100 bytes and one more", ["a" * 96 + ".jpg", "b" * 97 + ".jpg"], ["GNU", "PAX"]),
+    **in_formats("long names", ["1.jpg", LONG, LONG + ".cls", "2.jpg"], ["GNU", "PAX"]),
+    **in_formats("a name that takes the prefix field", ["folder/" * 20 + "1.jpg", "folder/" * 20 + "1.cls"]),
+    **in_formats("unicode names", ["é.jpg", "e\u0301.jpg", "日本/語.jpg", "日本/語.cls", "\U0001f600.jpg"]),
+    **in_formats("long unicode names", ["é" * 60 + ".jpg", "日" * 90 + ".jpg"], ["GNU", "PAX"]),
+    **in_formats("names in no encoding", ["\udcff.jpg", "\udcff.cls", "a.\udcc9", "\udced\udca0\udc80.jpg"]),
+    **in_formats("long names in no encoding", ["\udcff" * 120 + ".jpg"], ["GNU", "PAX"]),
+    **in_formats("dots in folders", ["v1.0/a.jpg", "v1.0/a.cls", "v1.0/b", "v1.0.d/c.x/d.tar.gz", "v1.0/.x/e.jpg"]),
+    **in_formats("dots in keys", ["a.b.jpg", "a.c.jpg", "a..jpg", "a...", "b.", "c. jpg", "d.jpg.", "..jpg"]),
+    **in_formats("dots in front", ["./a.jpg", "./a.cls", "../a.jpg", "a.cls", "/a.jpg", "//a.jpg", "./.a.jpg"]),
+    **in_formats("hidden files", [".a", ".a.jpg", "d/.a", "d/.a.jpg", "d/.b.x", "d.x/.a.jpg", "d.x/e/.a.jpg"]),
+    **in_formats("no extension", ["README", "a.jpg", "d/README", "a.cls", "d/LICENSE"]),
+    **in_formats("upper case", ["a.JPG", "a.Cls", "A.jpg", "b.ÉTÉ", "b.İ", "b.ΟΔΟΣ", "b.\u212a", "b.ẞ"]),
+    **in_formats("a very long extension", ["a.jpg", "a." + "x" * 90, "a." + "y.z" * 400], ["GNU", "PAX"]),
+    **in_formats(
+        "line feeds",
+        ["a\nb.jpg", "a\nb.cls", "a.j\npg", "\n.jpg", "d\n/a.jpg", "d/\n.jpg", "e.\n", "v1.0\n/a.x", "v1.0/\n/a.x"],
+    ),
+    **in_formats("white space", [" .jpg", " .cls", "a .jpg", "a.jpg ", "\t.jpg", "\r\n.jpg"]),
+    **in_formats("metadata", ["__meta__", "a.jpg", "__meta__/a.cls", "a.cls", "__x__\n", "__/b.jpg", "____/b.jpg"]),
+    **in_formats("nearly metadata", ["__index__.json", "d/__meta__", "d/__m__/a.b", "__a__b__/c.d", "__c.jpg", "_.x"]),
+    **in_formats("dunder extensions that are free", ["a.__x__", "a.__local_path__", "a.__key", "__key__.jpg"]),
+}
+
+ORDER = {
+    "one key thrice": packed(["a.jpg", "b.jpg", "a.jpg", "b.jpg", "a.jpg"]),
+    "one key thrice, members in another order": packed(
+        ["a.jpg", "a.cls", "b.jpg", "a.cls", "a.jpg", "b.jpg", "a.jpg", "a.cls"]
+    ),
+    "one basename in two folders": packed(["x/a.jpg", "y/a.jpg", "a.jpg"]),
+    "extensions in another order each": packed(["a.jpg", "a.cls", "b.cls", "b.jpg", "c.txt", "c.cls", "c.jpg"]),
+    "a sample split by what is passed over": pack(
+        [
+            ("a.jpg", b"1"),
+            (special("folder.d", tarfile.DIRTYPE), b""),
+            ("a.cls", b"2"),
+            (special("b.jpg", tarfile.SYMTYPE, "a.jpg"), b""),
+            ("a.txt", b"3"),
+            ("b", b"no extension"),
+            ("__b__", b"metadata"),
+            ("a.json", b"4"),
+            ("last.txt", b""),
+        ]
+    ),
+}
+
+KINDS = {
+    **{
+        f"everything but files and hard links, {name}": pack(
+            [
+                (special("folder", tarfile.DIRTYPE), b""),
+                ("folder/a.jpg", b"a" * 1000),
+                (special("soft.jpg", tarfile.SYMTYPE, "folder/a.jpg"), b""),
+                (special("soft.png", tarfile.SYMTYPE, "target" * (10 if format_ == tarfile.USTAR_FORMAT else 50)), b""),
+                (special("null.dev", tarfile.CHRTYPE), b""),
+                (special("disk.dev", tarfile.BLKTYPE), b""),
+                (special("queue.fifo", tarfile.FIFOTYPE), b""),
+                (special("folder/a.txt", tarfile.CONTTYPE), b"contiguous"),
+                ("last.txt", b""),
+            ],
+            format=format_,
+        )
+        for name, format_ in FORMATS.items()
+    },
+    "empty members": pack([("a.jpg", b""), ("a.cls", b""), ("b.jpg", b"1"), ("b.cls", b""), ("last.txt", b"")]),
+    "members that fill their blocks": pack([("a.jpg", b"a" * 512), ("a.cls", b"b" * 1024), ("last.txt", b"c" * 511)]),
+    "a folder that gives a size": archive(header(b"folder/", 4096, b"5"), member(b"folder/a.jpg", b"1")),
+    "kinds that nobody knows": archive(
+        member(b"volume.label", b"", b"V", magic=GNU),
+        member(b"folder/", b"Ya.jpg\0\0", b"D", magic=GNU),
+        member(b"going.on", b"m" * 700, b"M", magic=GNU),
+        member(b"vendor.x", b"v" * 512, b"Z"),
+        member(b"a.jpg", b"1"),
+    ),
+    "names that end in a slash": archive(
+        member(b"old.jpg/", b"", b"\0"),
+        member(b"new.jpg/", b"a file all the same", b"0"),
+        records(("path", "pax.jpg/")),
+        member(b"pax.jpg", b"1"),
+        gnu_long(b"gnu.jpg/"),
+        member(b"gnu.jpg", b"2"),
+        gnu_long(b"d/" * 80 + b"a.jpg"),
+        member(b"d/" * 50, b"", b"\0"),  # the name was cut where a folder ends
+    ),
+}
+
+HEADERS = {
+    "V7": archive(
+        member(b"folder/", b"", b"\0", magic=V7),
+        member(b"folder/a.jpg", b"1", b"\0", magic=V7),
+        member(b"folder/a.cls", b"2", b"\0", magic=V7),
+    ),
+    "a full name field and a full prefix": archive(
+        header(b"n" * 96 + b".jpg", 1, prefix=b"p" * 155) + padded(b"1"),
+        header(b"a.jpg", 1, prefix=b"v1.0/d") + padded(b"2"),
+        header(b"", 1, prefix=b"d.x") + padded(b"3"),
+        member(b"", b"without any name"),
+    ),
+    "times in the prefix field, as GNU tar's incremental archives": archive(
+        header(b"a.jpg", 1, magic=GNU, fields={345: b"14444444444\0", 357: b"14444444444\0"}) + padded(b"1"),
+        member(b"a.cls", b"2", magic=GNU),
+    ),
+    "base-256 numbers": archive(
+        member(b"a.jpg", b"x" * 600, size=b"\x80" + (600).to_bytes(11, "big"), magic=GNU),
+        header(b"a.cls", 1, magic=GNU, fields={108: b"\x80\0\0\0\x7f\xff\xff\xff", 136: b"\xff" * 12}) + padded(b"1"),
+    ),
+    "numbers as people have written them": archive(
+        member(b"a.jpg", b"1", size=b"          1 "),
+        member(b"b.jpg", b"1", size=b"000000000001"),
+        member(b"c.jpg", b"1", size=b"1\0" + b"garbage!!!"),
+        member(b"d.jpg", b"", size=b" " * 12),
+        member(b"e.jpg", b"", size=bytes(12)),
+        member(b"f.jpg", b"1", size=b"1 \0\0\0\0\0\0\0\0\0\0"),
+    ),
+    "a name with a NUL and more": archive(member(b"a.jpg\0.png", b"1"), member(b"a.cls", b"2")),
+    "a long name of more bytes than its header gives": archive(
+        member(b"././@LongLink", b"long" * 30 + b".jpg\0", b"L", magic=GNU, size=15) + member(b"a.jpg", b"1"),
+    ),
+    "global records": archive(
+        records(("comment", "of no interest"), ("path", "global.jpg"), kind=b"g"),
+        member(b"a.jpg", b"1"),
+        records(("path", "own.jpg")),
+        member(b"b.jpg", b"2"),
+        gnu_long(b"gnu.jpg"),
+        member(b"c.jpg", b"3"),
+        records(("comment", "the path holds on"), kind=b"g"),
+        member(b"c.cls", b"3"),
+        records(("path", "later.jpg"), kind=b"g"),
+        member(b"d.jpg", b"4"),
+        records(("path", ""), kind=b"g"),
+        records(("path", "last.txt")),
+    ),
+    "extended headers around each other": archive(
+        records(("path", "outer.jpg")) + gnu_long(b"inner.jpg") + member(b"a.jpg", b"1"),
+        gnu_long(b"outer.cls") + records(("path", "inner.cls")) + member(b"b.jpg", b"2"),
+        records(("path", "first.jpg")) + records(("path", "second.jpg")) + member(b"c.jpg", b"3"),
+        gnu_long(b"first.cls") + gnu_long(b"second.cls") + member(b"d.jpg", b"4"),
+        gnu_long(b"target", b"K") + gnu_long(b"linked.jpg") + header(b"e.jpg", 0, b"2"),
+        records(("path", "of a folder")) + header(b"folder", 0, b"5"),
+        member(b"f.jpg", b"plain again"),
+    ),
+    "PAX records of every sort": archive(
+        records(("path", "size.jpg"), ("size", "600"), ("mtime", "1.5"), ("SCHILY.xattr.user.a", b"\xff\n=")),
+        member(b"x", b"x" * 600, size=0),
+        records(("path", "first.jpg"), ("path", "second.jpg")) + member(b"x", b"2"),
+        records(("hdrcharset", "BINARY"), ("path", b"\xff\xfe.jpg")) + member(b"x", b"3"),
+        records(("path", b"\xff\xfe.cls")) + member(b"x", b"4"),
+        records(("path", "nul\0.jpg")) + member(b"x", b"5"),
+        records(("path", "")) + member(b"empty.jpg", b"6"),
+        records(("path", "solaris.jpg"), kind=b"X") + member(b"x", b"7"),
+        records() + member(b"none.jpg", b"8"),
+    ),
+}
+
+ENDS = {
+    "one block of zeros for an end": archive(end=bytes(512)),
+    "filled up to a tape's record": archive(end=bytes(20 * 512)),
+    "an end that is not whole blocks": archive(end=END + bytes(100)),
+    "megabytes of zeros behind the end": archive(end=bytes((3 << 20) + 700)),
+}
+
+ODD_TARS: dict[str, bytes] = {**NAMES, **ORDER, **KINDS, **HEADERS, **ENDS}
+"""By what is odd about each; all of them are sound."""
+
+TORN_TARS: dict[str, tuple[bytes, str, int]] = {
+    "keys out of order": (packed(["a.jpg", "b.jpg", "a.cls", "b.cls"]), "a", 5 * 512),
+    "a member appended": (packed(["a.jpg", "a.cls", "b.jpg", "b.cls", "a.txt"]), "a", 9 * 512),
+    "a member replaced": (packed(["a.jpg", "a.cls", "b.jpg", "b.cls", "a.cls"]), "a", 9 * 512),
+    "one member more at the third time": (packed(["a.jpg", "b.jpg", "a.jpg", "b.jpg", "a.jpg", "a.cls"]), "a", 9 * 512),
+    "one basename in two folders": (packed(["x/a.jpg", "y/a.jpg", "x/a.cls"]), "x/a", 5 * 512),
+    "hidden files of one folder": (packed(["d/.a", "d.x", "d/..x"]), "d/", 5 * 512),
+}
+"""Tars with members of one sample apart, by how they came there; the key, and the offset of the first member apart."""
 
 
 @pytest.fixture
@@ -203,10 +396,10 @@ def test_a_member_named_bad_is_an_error_where_webdataset_drops_its_sample_in_sil
     assert going_on(by_index, path) == [expected.samples[0], None, expected.samples[1]]
 
 
-@pytest.mark.parametrize("name", SPARSE_TARS)
+@pytest.mark.parametrize("name", SPARSE_FORMATS)
 def test_a_sparse_member_is_an_error_where_webdataset_fills_its_holes(path: Path, name: str) -> None:
     """Its content lies nowhere in one piece; its sample is an error, the others are given."""
-    path.write_bytes(SPARSE_TARS[name])
+    path.write_bytes(sparse_tar(path.parent, name))
     expected = by_webdataset(path)
     assert bare(expected.samples)[0] == {"__key__": "a", "bin": b"data" + bytes((1 << 20) - 4) + b"more", "cls": b"1"}
     assert isinstance(by_index(path).error, SampleError)
