@@ -14,8 +14,8 @@ from shardcache.errors import ConfigError, DaemonError
 from shardcache.server.listening.acceptor import Acceptor
 from shardcache.server.listening.limits import Limits
 from shardcache.server.listening.tcp_listener import listening
+from support.network.http_requests import ask
 from support.network.ports import free_port
-from support.network.tcp_requests import ask
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.shards.tars import write_shards

@@ -20,8 +20,9 @@ from shardcache.shared.protocol import ShardRef
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.files.filesystem import ShardcacheFileSystem
 from support.cluster.ring import Ring, key_of
-from support.cluster.tier_nodes import Answer, TierNodes, needs_nginx
+from support.cluster.tier_nodes import TierNodes, needs_nginx
 from support.network.certificates import Authority
+from support.network.http_requests import Answer
 from support.network.lead import NameServer
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually

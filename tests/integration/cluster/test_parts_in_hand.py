@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster.tier_nodes import Answer, TierNodes, needs_nginx
+from support.cluster.tier_nodes import TierNodes, needs_nginx
+from support.network.http_requests import Answer
 from support.programs.daemon import eventually
 from support.programs.guard import GUARD_S
 from support.programs.processes import children, wait_until_ended

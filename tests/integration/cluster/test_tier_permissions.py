@@ -17,7 +17,8 @@ from shardcache.cluster.node_list import parse
 from shardcache.cluster.tier_config import Tls
 from support.cases import first_quick
 from support.cluster.ring import Ring, key_of
-from support.cluster.tier_nodes import Answer, TierNodes, needs_nginx
+from support.cluster.tier_nodes import TierNodes, needs_nginx
+from support.network.http_requests import Answer
 from support.network.lead import NameServer
 from support.programs.daemon import eventually
 from support.programs.processes import children

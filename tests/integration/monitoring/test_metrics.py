@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families as parsed
 from shardcache_client.dataset import ShardDataset
 from support.cases import first_quick
 from support.monitoring.queries import OF_THE_TARGET, Query, alerts, panels
+from support.network.http_requests import ask
 from support.network.ports import free_port
-from support.network.tcp_requests import ask
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
 from support.shards.tars import write_shards

@@ -1,15 +1,12 @@
 """The tier of a cluster on the addresses of one machine's loopback: a real nginx for each node."""
 
-import http.client
 import json
 import os
-import socket
 import ssl
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -20,20 +17,13 @@ from shardcache.cluster.nginx_conf import render
 from shardcache.cluster.node_list import Node, parse
 from shardcache.cluster.tier_config import Tier, Tls, Upstream
 from support.cluster.tier import Nginx, why_no_tier
+from support.network.http_requests import Answer, answered
 from support.network.ports import free_port
 from support.programs.cli import shardcache
+from support.programs.daemon import UnixConnection
 from support.programs.guard import GUARD_S
 
 needs_nginx = pytest.mark.skipif(why_no_tier() is not None, reason=str(why_no_tier()))
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Status, headers with names in lower case, and body of an HTTP answer."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
 
 
 class TierNodes:
@@ -110,19 +100,16 @@ class TierNodes:
 
         An owner is asked from the address `source` of the loopback.
         """
-        host, _, port = "front:80".rpartition(":") if server.startswith("/") else server.rpartition(":")
+        host, _, port = server.rpartition(":")
+        connection: HTTPConnection
+        if server.startswith("/"):
+            connection = UnixConnection(Path(server))
+        elif tls is not None:
+            connection = HTTPSConnection(host, int(port), timeout=GUARD_S, source_address=(source, 0), context=tls)
+        else:
+            connection = HTTPConnection(host, int(port), timeout=GUARD_S, source_address=(source, 0))
         parts = urlsplit(url, allow_fragments=False)
-        plain, secure = http.client.HTTPConnection, partial(http.client.HTTPSConnection, context=tls)
-        kind: Callable[..., http.client.HTTPConnection] = secure if tls else plain
-        with closing(kind(host, int(port), timeout=GUARD_S, source_address=(source, 0))) as connection:
-            if server.startswith("/"):
-                connection.sock = socket.socket(socket.AF_UNIX)
-                connection.sock.settimeout(GUARD_S)
-                connection.sock.connect(server)
-            connection.request("GET", f"{parts.path}?{parts.query}", headers={"Host": parts.netloc, **headers})
-            answer = connection.getresponse()
-            names = {name.lower(): value for name, value in answer.getheaders()}
-            return Answer(answer.status, names, answer.read())
+        return answered(connection, f"{parts.path}?{parts.query}", {"Host": parts.netloc, **headers})
 
     def log(self, node: Node) -> list[dict[str, Any]]:
         path = self.tier.cache(node) / "access.log"

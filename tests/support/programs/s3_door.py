@@ -1,12 +1,11 @@
 """Clients of a daemon's S3 endpoint, none of ours: botocore's, with the keys that the daemon gave."""
 
-import http.client
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from email.message import Message
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from typing import Any
 
 from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
@@ -14,24 +13,13 @@ from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
+from support.network.http_requests import Answer, answered
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
 from support.stores.s3_client import s3_client
 
 DOOR = ("--s3", "127.0.0.1:0")
 """Options of a daemon with an endpoint at any free port."""
-
-
-class Answer(NamedTuple):
-    """An answer as it came; `code` is that of S3's error document."""
-
-    status: int
-    headers: Message
-    body: bytes
-
-    @property
-    def code(self) -> str:
-        return self.body.partition(b"<Code>")[2].partition(b"</Code>")[0].decode()
 
 
 def keys_of(daemon: Daemon) -> dict[str, Any]:
@@ -92,14 +80,8 @@ def signed(
 
 
 def ask(daemon: Daemon, target: str, headers: dict[str, str], method: str = "GET") -> Answer:
-    """Send one request as it is, and return its answer."""
-    with closing(http.client.HTTPConnection(address_of(daemon), timeout=GUARD_S)) as connection:
-        connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
-        for name, text in headers.items():
-            connection.putheader(name, text)
-        connection.endheaders()
-        answer = connection.getresponse()
-        return Answer(answer.status, answer.headers, answer.read())
+    """Send one request with these headers, and return its answer."""
+    return answered(HTTPConnection(address_of(daemon), timeout=GUARD_S), target, headers, method)
 
 
 def request_of(target: str, headers: dict[str, str], method: str = "GET") -> bytes:

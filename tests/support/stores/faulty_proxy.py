@@ -1,11 +1,11 @@
 """A proxy before a real S3 server, which spoils answers as it is told to."""
 
 import asyncio
-import http.client
 from collections.abc import Mapping
-from contextlib import closing
+from http.client import HTTPConnection
 from urllib.parse import urlsplit
 
+from support.network.http_requests import answered
 from support.programs.guard import GUARD_S
 from support.stores.mischief import Answer, Ending
 from support.stores.spoiling_server import HOP, Request, ThreadedServer, end_by
@@ -67,11 +67,9 @@ class FaultyProxy(ThreadedServer):
         return await asyncio.to_thread(self._pass_on, request)
 
     def _pass_on(self, request: Request) -> Answer:
-        with closing(http.client.HTTPConnection(self._upstream, timeout=GUARD_S)) as connection:
-            connection.request(request.method, request.target, request.body, request.headers)
-            answer = connection.getresponse()
-            body = answer.read()
-        headers = {name.lower(): value for name, value in answer.getheaders() if name.lower() not in HOP}
+        connection = HTTPConnection(self._upstream, timeout=GUARD_S)
+        answer = answered(connection, request.target, request.headers, request.method, request.body)
+        headers = {name.lower(): value for name, value in answer.headers.items() if name.lower() not in HOP}
         if request.method != "HEAD":
-            headers["content-length"] = str(len(body))
-        return Answer(answer.status, headers, body)
+            headers["content-length"] = str(len(answer.body))
+        return Answer(answer.status, headers, answer.body)

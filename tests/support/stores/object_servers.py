@@ -5,7 +5,6 @@ import base64
 import gzip
 import hashlib
 import hmac
-import http.client
 import json
 import re
 import ssl
@@ -13,8 +12,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from http.client import HTTPConnection
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from shardcache.transport.between.checksums import crc32c
+from support.network.http_requests import answered
 from support.stores.mischief import Answer, Ending
 from support.stores.spoiling_server import Request, ThreadedServer
 
@@ -224,15 +225,12 @@ class GoogleServer(ObjectServer):
         if self._emulator is None:
             return 404, {}, b""
         host, port = self._emulator._api._httpd.server_address
-        with closing(http.client.HTTPConnection(host, port)) as connection:
-            connection.request(method, target, body, {k: v for k, v in headers.items() if k != "host"})
-            answer = connection.getresponse()
-            data = answer.read()
-        place = {name: value for name, value in answer.getheaders() if name in ("Content-Type", "Location")}
+        passed_on = {name: value for name, value in headers.items() if name != "host"}
+        answer = answered(HTTPConnection(host, port), target, passed_on, method, body)
+        place = {name: value for name, value in answer.headers.items() if name in ("Content-Type", "Location")}
         if "Location" in place:
             place["Location"] = self.endpoint_url + "/" + place["Location"].split("/", 3)[3]
-        assert urlsplit(target).path
-        return answer.status, place, data
+        return answer.status, place, answer.body
 
 
 class AzureServer(ObjectServer):

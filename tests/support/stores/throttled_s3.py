@@ -1,7 +1,6 @@
 """A store that is far away: S3 and plain HTTP over a folder of files, slow to answer and narrow."""
 
 import asyncio
-import http.client
 import json
 import os
 import re
@@ -11,10 +10,12 @@ import sys
 from dataclasses import asdict, dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import BinaryIO, Self
 from urllib.parse import unquote
 
+from support.network.http_requests import answered
 from support.programs.guard import GUARD_S
 from support.stores import aws_env
 
@@ -322,12 +323,8 @@ class ThrottledS3:
         return f"{self.endpoint_url}/{bucket}/{key}"
 
     def stats(self) -> Stats:
-        connection = http.client.HTTPConnection(self.endpoint_url.removeprefix("http://"))
-        try:
-            connection.request("GET", "/_stats")
-            return Stats(**json.load(connection.getresponse()))
-        finally:
-            connection.close()
+        (stats,) = answered(HTTPConnection(self.endpoint_url.removeprefix("http://")), "/_stats").lines
+        return Stats(**stats)
 
     def _arguments(self) -> dict[str, object]:
         return {"folder": os.fspath(self._folder.resolve()), **asdict(self._far)}
