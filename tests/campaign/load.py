@@ -25,13 +25,14 @@ from typing import Any
 from campaign.harness import Result, Row
 from shardcache.shared.protocol import SESSION_PATH
 from shardcache_client.daemon.websocket import HandshakeError
+from support.network.http_requests import Request
 from support.programs.daemon import Daemon, UnixConnection, eventually
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples
 from support.stores import aws_env
 from support.stores.faulty_s3 import BUCKET, FaultyS3
 from support.stores.mischief import Mischief
-from support.stores.spoiling_server import Request, Rule
+from support.stores.spoiling_server import Rule
 
 SHARDS = 10_000
 _BROKEN_SHARE = 0.05

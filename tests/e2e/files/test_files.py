@@ -282,9 +282,9 @@ def test_range_of_an_arriving_file_is_fetched_first(store: GatedStore, daemon: D
     with arriving(url, daemon) as file:
         assert file.read(len(WEIGHTS) - 8, len(WEIGHTS)) == WEIGHTS[-8:]
         ranges = [
-            headers["Range"]
+            headers["range"]
             for method, _, headers in store.requests
-            if method == "GET" and headers["Range"] != "bytes=0-0"
+            if method == "GET" and headers["range"] != "bytes=0-0"
         ]
         assert f"bytes={5 * PART_BYTES}-{len(WEIGHTS) - 1}" in ranges[:2], "one of the first of its two connections"
         assert not daemon.whole()

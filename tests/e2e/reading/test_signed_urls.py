@@ -15,7 +15,8 @@ import pytest
 from shardcache.errors import AccessDeniedError, OriginError, ShardcacheError
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.files.paths import open_cached
-from support.network.scripted_server import Reply, Request, answer
+from support.network.http_requests import Request
+from support.network.scripted_server import Reply, answer
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.shards.reading import keys_of

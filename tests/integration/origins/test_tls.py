@@ -17,7 +17,8 @@ from shardcache.errors import AccessDeniedError, ConfigError, OriginError, Origi
 from shardcache.origin.patterns.expansion import expand
 from shardcache.origin.registry import Origins
 from support.network.certificates import Authority
-from support.network.scripted_server import Reply, Request, ScriptedServer, answer, head
+from support.network.http_requests import Request
+from support.network.scripted_server import Reply, ScriptedServer, answer, head
 from support.programs.downloads import Rig
 from support.stores import aws_env
 from support.stores.buckets import use_aws
@@ -176,8 +177,7 @@ class ForwardProxy(ScriptedServer):
 
     def reply(self, head: str, _number: int) -> Reply:
         request = Request.parse(head)
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        if headers.get("proxy-authorization") != f"Basic {self._pair}":
+        if request.headers.get("proxy-authorization") != f"Basic {self._pair}":
             return Reply(answer(b"", status="407 Proxy Authentication Required"), Ending.CLOSE)
         self.targets.append(request.target)
         tunnel = request.method == "CONNECT"

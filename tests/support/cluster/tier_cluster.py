@@ -17,7 +17,8 @@ import yaml
 
 from support.cluster.network import Network
 from support.cluster.node import Dataset, Store, sha256
-from support.network.scripted_server import Reply, Request, ScriptedServer, answer
+from support.network.http_requests import Request
+from support.network.scripted_server import Reply, ScriptedServer, answer
 from support.platforms.images import Image
 from support.platforms.pods import Node, Pod
 from support.platforms.rendered import KUBERNETES, by_kind, kustomized

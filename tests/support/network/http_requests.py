@@ -1,13 +1,59 @@
-"""Single requests of HTTP, each over a connection of its own, and their answers."""
+"""Requests of HTTP as servers read them, and as clients send single ones over a connection of their own."""
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from email.message import Message
 from http.client import HTTPConnection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
+from urllib.parse import unquote
 
 from support.programs.guard import GUARD_S
+
+_RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request as a server reads it; the names of its headers are in lower case."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes = b""
+
+    @classmethod
+    def parse(cls, head: str) -> Self:
+        first, *lines = head.rstrip("\r\n").split("\r\n")
+        method, target, _ = first.split(" ")
+        pairs = (line.partition(":") for line in lines)
+        return cls(method, target, {name.lower(): value.strip() for name, _, value in pairs})
+
+    @property
+    def path(self) -> str:
+        """Path without the leading slash and the query."""
+        return unquote(self.target.partition("?")[0]).lstrip("/")
+
+    @property
+    def key(self) -> str:
+        """Path without its first folder, which is the bucket."""
+        return self.path.partition("/")[2]
+
+    @property
+    def part(self) -> slice | None:
+        """Range of bytes that is asked for; None for all of them."""
+        # RFC 9110, 14.2: a Range that cannot be read is no Range.
+        found = _RANGE.fullmatch(self.headers.get("range", ""))
+        if found is None:
+            return None
+        first, last = found.groups()
+        if not first:
+            return slice(-int(last), None) if last else None
+        if not last:
+            return slice(int(first), None)
+        return slice(int(first), int(last) + 1) if int(first) <= int(last) else None
 
 
 class Answer(NamedTuple):

@@ -30,20 +30,6 @@ class Reply:
     then: Callable[[socket.socket], object] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    method: str
-    target: str
-    headers: dict[str, str]  # by their names as they came
-
-    @classmethod
-    def parse(cls, head: str) -> Self:
-        first, *lines = head.rstrip("\r\n").split("\r\n")
-        method, target, _ = first.split(" ")
-        pairs = (line.partition(":") for line in lines)
-        return cls(method, target, {name: value.strip() for name, _, value in pairs})
-
-
 class ScriptedServer:
     """Listens on a free port of an address; a context manager. The last reply is given again and again.
 

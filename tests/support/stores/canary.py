@@ -3,7 +3,8 @@
 import re
 import socket
 
-from support.network.scripted_server import Reply, Request, ScriptedServer, answer, head
+from support.network.http_requests import Request
+from support.network.scripted_server import Reply, ScriptedServer, answer, head
 from support.programs.guard import GUARD_S
 from support.stores.mischief import Ending
 
@@ -43,8 +44,8 @@ class Canary(ScriptedServer):
         """Return start and end of each range asked for of such files, but for the byte that asks for a version."""
         found = []
         for _, path, headers in self.requests:
-            if path.endswith(suffix) and "Range" in headers:
-                start, last = map(int, headers["Range"].removeprefix("bytes=").split("-"))
+            if path.endswith(suffix) and "range" in headers:
+                start, last = map(int, headers["range"].removeprefix("bytes=").split("-"))
                 stop = min(last + 1, len(self.files[path])) if path in self.files else last + 1
                 found.append((start, stop))
         return [span for span in found if span != (0, 1)]
@@ -71,13 +72,13 @@ class Canary(ScriptedServer):
         return self._file(path, request)
 
     def _file(self, path: str, request: Request) -> Reply:
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range", ""))
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("range", ""))
         if asked and not self.bytewise:
             self.wait(path, int(asked[2]) + 1)
         data = self.files[path]
         start, stop = (int(asked[1]), min(int(asked[2]) + 1, len(data))) if asked else (0, len(data))
         etag = f'"{hash(data)}"' if self.etag is None else self.etag
-        if request.headers.get("If-Match", etag) != etag:
+        if request.headers.get("if-match", etag) != etag:
             return Reply(answer(b"", status="412 Precondition Failed"))
         headers = [f"Content-Length: {stop - start}", *([f"ETag: {etag}"] if etag else [])]
         headers.append(f"Content-Range: bytes {start}-{stop - 1}/{len(data)}" if asked else "Accept-Ranges: bytes")

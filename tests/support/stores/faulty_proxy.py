@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
 
-from support.network.http_requests import answered
+from support.network.http_requests import Request, answered
 from support.programs.guard import GUARD_S
 from support.stores.mischief import Answer, Ending
-from support.stores.spoiling_server import HOP, Request, ThreadedServer, end_by
+from support.stores.spoiling_server import HOP, ThreadedServer, end_by
 
 
 class FaultyProxy(ThreadedServer):

@@ -14,9 +14,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from awscrt import checksums
 
+from support.network.http_requests import Request
 from support.stores import aws_env
 from support.stores.mischief import Answer, Ending, chunked, refuse
-from support.stores.spoiling_server import Request, Rule, SpoilingServer
+from support.stores.spoiling_server import Rule, SpoilingServer
 
 BUCKET = "faulty"
 
@@ -147,13 +148,13 @@ class FaultyS3(SpoilingServer):
 
     def _object(self, request: Request, body: bytes) -> Answer:
         answer = Answer(200, self._headers(body), body)
-        if request.range and self.ranges:
-            start, stop = request.range
-            if start >= len(body):
+        if request.part and self.ranges:
+            wanted = range(len(body))[request.part]
+            if not wanted:
                 return Answer(416, {"content-range": f"bytes */{len(body)}", "content-length": "0"}, b"")
             answer.status = 206
-            answer.body = body[start:stop]
-            answer.headers["content-range"] = f"bytes {start}-{start + len(answer.body) - 1}/{len(body)}"
+            answer.body = body[request.part]
+            answer.headers["content-range"] = f"bytes {wanted.start}-{wanted.stop - 1}/{len(body)}"
         if self.compresses:
             assert request.headers["accept-encoding"] == "identity"
             answer.headers["content-encoding"] = "gzip"

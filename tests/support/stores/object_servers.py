@@ -24,9 +24,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from shardcache.transport.between.checksums import crc32c
-from support.network.http_requests import answered
+from support.network.http_requests import Request, answered
 from support.stores.mischief import Answer, Ending
-from support.stores.spoiling_server import Request, ThreadedServer
+from support.stores.spoiling_server import ThreadedServer
 
 _RANGE = re.compile(r"bytes=([0-9]+)-([0-9]+)")
 

@@ -2,45 +2,20 @@
 
 import asyncio
 import random
-import re
 import ssl
-import sys
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
-from urllib.parse import unquote, urlsplit
 
+from support.network.http_requests import Request
 from support.stores.mischief import Answer, Ending, Mischief, Scene
 
 # A head's headers that hold for one connection alone.
 HOP = ("connection", "keep-alive", "expect", "transfer-encoding")
 _HEAD_BYTES = 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request; the names of its headers are in lower case."""
-
-    method: str
-    target: str
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def key(self) -> str:
-        """Path without its first folder, which is the bucket."""
-        return unquote(urlsplit(self.target).path).lstrip("/").partition("/")[2]
-
-    @property
-    def range(self) -> tuple[int, int] | None:
-        """First byte asked for, and the one behind the last; None without such a header."""
-        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("range", ""))
-        if match is None:
-            return None
-        return int(match[1]), int(match[2]) + 1 if match[2] else sys.maxsize
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +32,7 @@ class Rule:
     _acting: asyncio.Future[object] | None = None
 
     def takes(self, request: Request, rng: random.Random) -> bool:
-        start = request.range[0] if request.range else None
+        start = request.part.start if request.part else None
         fits = self.method == request.method and self.key in (None, request.key) and self.start in (None, start)
         if not fits or self.times == 0 or rng.random() >= self.share:
             return False
@@ -174,7 +149,7 @@ class SpoilingServer:
         answer = await self.ask(request)
         mischief = next((rule.mischief for rule in rules if rule.mischief and _can_spoil(rule.mischief, answer)), None)
         if mischief:
-            start = request.range[0] if request.range else 0
+            start = request.part.start if request.part else 0
             whole = self.objects.get(request.key, answer.body)
             mischief.spoil(answer, Scene(start, self.other, whole, self.version))
         if answer.status >= 400:
@@ -252,12 +227,12 @@ async def end_by(ending: Ending, reader: asyncio.StreamReader, writer: asyncio.S
 
 async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request | None:
     try:
-        first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").rstrip().split("\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
         return None
-    method, target, _ = first.split(" ", 2)
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    if headers.get("expect", "").lower() == "100-continue":
+    request = Request.parse(head.decode("latin-1"))
+    if request.headers.get("expect", "").lower() == "100-continue":
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    body = await reader.readexactly(int(headers.get("content-length", 0)))
-    return Request(method, target, {name: value for name, value in headers.items() if name not in HOP}, body)
+    body = await reader.readexactly(int(request.headers.get("content-length", 0)))
+    kept = {name: value for name, value in request.headers.items() if name not in HOP}
+    return replace(request, headers=kept, body=body)

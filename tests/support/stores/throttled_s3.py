@@ -3,21 +3,19 @@
 import asyncio
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
 from email.utils import formatdate
-from http import HTTPStatus
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import BinaryIO, Self
-from urllib.parse import unquote
 
-from support.network.http_requests import answered
+from support.network.http_requests import Request, answered
 from support.programs.guard import GUARD_S
 from support.stores import aws_env
+from support.stores.mischief import Answer, refuse
 
 # 4 ms of one connection: smooth enough, and at 170 MB/s some 700 system calls a second.
 _CHUNK_BYTES = 256 * 1024
@@ -63,40 +61,6 @@ class Stats:
     sent_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    method: str
-    path: str  # without the leading slash and the query
-    headers: dict[str, str]  # by name in lower case
-
-    @property
-    def part(self) -> slice | None:
-        """The range of bytes that is asked for; None for all of them."""
-        # RFC 9110, 14.2: a Range that cannot be read is no Range.
-        found = _RANGE.fullmatch(self.headers.get("range", ""))
-        if found is None:
-            return None
-        first, last = found.groups()
-        if not first:
-            return slice(-int(last), None) if last else None
-        if not last:
-            return slice(int(first), None)
-        return slice(int(first), int(last) + 1) if int(first) <= int(last) else None
-
-
-_RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)")
-
-
-def _request_in(head: bytes) -> Request:
-    first, *lines = head.decode("latin-1").split("\r\n")
-    method, target, _ = first.split(" ")
-    headers: dict[str, str] = {}
-    for line in lines:
-        name, _, value = line.partition(":")
-        headers[name.lower()] = value.strip()
-    return Request(method, unquote(target.partition("?")[0]).lstrip("/"), headers)
-
-
 @dataclass(slots=True)
 class Store:
     """Answers for the objects of a folder: `/bucket/key` is the file `folder/bucket/key`.
@@ -129,7 +93,7 @@ class Store:
                 try:
                     if end:
                         arrived = rest
-                        await self._answer(_request_in(head), sock)
+                        await self._answer(Request.parse(head.decode("latin-1")), sock)
                         continue
                     data = await loop.sock_recv(sock, _HEAD_BYTES)
                 except (OSError, ValueError):  # whoever asked has left, as the campaign's do, or speaks no HTTP
@@ -142,7 +106,8 @@ class Store:
 
     async def _answer(self, request: Request, sock: socket.socket) -> None:
         if request.path == "_stats":
-            await _send_text(sock, request, 200, json.dumps(asdict(self.stats)))
+            stats = json.dumps(asdict(self.stats)).encode()
+            await _send(sock, request, Answer(200, {"content-length": str(len(stats))}, stats))
             return
         if request.method not in ("GET", "HEAD"):
             await _refuse(sock, request, 405, "MethodNotAllowed", {"Connection": "close"})
@@ -187,7 +152,7 @@ class Store:
         headers["Last-Modified"] = formatdate(facts.st_mtime, usegmt=True)
         has_body = request.method == "GET" and len(wanted) > 0
         # As from any server, the first bytes of the body come together with the head.
-        sock.send(_head(status, headers), socket.MSG_MORE if has_body else 0)
+        sock.send(Answer(status, headers, b"").head(), socket.MSG_MORE if has_body else 0)
         if has_body:
             await self._send_body(sock, file, wanted)
 
@@ -216,25 +181,18 @@ def _etag(facts: os.stat_result) -> str:
     return f'"{facts.st_mtime_ns:x}{facts.st_size:x}"'
 
 
-def _head(status: int, headers: dict[str, str]) -> bytes:
-    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    return "\r\n".join([*lines, "", ""]).encode("latin-1")
-
-
 async def _refuse(
     sock: socket.socket, request: Request, status: int, code: str, headers: dict[str, str] | None = None
 ) -> None:
-    text = f"<Error><Code>{code}</Code><Message>{code}</Message></Error>"
-    await _send_text(sock, request, status, text, {"Content-Type": "application/xml", **(headers or {})})
+    answer = Answer(status, {}, b"")
+    refuse(answer, status, code)
+    answer.headers |= headers or {}
+    await _send(sock, request, answer)
 
 
-async def _send_text(
-    sock: socket.socket, request: Request, status: int, text: str, headers: dict[str, str] | None = None
-) -> None:
-    body = b"" if request.method == "HEAD" else text.encode()
-    head = _head(status, {"Content-Length": str(len(body)), **(headers or {})})
-    await asyncio.get_running_loop().sock_sendall(sock, head + body)
+async def _send(sock: socket.socket, request: Request, answer: Answer) -> None:
+    body = b"" if request.method == "HEAD" else answer.body
+    await asyncio.get_running_loop().sock_sendall(sock, answer.head() + body)
 
 
 async def serve(folder: Path, far: Far) -> None:
