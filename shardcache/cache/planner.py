@@ -94,16 +94,16 @@ class Planner:
         """
         return self._answers.get(name, _NO_ANSWER).checked_at_s
 
-    def learn(self, name: str, key: str, now_s: float) -> None:
+    def learn(self, name: str, key: str, checked_at_s: float) -> None:
         """Record that the origin's present version of a shard has this key.
 
         Args:
             name: the shard's name in plans.
             key: the key.
-            now_s: time of the origin's answer, by the monotonic clock; -inf if it is so old that
-                the version has to be revalidated.
+            checked_at_s: time of the origin's answer, by the monotonic clock; -inf if it is so old
+                that the version has to be revalidated.
         """
-        self._answer(name).checked_at_s = now_s
+        self._answer(name).checked_at_s = checked_at_s
         previous = self.key(name)
         if previous == key:
             return

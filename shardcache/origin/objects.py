@@ -119,6 +119,11 @@ class RemoteObject:
     reported_s: float = field(default_factory=time.monotonic, compare=False, repr=False)
     modified_s: float | None = field(default=None, compare=False, repr=False)
 
+    @property
+    def is_divisible(self) -> bool:
+        """True if parts that are fetched at different times are sure to be of one version."""
+        return self.ranges and self.guarded
+
 
 @dataclass(frozen=True, slots=True)
 class ListedPage:

@@ -143,7 +143,7 @@ class PartReplay:
         part_bytes = self._rules.part_bytes
         parts = range(start // part_bytes, -(-stop // part_bytes))  # `-(-a // b)` rounds up
         if number in self._whole:
-            self._schedule.found(str(number))
+            self._schedule.used(str(number))
             return AskedRange(number, parts, None)
 
         self._filling = number
@@ -249,7 +249,7 @@ class PartReplay:
         for part in parts:
             file.leases[part] += 1
             key = file.key_of(part)
-            self._schedule.found(key)
+            self._schedule.used(key)
             self._schedule.held(key)
 
     def _release(self, file: _ObjectParts, parts: Iterable[int]) -> None:

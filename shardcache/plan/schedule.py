@@ -168,7 +168,7 @@ class Schedule(Timeline[Session]):
             if resident.plan is not None:
                 self._drop_if_furthest(resident.plan, (-resident.position, key))
         for name in self._aliases.names(key):
-            self.missed(name)
+            self.missing_again(name)
 
     def _drop_if_furthest(self, plan: ReaderPlan, entry: _Entry) -> None:
         """Drop an entry if it is the furthest of its queue, as an evicted shard's always is.
@@ -193,8 +193,8 @@ class Schedule(Timeline[Session]):
             resident.held = False
             self._queue(resident)
 
-    def found(self, key: str) -> None:
-        """Record that a shard was cached when it was requested."""
+    def used(self, key: str) -> None:
+        """Record that a cached shard was requested again."""
         self._residents[key].used_again = True
         if key in self._unplanned:
             self._unplanned.used(key)
@@ -208,7 +208,7 @@ class Schedule(Timeline[Session]):
         """
         for key in keys:
             self._requeue(key)
-        self.missed(name)  # the shard may not be cached under its present key
+        self.missing_again(name)  # the shard may not be cached under its present key
 
     # Queues
 

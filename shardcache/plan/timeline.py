@@ -198,7 +198,7 @@ class Timeline(Generic[Session]):
             if not uses:
                 del self._uses[name]
 
-    def missed(self, name: str) -> None:
+    def missing_again(self, name: str) -> None:
         """Record that a shard is no longer cached, or does not arrive as expected.
 
         Plans that need the shard look for missing shards from its position on again.
@@ -224,24 +224,24 @@ class Timeline(Generic[Session]):
                     soonest = (plan, position)
         return soonest
 
-    def next_missing(self, is_cared_for: Callable[[str], bool]) -> MissingShard[Session] | None:
+    def next_missing(self, needs_no_fetch: Callable[[str], bool]) -> MissingShard[Session] | None:
         """Return the missing shard that is needed soonest, and so has to be fetched next.
 
         None if no shard has to be fetched.
 
         Args:
-            is_cared_for: returns, for a shard's name, True if the shard must not be fetched now: it
-                is cached, is being fetched, or is not worth an attempt.
+            needs_no_fetch: returns, for a shard's name, True if the shard must not be fetched now:
+                it is cached, is being fetched, or is not worth an attempt.
         """
         soonest: MissingShard[Session] | None = None
         soonest_s = NEVER
         for session, plan in self._plans.items():
             # A plan's first missing shard is at the frontier or after it. So a plan whose frontier
             # is needed later than the best shard so far is ruled out without asking
-            # `is_cared_for`, which saves most of the time.
+            # `needs_no_fetch`, which saves most of the time.
             if plan.start_s + plan.pace_s * plan.frontier >= soonest_s:
                 continue
-            need_s = self._advance_frontier(plan, is_cared_for)
+            need_s = self._advance_frontier(plan, needs_no_fetch)
             if need_s is not None and need_s < soonest_s:
                 soonest_s = need_s
                 position = plan.frontier
@@ -274,22 +274,22 @@ class Timeline(Generic[Session]):
     def covered_until_s(
         self,
         session: Session,
-        is_cared_for: Callable[[str], bool],
+        needs_no_fetch: Callable[[str], bool],
         coming: Iterable[str],
     ) -> float:
         """Return when a session needs its first shard that is not cached; NEVER if all are.
 
         Args:
             session: the session.
-            is_cared_for: as in `next_missing`.
+            needs_no_fetch: as in `next_missing`.
             coming: names of the shards that are being fetched. They count as not cached, although
-                `is_cared_for` returns True for them.
+                `needs_no_fetch` returns True for them.
         """
         plan = self._plans.get(session)
         if plan is None:
             return NEVER
         need_s = NEVER
-        gap_s = self._advance_frontier(plan, is_cared_for)
+        gap_s = self._advance_frontier(plan, needs_no_fetch)
         if gap_s is not None:
             need_s = gap_s
         for name in coming:
@@ -311,7 +311,7 @@ class Timeline(Generic[Session]):
     @staticmethod
     def _advance_frontier(
         plan: ReaderPlan,
-        is_cared_for: Callable[[str], bool],
+        needs_no_fetch: Callable[[str], bool],
     ) -> float | None:
         """Move a plan's frontier to its first missing shard; return when that shard is needed.
 
@@ -319,7 +319,7 @@ class Timeline(Generic[Session]):
         """
         names = plan.names
         frontier = plan.frontier
-        while frontier < len(names) and is_cared_for(names[frontier]):
+        while frontier < len(names) and needs_no_fetch(names[frontier]):
             frontier += 1
         plan.frontier = frontier
         if frontier == len(names):

@@ -47,7 +47,7 @@ class CachedParts:
     def restore(self, partial: Partial) -> None:
         """Add the part file that an earlier daemon has left. Blocks."""
         # The object is known only by the journal, until the origin describes it (`confirm`).
-        file = PartFile(partial, used_at_s=partial.path.stat().st_mtime, is_unconfirmed=True)
+        file = PartFile(partial, used_at_s=partial.path.stat().st_mtime, is_confirmed=False)
         self._files[partial.key] = file
         self._space.kept_bytes += file.kept_bytes
 

@@ -30,7 +30,7 @@ class PartFile:
             closed, to be removed or to be resumed by a transfer of the whole object.
         leases: by part, the number of readers that have the part in use.
         used_at_s: time of the last use of a part, in seconds since the epoch.
-        is_unconfirmed: True while the object is known only by the journal of an earlier daemon, and
+        is_confirmed: False while the object is known only by the journal of an earlier daemon, and
             the origin has not described it since the restart.
     """
 
@@ -38,12 +38,12 @@ class PartFile:
     is_own: bool = True
     leases: Counter[int] = field(default_factory=Counter)
     used_at_s: float = field(default_factory=time.time)
-    is_unconfirmed: bool = False
+    is_confirmed: bool = True
 
     def confirm(self, obj: RemoteObject) -> None:
         """Record the object as the origin describes it, with properties that no journal has."""
         self.partial.obj = obj
-        self.is_unconfirmed = False
+        self.is_confirmed = True
 
     @property
     def version(self) -> str:

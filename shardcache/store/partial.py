@@ -147,10 +147,10 @@ class Partial:
         return -(-self.obj.size_bytes // self.part_bytes)
 
     @property
-    def may_be_copied(self) -> bool:
+    def may_be_inflated(self) -> bool:
         """True if the shard may be cached in another form than the fetched one.
 
-        The other form, such as a decompressed tar, is then written as a copy by `copy`.
+        `write_inflated` writes the other form, such as a decompressed tar, to another file.
         """
         return not self.is_file and not is_stored_as_is(self.obj.url)
 
@@ -246,7 +246,7 @@ class Partial:
         """Return the facts about the complete file; the number of samples in them is None."""
         return self._facts(self.obj.size_bytes, self.crcs())
 
-    def copy(self, dst: Path, reserve: Callable[[int], None]) -> Facts | None:
+    def write_inflated(self, dst: Path, reserve: Callable[[int], None]) -> Facts | None:
         """Write the complete file to `dst` in the form in which it is cached. Blocks.
 
         The form is the decompressed shard, or another copy that the shard's format prescribes.

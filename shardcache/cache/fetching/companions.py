@@ -40,21 +40,22 @@ class Companions:
         the origin's errors.
         """
         format_ = format_of(url)
-        if format_.needs is None:
+        companion_name = format_.needs
+        if companion_name is None:
             return None
-        companion_url = join(url, format_.needs)
+        companion_url = join(url, companion_name)
 
-        async def request(received: Received) -> str:
-            """Make one attempt, of which `Downloader.ask` makes several if necessary."""
+        async def attempt(received: Received) -> str:
+            """Read the companion once; `Downloader.ask` makes several attempts if necessary."""
             return await self._read(companion_url, format_, received)
 
         try:
-            return await self._downloader.ask(companion_url, request)
+            return await self._downloader.ask(companion_url, attempt)
         except NotFoundError as exn:
             raise NotFoundError(
                 f"{exn.message}: without it, the {format_.name} shards next to it cannot be read",
                 url=companion_url,
-                remedy=f"upload the {format_.needs} that was written with the shards",
+                remedy=f"upload the {companion_name} that was written with the shards",
             ) from exn
 
     async def _read(self, url: str, format_: Format, received: Received) -> str:

@@ -96,8 +96,7 @@ class Fetcher:
     @refetch
     async def _fetch(self, transfer: Transfer) -> Shard | None:
         """Make one attempt; `refetch` makes another if the object has changed or is corrupt."""
-        # 1. If the shard is cached, it lacks at most an index. The origin need not be asked for
-        #    that.
+        # 1. A cached shard may have to be indexed. The origin need not be asked about it.
         known_key = self._planner.key(transfer.name)
         if known_key in self._store.shards:
             async with self._claimed(known_key, transfer) as claim:
@@ -110,7 +109,7 @@ class Fetcher:
         origin = self._origins.origin(url)
         obj = await self._object(transfer, origin, known_key)
         key = shard_key(place_of(obj.url, is_file=transfer.ref.is_file), obj.version)
-        self._planner.learn(transfer.name, key, obj.reported_s)
+        self._planner.learn(transfer.name, key, checked_at_s=obj.reported_s)
         self._planner.learn_size(transfer.name, obj.size_bytes)
 
         # 3. One transfer at a time fetches the shard of a key. The transfer after it finds the
@@ -121,17 +120,19 @@ class Fetcher:
                 return shard
             self._health.raise_if_failing(obj.url)
             transfer.begin(obj.size_bytes)
-            if not await self._reserve_whole(transfer, claim, origin, obj, key):
+            is_reserved = await self._serve_ranges_until_reserved(transfer, claim, origin, obj, key)
+            if not is_reserved:
                 return None
-            # The download of the whole continues with the parts that are in the file of parts. If
-            # this daemon has served ranges from it, the object is also wanted as a plain file.
+            # The download of the whole continues with the parts that are in the file of parts. A
+            # file that is confirmed has been read by this daemon's clients, which want the object
+            # as a plain file.
             file = self._store.parts.get(key)
             if file is not None:
-                claim.has_range_readers = not file.is_unconfirmed
+                claim.has_range_readers = file.is_confirmed
                 self._residency.parts.hand_over(file)
             return await self._into_cache(transfer, claim, origin, obj, key)
 
-    async def _reserve_whole(
+    async def _serve_ranges_until_reserved(
         self,
         transfer: Transfer,
         claim: KeyClaim,
@@ -139,28 +140,27 @@ class Fetcher:
         obj: RemoteObject,
         key: str,
     ) -> bool:
-        """Reserve the space of the whole object; return False if only ranges of it were wanted.
+        """Fetch the ranges that readers wait for, until the whole object's space is reserved.
 
-        While the whole waits for space, ranges that readers wait for are fetched, if the origin
-        supports ranges.
+        Return False if nobody wants the whole, and all ranges have been fetched. An object that is
+        not divisible is wanted as a whole.
         """
-        # Parts that are fetched at different times belong together only if the origin checks the
-        # object's version with each request.
-        transfer.is_divisible = obj.guarded and obj.ranges
+        transfer.is_divisible = obj.is_divisible
         if not transfer.is_divisible:
             transfer.want_whole()
         reservation = Reservation(self._store.space)
         claim.reservation = reservation
         is_reserved = False
         try:
-            # The bytes of a file of parts are counted by themselves until it is handed over.
+            # Parts in a file of parts have their own space. The transfer adopts it once the file is
+            # handed over.
             if key not in self._store.parts:
                 self._store.leftovers.adopt(key, reservation)
             is_reserved = await self._filler.fill(transfer, claim, origin, obj, key)
         finally:
             if not is_reserved:
                 had_new_space = reservation.size_bytes > reservation.adopted_bytes
-                self._leave_parts(key, reservation, transfer)
+                self._close_reservation(reservation, key, transfer)
                 if had_new_space:  # others may wait for the space that is free again
                     self._changed.notify()
         return is_reserved
@@ -168,7 +168,7 @@ class Fetcher:
     async def _object(self, transfer: Transfer, origin: Origin, key: str) -> RemoteObject:
         """Return the object to fetch: the one whose parts are cached, or else ask the origin."""
         file = self._store.parts.get(key)
-        if file is not None and not file.is_unconfirmed:
+        if file is not None and file.is_confirmed:
             # The object is fetched by this transfer's url: the signature of an earlier url may have
             # expired.
             return replace(file.partial.obj, url=transfer.ref.url)
@@ -177,7 +177,7 @@ class Fetcher:
             origin,
             transfer.ref.url,
             transfer.ref.version,
-            self._first_bytes(transfer),
+            first_bytes=self._first_bytes(transfer),
         )
 
     async def _cached(self, transfer: Transfer, claim: KeyClaim, key: str) -> Shard | None:
@@ -187,23 +187,25 @@ class Fetcher:
         cannot be indexed: it then stays in the cache as a plain file.
         """
         shard = self._store.shards.get(key)
-        if shard is None:
-            return None
+        if shard is None or not claim.wants_samples:
+            return shard
+        # `Leasing` reads the facts of a shard that has none yet. It requests the shard again if
+        # they show that the index is missing.
         facts = shard.facts
-        if facts is None or facts.samples is not None or not claim.wants_samples:
+        if facts is None or facts.samples is not None:
             return shard
 
         transfer.stages.enter(Stage.DISK)
-        with self._residency.retained(shard):
-            try:
+        try:
+            with self._residency.retained(shard):
                 # Compare the bytes with their checksums: an index made of damaged bytes would look
                 # sound.
                 await self._store.check_tar(shard, facts)
-            except CorruptShardError as exn:
-                if await self._health.take_out(shard, exn):
-                    return None
+        except CorruptShardError as exn:
+            if not await self._health.take_out(shard, exn):
                 self._health.raise_if_failing(facts.url)
-                raise
+            return None
+        with self._residency.retained(shard):
             await self._publisher.index_present(transfer, claim, shard, facts)
         return shard
 
@@ -263,14 +265,15 @@ class Fetcher:
                 # has failed since then.
                 return shard
             partial = await asyncio.to_thread(self._open, obj, is_file=transfer.ref.is_file)
+            # The space of all parts is allocated now, so it counts as written.
             reservation.written(max(0, obj.size_bytes - adopted_bytes))
-            if partial.may_be_copied:
+            if partial.may_be_inflated:
                 await self._fill_from_cache(partial)
             return await self._download(claim, transfer, origin, partial)
         except PostponedError:
             # The transfer needed more space, for example for the inflated shard, and no reader
             # waits for it. If it has reserved more bytes than those of the leftover, others can use
-            # that space: give it back, but keep the parts.
+            # that space: give it back. Only the finished parts stay on disk.
             gave_way = reservation.size_bytes > adopted_bytes
             if gave_way:
                 await asyncio.to_thread(discard, self._store.layout, key, keep_parts=True)
@@ -279,7 +282,7 @@ class Fetcher:
             await self._clean_up(transfer, obj, key, exn)
             raise
         finally:
-            self._leave_parts(key, reservation, transfer)
+            self._close_reservation(reservation, key, transfer)
             if gave_way:  # the space is free only now
                 self._changed.notify()
 
@@ -293,14 +296,13 @@ class Fetcher:
         file = self._store.shards.get(shard_key(place_of(obj.url, is_file=True), obj.version))
         if file is None:
             return
-        with self._residency.retained(file):
-            try:
+        try:
+            with self._residency.retained(file):
                 facts = await self._store.facts(file)
                 await self._store.check_tar(file, facts)
-            except CorruptShardError as exn:
-                await self._health.take_out(file, exn)
-                return
-            await asyncio.to_thread(partial.fill, self._store.layout.tar(file.key))
+                await asyncio.to_thread(partial.fill, self._store.layout.tar(file.key))
+        except CorruptShardError as exn:
+            await self._health.take_out(file, exn)
 
     async def _clean_up(
         self,
@@ -370,37 +372,38 @@ class Fetcher:
             first=lambda: claim.needed_first,
         )
         transfer.stages.enter(Stage.DISK)
-        shard, refused = await self._publisher.publish(partial, transfer, claim)
+        shard, index_error = await self._publisher.publish(partial, transfer, claim)
         self._planner.took(time.monotonic() - begun_s)
         # Each reader of the arriving file has a lease on the shard from now on.
         if transfer.arriving is not None:
             for _ in transfer.arriving.readers:
                 self._residency.retain(shard)
-            transfer.arriving.publish(shard, refused)
+            transfer.arriving.publish(shard, index_error)
         return shard
 
     def _may_be_read_early(self, partial: Partial) -> bool:
         """Return whether readers may have a shard's beginning while the rest arrives."""
         # 1. The bytes that arrive are not the ones that are cached in the end.
-        if partial.may_be_copied:
+        if partial.may_be_inflated:
             return False
         # 2. The format cannot be read from its beginning on.
         if not partial.is_file and not format_of(partial.obj.url).reads_early:
             return False
         # 3. The parts may be of several versions: the origin does not check the version with each.
-        if not partial.obj.guarded or not partial.obj.ranges:
+        if not partial.obj.is_divisible:
             return False
-        # 4. The members of a sample may be apart in the tar, as the url's origin table does not
-        #    require them to be adjacent. A reader of an arriving shard refuses such a sample.
-        is_strict = self._origins.table(partial.obj.url).require_adjacent
-        return is_strict or partial.is_file
+        # 4. The members of a sample may be apart in the tar, unless the url's origin table requires
+        #    them to be adjacent. A reader of samples refuses such a sample in an arriving shard.
+        if partial.is_file:  # it is read without its samples
+            return True
+        return self._origins.table(partial.obj.url).require_adjacent
 
-    def _leave_parts(self, key: str, reservation: Reservation, transfer: Transfer) -> None:
-        """End a transfer: its finished parts stay on disk for the next one, its space is free.
+    def _close_reservation(self, reservation: Reservation, key: str, transfer: Transfer) -> None:
+        """Close a transfer's reservation, and keep its finished parts on disk as a leftover.
 
         Early readers of a shard that was not published get an error.
         """
-        # If the object's parts are in a file of parts, their space is counted there.
+        # The space of parts that are in a file of parts is not in the reservation.
         if key in self._store.parts:
             reservation.close()
             return
@@ -421,7 +424,7 @@ class Fetcher:
         # A file that is removed while readers have it open takes disk space until the last reader
         # closes it. So its reservation stays until then. This concerns the download of an inflated
         # shard, and the parts of a failed transfer if none of them is left on disk.
-        if arriving is not None and (arriving.partial.may_be_copied or not parts.size_bytes):
+        if arriving is not None and (arriving.partial.may_be_inflated or not parts.size_bytes):
             arriving.when_left(reservation.close)
         else:
             reservation.close()

@@ -81,13 +81,15 @@ class Leasing:
     _examining: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def recall(self, urls: Iterable[str]) -> None:
-        """Restore the versions, cached before the last restart, of urls that name no version.
+        """Restore the versions that were cached before the restart, for urls that name none.
 
         `acquire` asks the origin whether they are still the latest.
         """
-        names = ((place_of(url, is_file=False), url) for url in urls)
-        # The key of a name whose version is unknown is the name itself.
-        unknown = [(name, url) for name, url in names if self._planner.key(name) == name]
+        unknown: list[tuple[str, str]] = []  # name and url of each shard of unknown version
+        for url in urls:
+            name = place_of(url, is_file=False)
+            if self._planner.key(name) == name:  # the planner knows no version for the name
+                unknown.append((name, url))
         for first in range(0, len(unknown), _RECALLED_AT_ONCE):
             batch = unknown[first : first + _RECALLED_AT_ONCE]
             versions = await self._history.versions([url for _, url in batch])
@@ -96,9 +98,9 @@ class Leasing:
                     continue
                 key = shard_key(name, version)
                 if key in self._store.shards:
-                    # This time is infinitely long ago, so that the version is revalidated for the
-                    # next reader.
-                    self._planner.learn(name, key, now_s=float("-inf"))
+                    # The version is revalidated for the next reader, as if it was checked
+                    # infinitely long ago.
+                    self._planner.learn(name, key, checked_at_s=float("-inf"))
 
     async def acquire(
         self,
@@ -139,7 +141,7 @@ class Leasing:
             key = acquired.shard.key
         else:
             key = acquired.partial.key
-        self._planner.learn(name_of(ref), key, time.monotonic())
+        self._planner.learn(name_of(ref), key, checked_at_s=time.monotonic())
         return acquired
 
     async def acquire_range(self, ref: ShardRef, wait: Wait) -> Published | PartFile:
@@ -148,17 +150,17 @@ class Leasing:
         The caller retains the file before its next await. Raises every error that fetching can
         raise, and OutdatedError if the origin has another version than `ref` names.
         """
-        # The whole range needs space, but a reader that reads in order can begin with its first
-        # bytes.
+        # There has to be space for the whole range. But a caller that reads in order can begin as
+        # soon as the range's first bytes are cached.
         span = wait.bytes
-        first = wait.first_bytes
+        first_span = wait.first_bytes
         assert span is not None
-        assert first is not None
+        assert first_span is not None
         name = name_of(ref)
 
         async def fetch() -> Shard | PartFile:
             file = self._store.parts.get(self._planner.key(name))
-            if file is not None and file.has(first):
+            if file is not None and file.has(first_span):
                 return file
             self._check_range(ref, span)
             return await self._transfers.wait_for_range(name, ref, wait)
@@ -183,7 +185,7 @@ class Leasing:
         shard = await self._present(name, ref)
         hit = shard is not None  # True while nothing of the shard had to be fetched
         while True:
-            published = await self._published(shard, ref, hit=hit)
+            published = await self._if_usable(shard, ref, hit=hit)
             if published is not None:
                 return published
 
@@ -213,8 +215,10 @@ class Leasing:
         if ref.size_bytes:
             end = min(end, ref.size_bytes)
         part_bytes = self._range_part_bytes
-        parts = -(-end // part_bytes) - start // part_bytes  # `-(-a // b)` rounds up
-        return FILE_BYTES + max(0, parts) * part_bytes
+        first_part = start // part_bytes
+        end_part = -(-end // part_bytes)  # rounded up
+        parts = max(0, end_part - first_part)
+        return FILE_BYTES + parts * part_bytes
 
     def at_hand(self, name: str, span: Span, version: str | None = None) -> Shard | PartFile | None:
         """Return a cached file that has a range of an object, or None.
@@ -235,14 +239,15 @@ class Leasing:
             # without which the bytes of a range can be read.
             if shard.facts is None or shard.suspicion:
                 return None
-            if version not in (None, shard.facts.version):
+            if version is not None and version != shard.facts.version:
                 return None
             self._store.touch(shard)
-            # `found` records this use of the shard, which eviction takes into account.
-            self._planner.schedule.found(key)
+            self._planner.schedule.used(key)
             return shard
         file = self._store.parts.get(key)
-        if file is None or not file.has(span) or version not in (None, file.version):
+        if file is None or not file.has(span):
+            return None
+        if version is not None and version != file.version:
             return None
         return file
 
@@ -253,7 +258,7 @@ class Leasing:
         """
         return self._revalidation.allows(ref.url)
 
-    async def _published(
+    async def _if_usable(
         self,
         shard: Shard | None,
         ref: ShardRef,
@@ -262,7 +267,8 @@ class Leasing:
     ) -> Published | None:
         """Return a cached shard with its facts, if it is sound and has what `ref` asks for.
 
-        None if it is damaged, or has no index and samples are wanted.
+        None if it is damaged, or has no index and samples are wanted. Raises OutdatedError if it is
+        another version than `ref` names.
 
         Args:
             shard: the cached shard; if it is None, so is the result.
@@ -272,11 +278,13 @@ class Leasing:
         if shard is None:
             return None
         facts = await self._facts(shard, ref.url)
-        if facts is None or not _is_enough(facts, ref):
+        if facts is None:
+            return None
+        _check_version(facts, ref)
+        if not ref.is_file and facts.samples is None:  # a reader of samples needs an index
             return None
         if hit:
-            # This use of the shard is recorded, as eviction takes it into account.
-            self._planner.schedule.found(shard.key)
+            self._planner.schedule.used(shard.key)
         return Published(shard, facts, hit)
 
     @contextlib.asynccontextmanager
@@ -307,22 +315,21 @@ class Leasing:
         None if the shard is damaged, which takes it out of service, or has left the cache during
         the check. Raises DiskError if the disk has failed.
         """
-        with self._residency.retained(shard):
-            try:
+        try:
+            with self._residency.retained(shard):
                 if self._store.is_suspect(shard):
                     await self._examine(shard, url)
                 is_first_use = shard.facts is None
                 facts = await self._store.facts(shard)
                 if is_first_use:
                     await self._history.remember(facts)
-            except CorruptShardError as exn:
-                await self._check_disk(url)
-                shard.damage = exn
-                await self._residency.isolate(shard, exn)
-                return None
-            self._store.touch(shard)
-            is_cached = self._store.shards.get(shard.key) is shard
-            return facts if is_cached else None
+        except CorruptShardError as exn:
+            if not await self._health.take_out(shard, exn):
+                self._health.raise_if_failing(url)
+            return None
+        self._store.touch(shard)
+        is_cached = self._store.shards.get(shard.key) is shard
+        return facts if is_cached else None
 
     async def _examine(self, shard: Shard, url: str) -> None:
         """Check a shard in which a reader found damage. Raises CorruptShardError, or DiskError.
@@ -351,12 +358,15 @@ class Leasing:
     async def _check_index(self, shard: Shard, facts: Facts) -> bool:
         """Return whether a shard's index is sound; if it is not, take it out of use.
 
-        The shard then counts as a plain file, which has no samples.
+        The shard then counts as a plain file, which has no samples. Raises DiskError if the disk
+        has failed.
         """
         try:
             await self._store.check_sidecar(shard, facts)
         except CorruptShardError as exn:
-            await self._check_disk(facts.url)
+            # If the disk has failed, the index itself may be sound.
+            await self._health.examine()
+            self._health.raise_if_failing(facts.url)
             log.error(
                 "the index of a cached shard is damaged; rebuilding it",
                 shard=facts.url,
@@ -366,11 +376,6 @@ class Leasing:
             shard.facts = replace(facts, samples=None)
             return False
         return True
-
-    async def _check_disk(self, url: str) -> None:
-        """Raise DiskError if the disk has failed: the shard itself may then be sound."""
-        await self._health.examine()
-        self._health.raise_if_failing(url)
 
     async def _present(self, name: str, ref: ShardRef) -> Shard | None:
         """Return the shard if it is cached in the version that `ref` names.
@@ -390,15 +395,14 @@ class Leasing:
         return self._store.shards.get(self._planner.key(name))
 
 
-def _is_enough(facts: Facts, ref: ShardRef) -> bool:
-    """Return whether a cached shard has what `ref` asks for: a reader of samples needs an index.
+def _check_version(facts: Facts, ref: ShardRef) -> None:
+    """Raise OutdatedError if a cached shard is another version than `ref` names.
 
-    Raises OutdatedError if the shard is another version than `ref` names. That happens if another
-    plan reads the latest version: the name then leads to that one (`acquire_latest`).
+    That happens if another plan reads the latest version: the name then leads to that one
+    (`acquire_latest`).
     """
-    if ref.version not in (None, facts.version):
+    if ref.version is not None and ref.version != facts.version:
         raise OutdatedError(
             f"the origin has version {facts.version}, the manifest names {ref.version}",
             url=ref.url,
         )
-    return ref.is_file or facts.samples is not None

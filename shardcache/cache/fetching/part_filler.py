@@ -38,7 +38,7 @@ class PartFiller:
 
     Args:
         part_bytes: size of the parts of a new file.
-        max_share: the share of an object's parts, from 0 to 1, from which on the whole is fetched.
+        max_share: the whole object is fetched once this share of its parts, from 0 to 1, is wanted.
     """
 
     def __init__(
@@ -65,9 +65,8 @@ class PartFiller:
     ) -> bool:
         """Fetch the ranges that readers wait for, until there is space for the whole object.
 
-        The whole object is fetched if anybody wants it. It is also fetched once so many of its
-        parts are wanted that fetching the others with them costs less than later requests would,
-        if there is space for them.
+        The whole object is fetched if anybody wants it. It is also fetched if there is space for
+        it, and so many of its parts are wanted that later requests for the others would cost more.
 
         Returns True once the space of the whole object is reserved; False once nobody wants any of
         its bytes. Raises as `Downloader.fetch_parts` and `Residency.reserve` do. Raises
@@ -77,7 +76,7 @@ class PartFiller:
         whole = WholeSpace(self._residency, claim, key, obj.size_bytes)
 
         def open_file() -> Awaitable[PartFile]:
-            return self._open(claim, obj, key)
+            return self._open_file(claim, obj, key)
 
         run = _FillRun(
             self._residency,
@@ -98,18 +97,18 @@ class PartFiller:
                 self._residency.parts.hand_over(file)
             raise
 
-    async def _open(self, claim: KeyClaim, obj: RemoteObject, key: str) -> PartFile:
+    async def _open_file(self, claim: KeyClaim, obj: RemoteObject, key: str) -> PartFile:
         """Return the file of an object's parts; make one if there is none."""
         file = self._store.parts.get(key)
         if file is not None:
-            if file.is_unconfirmed:
+            if not file.is_confirmed:  # an earlier daemon has left it
                 file.confirm(obj)
             return file
         assert claim.reservation is not None
         # The file itself takes FILE_BYTES besides its parts. A reader waits, so it needs them now.
         await self._residency.reserve(claim, FILE_BYTES, needed_now)
         file = await self._residency.parts.open(obj, self._part_bytes, claim.reservation)
-        claim.reservation.keep(FILE_BYTES)
+        claim.reservation.keep(FILE_BYTES)  # the file is on disk now
         return file
 
 
@@ -117,9 +116,9 @@ class PartFiller:
 class _FillRun:
     """One call of `PartFiller.fill`, which fetches for the waits of one claim.
 
-    `_open` returns the file of parts, which is opened once the first range is wanted; `_opened` is
-    that file, or None until then. To keep parts for a wait is to retain them, so that they are not
-    evicted before the reader that waits has all of them.
+    `_open_file` returns the file of parts, which is opened once the first range is wanted;
+    `_opened` is that file, or None until then. Parts are retained for a wait, so that none of them
+    is evicted before the reader that waits has all of them.
     """
 
     _residency: Residency
@@ -128,11 +127,11 @@ class _FillRun:
     _claim: KeyClaim
     _origin: Origin
     _whole: WholeSpace
-    _open: Callable[[], Awaitable[PartFile]]
+    _open_file: Callable[[], Awaitable[PartFile]]
     _max_share: float
     _opened: PartFile | None = None
     _fetching: set[int] = field(default_factory=set)  # parts that are being fetched
-    _kept: dict[Wait, set[int]] = field(default_factory=dict)  # parts that are kept, by the wait
+    _retained: dict[Wait, set[int]] = field(default_factory=dict)  # parts, by wait
     # Returns the priority of the requests. All of them have the same function, by which the
     # scheduler of connections knows that they belong to one download.
     _priority: AskPriority = field(init=False)
@@ -144,13 +143,13 @@ class _FillRun:
     @property
     def _file(self) -> PartFile:
         """The file of parts, once it is open."""
-        assert self._opened is not None  # `_fill_ranges` opens it before it requests a part
+        assert self._opened is not None  # `_request_ranges` opens it before it requests a part
         return self._opened
 
     async def fill(self) -> bool:
         """Fetch ranges until there is space for the whole object; see `PartFiller.fill`."""
         try:
-            while await self._fill_in_group():
+            while await self._fill_group():
                 # There was space for the whole object. The parts requested before have arrived
                 # since then, but others may have been evicted, and need space again.
                 if await self._whole.try_reserve():
@@ -158,22 +157,22 @@ class _FillRun:
             return False
         finally:
             self._whole.end_wait()
-            for wait in list(self._kept):
-                self._let_go(wait)
+            for wait in list(self._retained):
+                self._release_parts(wait)
 
-    async def _fill_in_group(self) -> bool:
-        """Run `_fill`, and wait for the end of all its requests. Raises the first of their errors.
+    async def _fill_group(self) -> bool:
+        """Run `_fill_with`, and wait for all of its requests. Raises the first of their errors.
 
-        Returns what `_fill` does.
+        Returns what `_fill_with` does.
         """
         try:
             async with asyncio.TaskGroup() as group:
-                return await self._fill(group)
+                return await self._fill_with(group)
         except BaseExceptionGroup as failures:
             first = failures.exceptions[0]
             raise first from first.__cause__  # callers need not know that there was a group
 
-    async def _fill(self, group: asyncio.TaskGroup) -> bool:
+    async def _fill_with(self, group: asyncio.TaskGroup) -> bool:
         """Request ranges until nothing is wanted, or there is space for the whole object.
 
         Returns True once the space of the whole object is reserved, False once nothing is wanted.
@@ -197,7 +196,7 @@ class _FillRun:
             # 3. Until there is space for the whole object, readers get the ranges of it that they
             #    wait for. The steps begin again if some were requested, or the claim has moved
             #    during the steps above: a wait below would not notice that.
-            if self._claim.range_waits and not await self._fill_ranges(group):
+            if self._claim.range_waits and await self._request_ranges(group):
                 continue
             if self._claim.moved.count != moves:
                 continue
@@ -224,18 +223,19 @@ class _FillRun:
                 raise
             self._claim.give_up_whole(exn)
 
-    async def _fill_ranges(self, group: asyncio.TaskGroup) -> bool:
-        """Request the parts that readers wait for.
+    async def _request_ranges(self, group: asyncio.TaskGroup) -> bool:
+        """Request the parts that readers wait for, or take a step towards that.
 
-        Returns True if nothing has changed: all waits have their parts, or those are being fetched.
+        Returns False if nothing was left to do: all waits have their parts, or those are being
+        fetched.
         """
         if self._opened is None:
             # A transfer that waits for the space of the whole object shows that as its stage.
             is_waiting_for_whole = self._claim.wanted_bytes > 0
             if not is_waiting_for_whole:
                 self._transfer.stages.enter(Stage.NETWORK)
-            self._opened = await self._open()
-            return False
+            self._opened = await self._open_file()
+            return True
 
         # 1. Parts that an earlier daemon has left need not be fetched if they are sound.
         await self._check_restored()
@@ -245,56 +245,56 @@ class _FillRun:
         missing = self._missing(self._needed())
         if self._is_worth_the_whole(missing) and await self._whole.reserve_at_once():
             self._transfer.want_whole()
-            return False
-        is_served = await self._serve_waits(group)
+            return True
+        has_requested = await self._request_needed(group)
 
         # 3. Parts that will probably be read next are requested, too, if there is space for them
         #    without waiting.
         ahead = self._missing(self._ahead())
         if ahead and await self._try_reserve_ahead(ahead):
-            self._begin(ahead, group)
-        return is_served
+            self._start_requests(ahead, group)
+        return has_requested
 
-    async def _serve_waits(self, group: asyncio.TaskGroup) -> bool:
+    async def _request_needed(self, group: asyncio.TaskGroup) -> bool:
         """Request the parts of all waits, or of the most urgent wait if not all have space.
 
-        Returns True if there was no wait whose parts had to be requested.
+        Returns False if no wait had parts to be requested.
         """
         waiting = [wait for wait in self._claim.range_waits if not self._is_served(wait)]
         if not waiting:
-            return True
-        if not await self._serve(waiting, group):
+            return False
+        if not await self._try_request(waiting, group):
             waiting.sort(key=_urgency)
-            await self._serve_in_turn(waiting[0], group)
-        return False
+            await self._request_in_turn(waiting[0], group)
+        return True
 
     def _is_served(self, wait: Wait) -> bool:
         """Return whether all parts of a wait have arrived, or are being fetched."""
-        return wait in self._kept and not self._missing(self._parts_of(wait))
+        return wait in self._retained and not self._missing(self._parts_of(wait))
 
-    async def _serve(self, waits: Sequence[Wait], group: asyncio.TaskGroup) -> bool:
+    async def _try_request(self, waits: Sequence[Wait], group: asyncio.TaskGroup) -> bool:
         """Request the parts of waits, if there is space for all of them without waiting.
 
-        Returns whether there was. The parts of each wait are then kept until the wait ends. If
-        there is no space, none of them is kept: a wait that keeps some of its parts and waits for
+        Returns whether there was. The parts of each wait are then retained until the wait ends. If
+        there is no space, none of them is retained: a wait that has some of its parts and waits for
         the space of the others could deadlock with another such wait.
         """
         for wait in waits:
-            self._keep(wait)
+            self._retain_parts(wait)
         wanted = chain.from_iterable(self._parts_of(wait) for wait in waits)
         missing = self._missing(wanted)
         if missing and not await self._try_reserve(missing):
             for wait in waits:
-                self._let_go(wait)
+                self._release_parts(wait)
                 wait.enter(Stage.SPACE)
             return False
         for wait in waits:
             wait.enter(Stage.NETWORK)
-        self._begin_first(waits, missing, group)
-        self._begin(missing, group)
+        self._start_first_requests(waits, missing, group)
+        self._start_requests(missing, group)
         return True
 
-    def _begin_first(
+    def _start_first_requests(
         self,
         waits: Sequence[Wait],
         missing: list[int],
@@ -302,8 +302,8 @@ class _FillRun:
     ) -> None:
         """Request the first parts of waits whose ranges are read in order, each part by itself.
 
-        Such a wait ends with the first byte of its range. If the first part was requested together
-        with others, it would count as arrived no sooner than the last of them.
+        Such a wait ends as soon as the first byte of its range arrives. But the parts of one
+        request count as arrived together.
 
         Args:
             waits: the waits.
@@ -314,17 +314,19 @@ class _FillRun:
             first = next(iter(self._parts_of(wait)), None)
             if wait.in_order and first in missing:
                 missing.remove(first)
-                self._begin([first], group)
+                self._start_requests([first], group)
 
-    async def _serve_in_turn(self, wait: Wait, group: asyncio.TaskGroup) -> None:
-        """Request the parts of one wait as soon as there is space for them, in the claim's turn.
+    async def _request_in_turn(self, wait: Wait, group: asyncio.TaskGroup) -> None:
+        """Request the parts of one wait as soon as there is space for them.
 
-        Returns also if the wait has ended, or ends with an error: there can be no space for it.
+        Claims take turns at this: the one that has waited for longest takes space before all
+        others. Returns also if the wait has ended, or ends with an error, as there can be no space
+        for it.
         """
         missing = self._missing(self._parts_of(wait))
         size_bytes = self._size_of(missing)
         with self._residency.parts.in_turn(self._claim), self._claim.waiting_for_space(size_bytes):
-            while wait in self._claim.waits and not await self._serve([wait], group):
+            while wait in self._claim.waits and not await self._try_request([wait], group):
                 try:
                     self._residency.check_possible(size_bytes, self._transfer.ref.url)
                     await self._residency.wait_for_change(self._claim)
@@ -333,32 +335,32 @@ class _FillRun:
                     self._claim.moved.notify()
                     return
 
-    # Parts that are kept until their readers have them
+    # Parts that are retained until their readers have them
 
-    def _keep(self, wait: Wait) -> None:
-        """Keep the parts of a wait until the wait ends: parts that are cached, and later ones.
+    def _retain_parts(self, wait: Wait) -> None:
+        """Retain the cached parts of a wait until the wait ends.
 
-        `_fetch` keeps each later part when it arrives.
+        `_fetch` retains each further part when it arrives.
         """
-        if wait not in self._kept:
-            self._kept[wait] = set()
-            wait.ended = lambda: self._let_go(wait)
+        if wait not in self._retained:
+            self._retained[wait] = set()
+            wait.on_end = lambda: self._release_parts(wait)
         done = self._file.partial.done
-        self._keep_parts(wait, [part for part in self._parts_of(wait) if part in done])
+        self._retain_more(wait, [part for part in self._parts_of(wait) if part in done])
 
-    def _keep_parts(self, wait: Wait, parts: Iterable[int]) -> None:
-        """Keep further parts for a wait; those that are kept for the wait already are left out."""
-        kept = self._kept[wait]
-        new = [part for part in parts if part not in kept]
-        kept.update(new)
+    def _retain_more(self, wait: Wait, parts: Iterable[int]) -> None:
+        """Retain further parts for a wait, except those that are retained for it already."""
+        retained = self._retained[wait]
+        new = [part for part in parts if part not in retained]
+        retained.update(new)
         self._residency.parts.retain(self._file, new)
 
-    def _let_go(self, wait: Wait) -> None:
-        """Stop keeping the parts of a wait. No-op if none are kept for it."""
-        kept = self._kept.pop(wait, None)
-        wait.ended = None
-        if kept:
-            self._residency.parts.release(self._file, kept)
+    def _release_parts(self, wait: Wait) -> None:
+        """Release the parts of a wait. No-op if none are retained for it."""
+        retained = self._retained.pop(wait, None)
+        wait.on_end = None
+        if retained:
+            self._residency.parts.release(self._file, retained)
 
     def _parts_of(self, wait: Wait) -> range:
         """Return the numbers of the parts that a wait needs; none for a wait for the whole."""
@@ -381,7 +383,7 @@ class _FillRun:
         missing = (part for part in wanted if part not in done)
         return [part for part in dict.fromkeys(missing) if part not in self._fetching]
 
-    def _begin(self, parts: list[int], group: asyncio.TaskGroup) -> None:
+    def _start_requests(self, parts: list[int], group: asyncio.TaskGroup) -> None:
         """Request parts for which space is reserved."""
         for run in runs(parts, self._max_parts_per_request()):
             self._fetching.update(run)
@@ -407,9 +409,9 @@ class _FillRun:
     def _is_worth_the_whole(self, missing: list[int]) -> bool:
         """Return whether to fetch the whole object, as many of its parts would be cached then."""
         partial = self._file.partial
-        parts = len(partial.done) + len(self._fetching) + len(missing)
+        wanted_count = len(partial.done) + len(self._fetching) + len(missing)
         may_fit = self._whole.may_fit
-        return is_worth_the_whole(parts, partial.count, self._max_share, may_fit=may_fit)
+        return is_worth_the_whole(wanted_count, partial.count, self._max_share, may_fit=may_fit)
 
     def _size_of(self, parts: Iterable[int]) -> int:
         """Return the size of parts together, in bytes."""
@@ -425,7 +427,7 @@ class _FillRun:
         return await self._residency.reserve_at_once(self._claim, size_bytes, is_speculative=True)
 
     async def _fetch(self, parts: range) -> None:
-        """Fetch parts in one request. Keep each part that arrives for the waits that need it."""
+        """Fetch parts in one request. Retain each part that arrives for the waits that need it."""
         partial = self._file.partial
         finished = self._downloader.fetch_parts(
             self._origin,
@@ -437,19 +439,19 @@ class _FillRun:
         async for part in finished:
             self._fetching.discard(part)
             assert self._claim.reservation is not None
-            self._claim.reservation.keep(partial.size_of(part))
+            self._claim.reservation.keep(partial.size_of(part))  # it is on disk now
             self._residency.parts.arrived(self._file, part)
-            for wait in self._kept:
+            for wait in self._retained:
                 if part in self._parts_of(wait):
-                    self._keep_parts(wait, [part])
+                    self._retain_more(wait, [part])
             self._transfer.set_done(len(partial.done) * partial.part_bytes)
 
 
 def _urgency(wait: Wait) -> tuple[float, int]:
     """Return the sort key of a wait for a range.
 
-    Readers that have nothing else to read come first, the longest wait before the others. At the
-    same time, the range that starts first comes first.
+    Readers that have nothing else to read come first, the longest wait before the others. Of equal
+    waits, the one for the range that starts first comes first.
     """
     assert wait.bytes is not None
     start, _ = wait.bytes

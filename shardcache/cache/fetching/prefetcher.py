@@ -61,15 +61,15 @@ class Prefetcher:
         """
         while self._transfers_ahead() < self._max_transfers:
             schedule = self._planner.schedule
-            missing = schedule.next_missing(self.is_cared_for)
+            missing = schedule.next_missing(self.needs_no_fetch)
             if missing is None:
                 return None
-            reader = missing.session
-            ref = reader.ref(missing.position)
+            session = missing.session
+            ref = session.ref(missing.position)
             if self._must_wait(missing.name, ref, missing.needed_at_s):
                 # All other missing shards are needed later than this one, and may evict even less.
-                # From the lead time before its need on, this shard may evict planned shards: try
-                # again then.
+                # Once its need is as close as the lead time, this shard may evict planned shards:
+                # try again then.
                 until_lead_s = missing.needed_at_s - schedule.now_s - self._planner.lead_s
                 if until_lead_s <= 0:
                     return LOOK_AGAIN_S
@@ -77,12 +77,12 @@ class Prefetcher:
 
             # In the session's context, the transfer reads with the session's credentials, and its
             # log lines name the session's job.
-            reader.context.run(
+            session.context.run(
                 self._transfers.start,
                 missing.name,
                 ref,
                 PriorityClass.PLANNED,
-                reader.client,
+                session.client,
             )
         return LOOK_AGAIN_S
 
@@ -114,7 +114,7 @@ class Prefetcher:
         ahead = [each for each in planned if not each.waits]
         return len(ahead)
 
-    def is_cared_for(self, name: str) -> bool:
+    def needs_no_fetch(self, name: str) -> bool:
         """Return whether a shard needs no prefetch: it is cached, is being fetched, or has failed.
 
         A failed shard is left to readers' own requests, until it is worth another attempt.

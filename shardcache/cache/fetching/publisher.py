@@ -24,7 +24,7 @@ from shardcache.cache.waiting.transfer import Transfer
 from shardcache.errors import ShardError
 from shardcache.origin.objects import RemoteObject
 from shardcache.store.folder.layout import SIDECAR, TAR
-from shardcache.store.indexing.indexer import write_bare
+from shardcache.store.indexing.indexer import write_without_index
 from shardcache.store.partial import Partial, discard
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.space import Reservation
@@ -70,7 +70,7 @@ class Publisher:
         """
         tar, facts = await self._stored_file(partial, claim)
         sidecar = self._store.layout.in_progress(partial.key, SIDECAR)
-        refused: ShardError | None = None
+        index_error: ShardError | None = None
         try:
             if claim.wants_samples and not partial.is_file:
                 facts = await self._write_index(tar, sidecar, facts, partial.obj, claim)
@@ -78,19 +78,19 @@ class Publisher:
             # If somebody wants the plain file, it is published although it is not a sound shard.
             # But an inflated file does not have the object's own bytes: as a plain file, it is of
             # no use.
-            if not claim.wants_file or partial.may_be_copied:
+            if not claim.wants_file or partial.may_be_inflated:
                 raise
-            refused = exn
+            index_error = exn
         if facts.samples is None:
-            await asyncio.to_thread(write_bare, sidecar, facts.to_json())
+            await asyncio.to_thread(write_without_index, sidecar, facts.to_json())
 
         files = await self._store.seal(tar, sidecar, facts)
-        # The history begins to store the number of samples before any reader gets the shard: once a
-        # reader has read the shard, the daemon knows its number of samples. Readers need not wait
-        # for the database, so this is awaited after they have the files.
+        # A reader that has read the shard expects the daemon to know its number of samples. So the
+        # history begins to store that number before any reader gets the shard. Readers do not wait
+        # for the database: this is awaited after they have the files.
         remembering = asyncio.create_task(self._history.remember(facts))
         arrival = transfer.arriving
-        if arrival is None:
+        if arrival is None:  # nobody could read the shard before it was checked
             arrival = transfer.offer(partial)
         arrival.offer_files(files)
         await remembering
@@ -101,7 +101,7 @@ class Publisher:
         assert claim.reservation is not None
         claim.reservation.close(kept_bytes=shard.kept_bytes)
         self._residency.arrived(shard)
-        return shard, refused
+        return shard, index_error
 
     async def index_present(
         self,
@@ -165,7 +165,7 @@ class Publisher:
 
         That is the file which was downloaded, unless the shard's format is cached in another form.
         """
-        if not partial.may_be_copied:
+        if not partial.may_be_inflated:
             return partial.path, partial.facts()
 
         path = self._store.layout.in_progress(partial.key, TAR)
@@ -177,7 +177,7 @@ class Publisher:
             growing.result()
 
         async with self._inflating_turn(claim):
-            facts = await asyncio.to_thread(partial.copy, path, reserve)
+            facts = await asyncio.to_thread(partial.write_inflated, path, reserve)
         if facts is None:  # the file is cached as it is: it turned out to need no other form
             return partial.path, partial.facts()
         return path, facts
@@ -186,8 +186,8 @@ class Publisher:
     async def _inflating_turn(self, claim: KeyClaim) -> AsyncIterator[None]:
         """Wait until no other shard is being inflated, and let no other begin during the block.
 
-        An inflated shard's size is not known before: two that grow at the same time could wait for
-        each other's space.
+        The size of an inflated shard is known only at the end: two shards that grow at the same
+        time could wait for each other's space.
         """
         while self._inflating is not None:
             with claim.waiting_behind(self._inflating):

@@ -1,4 +1,4 @@
-"""Space for a transfer, for which shards that are needed later than the new one may be evicted.
+"""Space for a transfer: shards that are needed later than its own may be evicted for it.
 
 `Publisher` reserves space here for an index, and `PartFiller` for a whole object. A claim
 (`KeyClaim`) stands for all transfers of one version of an object: it has the reservation, and
@@ -71,8 +71,8 @@ class WholeSpace:
         self._claim = claim
         self._key = key
         self._size_bytes = footprint_bytes(size_bytes)
-        self._waiting = ExitStack()  # while this is open, the claim is marked as waiting for space
         self._is_waiting = False
+        self._mark = ExitStack()  # closing it ends the claim's mark as waiting for space
         self._next_try_s = 0.0  # by the monotonic clock; 0 for at once
 
     @property
@@ -93,7 +93,7 @@ class WholeSpace:
         with self._keeping_own_parts():
             wanted_bytes = self._wanted_bytes()
             if self._is_waiting:
-                # A claim with `wanted_bytes` of 0 counts as one that waits for no space.
+                # `wanted_bytes` of 0 would mean that the claim does not wait for space.
                 self._claim.wanted_bytes = max(1, wanted_bytes)
             if not await self._residency.try_reserve(self._claim, wanted_bytes, needed_at_s):
                 return False
@@ -121,9 +121,9 @@ class WholeSpace:
         """
         if not self._is_waiting:
             self._is_waiting = True
-            wanted_bytes = max(1, self._wanted_bytes())
+            wanted_bytes = max(1, self._wanted_bytes())  # 0 would mean that it does not wait
             waiting = self._claim.waiting_for_space(wanted_bytes, serves_ranges=True)
-            self._waiting.enter_context(waiting)
+            self._mark.enter_context(waiting)
         self._residency.check_possible(self._size_bytes, url)
         if not self._claim.whole_waits:
             raise PostponedError
@@ -137,7 +137,7 @@ class WholeSpace:
     def end_wait(self) -> None:
         """End the wait for space; no-op if there is none."""
         self._is_waiting = False
-        self._waiting.close()
+        self._mark.close()
 
     def _wanted_bytes(self) -> int:
         """Return how much space the whole object needs in addition to what it has already.

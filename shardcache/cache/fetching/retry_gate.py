@@ -26,14 +26,16 @@ class RetryGate:
 
     def __init__(self, remembered: int = _REMEMBERED) -> None:
         self._remembered = remembered
-        self._tries: dict[str, int] = {}  # failures in a row, by name, the oldest first
+        # Failures in a row, by name, the oldest first. An error that a retry cannot help counts as
+        # the maximum.
+        self._failures: dict[str, int] = {}
         self._blocked: set[str] = set()  # names blocked until another transfer succeeds
 
     def __contains__(self, name: str) -> bool:
-        return name in self._blocked or self._tries.get(name, 0) >= _TRIES_AHEAD
+        return name in self._blocked or self._failures.get(name, 0) >= _TRIES_AHEAD
 
     def __len__(self) -> int:
-        return len(self._tries)
+        return len(self._failures)
 
     def failed(self, name: str, exn: ShardcacheError) -> None:
         """Record a failed transfer, which blocks the shard.
@@ -41,15 +43,15 @@ class RetryGate:
         After a retryable error, this lasts until another transfer succeeds, unless the shard has
         failed too often. After any other error, it lasts until the shard itself is fetched.
         """
-        tries = self._tries.pop(name, 0)
+        failures = self._failures.pop(name, 0)
         if exn.retryable:
-            self._tries[name] = tries + 1
+            self._failures[name] = failures + 1
         else:
-            self._tries[name] = _TRIES_AHEAD
+            self._failures[name] = _TRIES_AHEAD
         self._blocked.add(name)
-        if len(self._tries) > self._remembered:
-            oldest = next(iter(self._tries))
-            del self._tries[oldest]
+        if len(self._failures) > self._remembered:
+            oldest = next(iter(self._failures))
+            del self._failures[oldest]
             self._blocked.discard(oldest)
 
     def succeeded(self, name: str) -> set[str]:
@@ -57,7 +59,7 @@ class RetryGate:
 
         Returns the names of other shards that were blocked and are worth another attempt now.
         """
-        self._tries.pop(name, None)
-        retried = {other for other in self._blocked if self._tries.get(other, 0) < _TRIES_AHEAD}
+        self._failures.pop(name, None)
+        blocked = self._blocked - {name}
         self._blocked.clear()
-        return retried - {name}
+        return {other for other in blocked if other not in self}

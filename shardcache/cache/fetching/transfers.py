@@ -56,7 +56,7 @@ class Transfers:
         fetch: fetches and returns a shard, or fetches wanted ranges of an object and returns None;
             raises the shard's errors, or PostponedError.
         reconsider: called when a transfer has become more urgent.
-        planner: is told of shards that are missing again.
+        planner: has the schedule, which learns here that a shard has to be fetched again.
         counters: counters of the daemon, among them the bytes charged to each job.
         changed: notified when a transfer has ended.
         group: the task group that runs the transfers.
@@ -86,7 +86,7 @@ class Transfers:
         self._changed = changed
         self._group = group
         self._by_name: dict[str, Transfer] = {}
-        self._is_hurrying = False
+        self._will_reconsider = False
 
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
@@ -127,7 +127,7 @@ class Transfers:
         def start() -> Transfer:
             return self.start(name, ref, priority_class, wait.client)
 
-        return await self._join(name, ref.url, start, _early_access, wait)
+        return await self._join(name, ref.url, start, _try_arrival, wait)
 
     async def wait_for_range(self, name: str, ref: ShardRef, wait: Wait) -> Shard | PartFile:
         """Return a file with the bytes that a wait needs: parts of the object, or all of it.
@@ -141,7 +141,7 @@ class Transfers:
         def start() -> Transfer:
             return self.start(name, ref, PriorityClass.PLANNED, wait.client, is_whole=False)
 
-        return await self._join(name, ref.url, start, _needed_parts, wait)
+        return await self._join(name, ref.url, start, _try_parts, wait)
 
     def _url_of(self, name: str) -> str | None:
         """Return the url by which a shard is being fetched; None if it is not being fetched."""
@@ -153,7 +153,7 @@ class Transfers:
         name: str,
         url: str,
         start: Callable[[], Transfer],
-        available: Callable[[Transfer, Wait], _Early | None],
+        try_early: Callable[[Transfer, Wait], _Early | None],
         wait: Wait,
     ) -> Shard | _Early:
         """Wait for a transfer, and return its shard, or early access to it.
@@ -162,26 +162,24 @@ class Transfers:
             name: the shard's name.
             url: url in the caller's request; a running transfer may use one with another signature.
             start: starts the transfer, or returns the running one.
-            available: returns early access to an unfinished transfer's shard, as far as the wait
-                accepts it; None as long as there is too little.
+            try_early: gives the wait early access to an unfinished transfer's shard, if the wait
+                accepts what there is; None as long as there is too little.
             wait: the caller's wait.
         """
-        # The url of the transfer that this call joins; None if the call starts one.
-        joined_url = self._url_of(name)
+        running_url = self._url_of(name)
+        has_joined = running_url is not None  # whether another caller has started the transfer
         while True:
             transfer = start()
             try:
-                access = await self._wait(transfer, available, wait)
+                access = await self._wait(transfer, try_early, wait)
             except ShardcacheError as exn:
                 if _concerns_only_whole(exn, transfer, wait):
-                    continue
-                if joined_url is None:
-                    raise
-                has_another_url = joined_url != url
-                if not exn.retryable and not has_another_url:
+                    continue  # the range can still be fetched by itself
+                may_succeed = exn.retryable or running_url != url
+                if not has_joined or not may_succeed:
                     raise
                 # The next transfer counts as started by this call, so its error is raised.
-                joined_url = None
+                has_joined = False
                 continue
             if access is not None:
                 return access
@@ -191,7 +189,7 @@ class Transfers:
     async def _wait(
         self,
         transfer: Transfer,
-        available: Callable[[Transfer, Wait], _Early | None],
+        try_early: Callable[[Transfer, Wait], _Early | None],
         wait: Wait,
     ) -> Shard | _Early | None:
         """Wait for a transfer's shard, or for early access to it; see `_join`.
@@ -206,10 +204,10 @@ class Transfers:
         wait.has_own_stages = False
         if wait.bytes is not None:
             # The transfer fetches only ranges that are waited for, so it has to look again now.
-            self.hurry(transfer)
+            self.wait_began(transfer)
         try:
             while not transfer.outcome.done():
-                early = available(transfer, wait)
+                early = try_early(transfer, wait)
                 if early is not None:
                     return early
                 if wait.error is not None:
@@ -218,8 +216,8 @@ class Transfers:
             return transfer.outcome.result()
         finally:
             transfer.waits.discard(wait)
-            if wait.ended is not None:
-                wait.ended()
+            if wait.on_end is not None:
+                wait.on_end()
 
     def start(
         self,
@@ -260,18 +258,18 @@ class Transfers:
             transfer.ref = ref
         return transfer
 
-    def hurry(self, transfer: Transfer) -> None:
+    def wait_began(self, transfer: Transfer) -> None:
         """Have priorities re-evaluated soon, as a reader has begun to wait for this shard."""
         transfer.moved.notify()
         # Many readers may begin to wait in the same turn of the event loop. Priorities are then
         # re-evaluated once for all of them.
-        if not self._is_hurrying:
-            self._is_hurrying = True
-            asyncio.get_running_loop().call_soon(self._hurry)
+        if not self._will_reconsider:
+            self._will_reconsider = True
+            asyncio.get_running_loop().call_soon(self._reconsider_priorities)
 
-    def _hurry(self) -> None:
+    def _reconsider_priorities(self) -> None:
         """Have priorities re-evaluated now."""
-        self._is_hurrying = False
+        self._will_reconsider = False
         self._reconsider()
 
     def stop(self) -> None:
@@ -290,7 +288,7 @@ class Transfers:
             log.debug("fetched", size_bytes=None if shard is None else shard.size_bytes)
             # Other shards that had failed are worth another attempt, now that the origin answers.
             for name in self.failures.succeeded(transfer.name):
-                self._planner.schedule.missed(name)
+                self._planner.schedule.missing_again(name)
             self._measure(transfer)
             self.refusals.pop(transfer.ref.url, None)
             if shard is None:
@@ -299,7 +297,7 @@ class Transfers:
         except PostponedError:
             # `_changed` is not notified of this end below: nothing has changed that could make
             # another attempt succeed, and the prefetcher would try at once, again and again.
-            self._planner.schedule.missed(transfer.name)
+            self._planner.schedule.missing_again(transfer.name)
             is_postponed = True
         except ShardcacheError as exn:
             self._fail(transfer, exn)
@@ -321,15 +319,15 @@ class Transfers:
 
     def _note_unfetched(self, transfer: Transfer) -> None:
         """Record that a transfer fetched ranges of an object, but not the whole."""
-        if isinstance(transfer.given_up, ShardcacheError):
-            self._note_failure(transfer, transfer.given_up)
+        if isinstance(transfer.give_up_reason, ShardcacheError):
+            self._note_failure(transfer, transfer.give_up_reason)
             return
-        was_postponed = transfer.given_up is not None
+        was_postponed = transfer.give_up_reason is not None
         # Somebody wanted the whole after the transfer had looked for the last time.
         was_wanted_too_late = transfer.is_whole
         if was_postponed or was_wanted_too_late:
             # A plan that needs the whole then requests it again.
-            self._planner.schedule.missed(transfer.name)
+            self._planner.schedule.missing_again(transfer.name)
 
     def _note_failure(self, transfer: Transfer, exn: ShardcacheError) -> None:
         """Count a failed attempt; after several, the shard is not prefetched again."""
@@ -367,20 +365,18 @@ class Transfers:
 
 
 def _concerns_only_whole(exn: ShardcacheError, transfer: Transfer, wait: Wait) -> bool:
-    """Return whether there is no space for the whole object, of which a wait needs only a range.
-
-    If the range can be fetched by itself, the caller tries again, with a transfer of ranges.
-    """
+    """Return whether only the whole object lacks space, and a wait needs no more than a range."""
     if wait.bytes is None or exn is wait.error:
         return False
-    is_of_whole = transfer.is_whole and transfer.is_divisible
-    return is_of_whole and isinstance(exn, (CapacityError, DiskFullError))
+    if not transfer.is_whole or not transfer.is_divisible:
+        return False
+    return isinstance(exn, (CapacityError, DiskFullError))
 
 
-def _early_access(transfer: Transfer, wait: Wait) -> Arrival | None:
-    """Return early access to a shard, if a wait accepts it and its reader has nothing else to read.
+def _try_arrival(transfer: Transfer, wait: Wait) -> Arrival | None:
+    """Add a wait's reader to the readers of the arriving shard, and return the `Arrival`.
 
-    The reader's job is then among the readers of the `Arrival`.
+    None if the wait does not accept the shard yet, or its reader still has something else to read.
     """
     arrival = transfer.arriving
     is_waiting = wait.since_s is not None  # the reader has nothing else to read
@@ -391,16 +387,15 @@ def _early_access(transfer: Transfer, wait: Wait) -> Arrival | None:
     return arrival
 
 
-def _needed_parts(transfer: Transfer, wait: Wait) -> PartFile | None:
-    """Return the file of parts once it has those that a wait needs."""
+def _try_parts(transfer: Transfer, wait: Wait) -> PartFile | None:
+    """Return the file of parts if it has those that a wait needs."""
     assert wait.first_bytes is not None
     file = transfer.part_file
     if file is None or not file.has(wait.first_bytes):
         return None
     # If a transfer of the whole object has taken the file over (`is_own` is False), the file gets
     # another name when it is published, before the transfer ends. Its old name then leads nowhere.
-    is_taken_over = not file.is_own
-    if is_taken_over and not file.partial.is_there():
+    if not file.is_own and not file.partial.is_there():
         return None
     return file
 

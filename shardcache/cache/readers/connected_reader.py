@@ -326,8 +326,8 @@ class Reader:
         self._begin_wait(wait, transfer)
         try:
             await arrival.wait_beyond(beyond_bytes, wait)
-            if arrival.refused is not None and not wait.is_file:
-                raise arrival.refused
+            if arrival.index_error is not None and not wait.is_file:
+                raise arrival.index_error
             await self._index(lease, wait)
             lease.files = lease.files or arrival.files_for(wait)
         except ShardcacheError:
@@ -441,7 +441,7 @@ class Reader:
     def _begin_wait(self, wait: Wait, transfer: Transfer | None) -> None:
         self.clock.begin(wait)
         if transfer is not None:
-            self._transfers.hurry(transfer)
+            self._transfers.wait_began(transfer)
 
     def _end_wait(self, wait: Wait) -> None:
         """End the wait for a lease; no-op if the wait was never begun."""

@@ -109,7 +109,7 @@ class PartResidency:
             file.leases[part] += 1
             if file.is_own:
                 key = file.key_of(part)
-                schedule.found(key)
+                schedule.used(key)
                 schedule.held(key)
         if file.leases and not file.is_own:
             self._store.parts.granted.add(file)
@@ -149,7 +149,7 @@ class PartResidency:
         file.used_at_s = time.time()
         schedule = self._planner.schedule
         for part in parts:
-            schedule.found(file.key_of(part))
+            schedule.used(file.key_of(part))
 
     def release(self, file: PartFile, parts: Iterable[int]) -> None:
         """End one `retain`."""

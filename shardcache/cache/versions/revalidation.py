@@ -139,7 +139,7 @@ class Revalidation:
         # The answer also says which version is the latest. That is of use to a reader that named no
         # version, unless a later answer is known.
         if ref.version is None and self._planner.checked_at_s(name) < asked_s:
-            self._planner.learn(name, key, time.monotonic())
+            self._planner.learn(name, key, checked_at_s=time.monotonic())
 
     async def present(self, url: str) -> RemoteObject | None:
         """Return the object of a cached shard or file as its origin has it now.
@@ -227,7 +227,7 @@ class Revalidation:
             del self.questions[name]
         # A transfer may have asked more recently than this request: its answer then stays.
         if self._planner.checked_at_s(name) < asked_s:
-            self._planner.learn(name, key, time.monotonic())
+            self._planner.learn(name, key, checked_at_s=time.monotonic())
         return None
 
     async def _present_key(self, name: str, ref: ShardRef) -> str:

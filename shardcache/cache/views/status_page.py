@@ -151,8 +151,8 @@ class StatusPage:
             return 0.0  # the reader waits for its listing, and has no shard yet
         schedule = self._planner.schedule
         coming = [transfer.name for transfer in self._transfers.all()]
-        is_cared_for = self._prefetcher.is_cared_for
-        needs_s = [schedule.covered_until_s(reader, is_cared_for, coming) for reader in readers]
+        needs_no_fetch = self._prefetcher.needs_no_fetch
+        needs_s = [schedule.covered_until_s(reader, needs_no_fetch, coming) for reader in readers]
         soonest_s = min(needs_s, default=math.inf)
         return _time_until_s(soonest_s, schedule.now_s)
 

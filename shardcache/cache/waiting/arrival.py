@@ -36,8 +36,8 @@ class Arrival:
             the transfer fails.
         damage: damage that readers of `files` have to be warned of; None if there is none.
         shard: the shard once it is published.
-        refused: the error for which `shard` is a plain file without samples; None if the shard has
-            samples, or nobody wanted samples.
+        index_error: the error for which `shard` is a plain file without samples; None if the shard
+            has samples, or nobody wanted samples.
     """
 
     def __init__(self, partial: Partial, waits: set[Wait], coming: Coming, moved: Signal) -> None:
@@ -55,7 +55,7 @@ class Arrival:
         self.files: UnpublishedFiles | None = None
         self.damage: CorruptShardError | None = None
         self.shard: Shard | None = None
-        self.refused: ShardcacheError | None = None
+        self.index_error: ShardcacheError | None = None
         self._waits = waits
         self._coming = coming
         self._moved = moved
@@ -95,7 +95,7 @@ class Arrival:
             return False
         # The bytes that arrive may not be those of the cached shard, such as those of a compressed
         # tar.
-        if self.partial.may_be_copied:
+        if self.partial.may_be_inflated:
             return False
         # Once all bytes have arrived, only the checks are left to wait for.
         return 0 < self.ready_bytes < self.partial.obj.size_bytes
@@ -133,7 +133,7 @@ class Arrival:
         if self.shard is not None or self.files_for(wait) is not None:
             return True
         # The shard may be cached in another form, whose bytes `have_bytes` does not count.
-        if self.partial.may_be_copied:
+        if self.partial.may_be_inflated:
             return False
         return self.ready_bytes > have_bytes
 
@@ -142,15 +142,15 @@ class Arrival:
         self.files = files
         self._moved.notify()
 
-    def publish(self, shard: Shard, refused: ShardcacheError | None) -> None:
+    def publish(self, shard: Shard, index_error: ShardcacheError | None) -> None:
         """Announce that the shard is published. The caller has retained it for each reader.
 
         Args:
             shard: the shard.
-            refused: the error for which it has no index; None if there was none.
+            index_error: the error for which it has no index; None if there was none.
         """
         self.shard = shard
-        self.refused = refused
+        self.index_error = index_error
         self._moved.notify()
 
     def fail(self, exn: ShardcacheError) -> None:

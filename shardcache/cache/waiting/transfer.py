@@ -33,8 +33,8 @@ class Transfer:
         requested_class: priority class of the most urgent request, not counting readers that wait.
         is_whole: False while only ranges of the object are wanted.
         is_divisible: False once the object is known to be available only as a whole.
-        given_up: the reason for which the whole object was given up, while ranges of it are still
-            fetched; None if it was not.
+        give_up_reason: the reason for which the whole object was given up, while ranges of it are
+            still fetched; None if it was not.
         waits: the present waits for the shard.
         stages: the present stage, and the time spent in each.
         done_bytes: the number of bytes in finished parts, out of `total_bytes`.
@@ -53,7 +53,7 @@ class Transfer:
     requested_class: PriorityClass
     is_whole: bool = True
     is_divisible: bool = True
-    given_up: ShardcacheError | PostponedError | None = None
+    give_up_reason: ShardcacheError | PostponedError | None = None
     waits: set[Wait] = field(default_factory=set)
     stages: Stages = field(default_factory=Stages)
     done_bytes: int = 0
@@ -88,7 +88,7 @@ class Transfer:
         """Want all of the object from now on."""
         if not self.is_whole:
             self.is_whole = True
-            self.given_up = None
+            self.give_up_reason = None
             self.moved.notify()
 
     def give_up_whole(self, exn: ShardcacheError | PostponedError) -> None:
@@ -101,7 +101,7 @@ class Transfer:
         if not self.is_whole:
             return
         self.is_whole = False
-        self.given_up = exn
+        self.give_up_reason = exn
         if isinstance(exn, ShardcacheError):
             for wait in self.waits:
                 if wait.bytes is None:

@@ -77,7 +77,7 @@ class Wait:
         bytes: start and end of the range that is needed; None for the whole shard.
         in_order: True if the caller reads the range in order, so that its first byte ends the wait.
         ahead: start and end of the range that is probably needed next; None if not known.
-        ended: called at the end of the wait; None if there is nothing to do then.
+        on_end: called at the end of the wait; None if there is nothing to do then.
         error: an error that ends this wait alone, while the transfer goes on for other waits; None
             if there is none.
     """
@@ -93,7 +93,7 @@ class Wait:
     bytes: tuple[int, int] | None = None
     in_order: bool = False
     ahead: tuple[int, int] | None = None
-    ended: Callable[[], None] | None = None
+    on_end: Callable[[], None] | None = None
     error: ShardcacheError | None = None
 
     @property

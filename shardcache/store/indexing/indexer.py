@@ -110,7 +110,7 @@ def index_shard(request: IndexRequest) -> IndexOutcome:
     return IndexOutcome(len(samples), sidecar_bytes, was_written)
 
 
-def write_bare(sidecar: Path, header: dict[str, Any]) -> None:
+def write_without_index(sidecar: Path, header: dict[str, Any]) -> None:
     """Write the sidecar of a file without samples. Blocks. Raises DiskError."""
     with disk_errors(sidecar):
         tables.write(sidecar, header, tables.Samples())

@@ -158,7 +158,7 @@ def test_unplanned_shards_are_evicted_in_order_of_arrival_then_the_furthest() ->
 def test_a_shard_used_again_is_spared_once_unplanned() -> None:
     """A shard that several asked for outlives one that was read once."""
     schedule = schedule_of(["used", "once"], here=["used", "once"])
-    schedule.found("used")
+    schedule.used("used")
     schedule.forget(0)
     assert schedule.victims(20, -1.0, math.inf) == ["once", "used"]
 
@@ -285,7 +285,7 @@ class AnyTimeline(RuleBasedStateMachine):
     def use(self, shard: str) -> None:
         """A shard is looked at for a moment, by nobody's plan."""
         if shard in self.sizes:
-            self.schedule.found(shard)
+            self.schedule.used(shard)
             self.hold(shard)
             self.drop(shard)
 
