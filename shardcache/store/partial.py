@@ -154,6 +154,15 @@ class Partial:
         """
         return not self.is_file and not is_stored_as_is(self.obj.url)
 
+    @property
+    def done_bytes(self) -> int:
+        """Number of bytes in finished parts."""
+        done_bytes = len(self.done) * self.part_bytes
+        last = self.count - 1  # this part may be shorter than the others
+        if last in self.done:
+            done_bytes -= self.part_bytes - self.size_of(last)
+        return done_bytes
+
     def missing(self) -> list[int]:
         """Return the numbers of the parts still to be fetched, in order."""
         return [index for index in range(self.count) if index not in self.done]

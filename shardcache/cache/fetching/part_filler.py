@@ -444,7 +444,7 @@ class _FillRun:
             for wait in self._retained:
                 if part in self._parts_of(wait):
                     self._retain_more(wait, [part])
-            self._transfer.set_done(len(partial.done) * partial.part_bytes)
+            self._transfer.set_done(partial.done_bytes)
 
 
 def _urgency(wait: Wait) -> tuple[float, int]:

@@ -61,6 +61,15 @@ def test_parts_in_any_order_make_the_whole(layout: Layout) -> None:
     assert partial.crcs() == [checksums.crc32c(DATA[at : at + PART_BYTES]) for at in range(0, len(DATA), PART_BYTES)]
 
 
+def test_finished_bytes_are_those_of_the_object(layout: Layout) -> None:
+    """The last part is shorter than the others."""
+    partial = Partial.open(layout, OBJECT, PART_BYTES)
+    write_some(partial, 5)
+    assert partial.done_bytes == 100
+    write_some(partial, 0)
+    assert partial.done_bytes == PART_BYTES + 100
+
+
 def test_a_damaged_part_is_fetched_again(layout: Layout) -> None:
     """After a power loss the journal may claim more than the disk holds: claimed parts are read and checked."""
     partial = Partial.open(layout, OBJECT, PART_BYTES)
