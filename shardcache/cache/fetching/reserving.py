@@ -74,6 +74,7 @@ class WholeSpace:
         self._is_waiting = False
         self._mark = ExitStack()  # closing it ends the claim's mark as waiting for space
         self._next_try_s = 0.0  # by the monotonic clock; 0 for at once
+        self._is_put_off = False  # whether the last attempt came too soon
 
     @property
     def may_fit(self) -> bool:
@@ -86,7 +87,8 @@ class WholeSpace:
         No-op, which returns False, if the last attempt was a moment ago.
         """
         now_s = time.monotonic()
-        if now_s < self._next_try_s:
+        self._is_put_off = now_s < self._next_try_s
+        if self._is_put_off:
             return False
         self._next_try_s = now_s + _TRY_AGAIN_S
         needed_at_s = _needed_at_s(self._residency, self._claim, self._key)
@@ -127,11 +129,10 @@ class WholeSpace:
         self._residency.check_possible(self._size_bytes, url)
         if not self._claim.whole_waits:
             raise PostponedError
-        limit_s = self._next_try_s - time.monotonic()
-        # A change that came too soon after the last attempt is considered at the time of the next
-        # one. If that time is over, nothing was put off, and only a change is worth an attempt.
-        if limit_s <= 0:
-            limit_s = LOOK_AGAIN_S
+        # An attempt that was put off is made at its time. Otherwise, only a change is worth one.
+        limit_s = LOOK_AGAIN_S
+        if self._is_put_off:
+            limit_s = max(0.0, self._next_try_s - time.monotonic())
         await self._residency.wait_for_change(self._claim, limit_s)
 
     def end_wait(self) -> None:

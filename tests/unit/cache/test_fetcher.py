@@ -2,14 +2,20 @@
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
 import pytest
 
+from shardcache.cache.fetching import reserving
+from shardcache.cache.fetching.reserving import WholeSpace
+from shardcache.cache.waiting.claims import KeyClaim
+from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import PriorityClass, Wait
 from shardcache.errors import CapacityError, NotFoundError, ShardError
 from shardcache.shared.protocol import ShardRef
 from shardcache.store.shard import Shard
+from shardcache.store.space import Reservation
 from support.shards.open_cache import Ground, ground
 from support.shards.tars import make_tar, random_samples
 
@@ -105,3 +111,32 @@ async def test_shard_larger_than_the_cache_names_both_sizes(tmp_path: Path) -> N
             await fetched(here, ShardRef(f"file://{path}"))
         assert here.counters.origin_bytes == 0
     assert "--capacity" in caught.value.remedy
+
+
+async def test_space_for_a_whole_object_is_tried_again_only_after_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a change, the wait for it lasts as long as that for any shard."""
+    look_again_s = 10 * reserving._TRY_AGAIN_S
+    monkeypatch.setattr(reserving, "LOOK_AGAIN_S", look_again_s)
+    size_bytes = 6_000_000
+    path = tmp_path / "first"
+    path.write_bytes(bytes(size_bytes))
+    async with ground(tmp_path, capacity="10MB") as here:
+        (first,) = await fetched(here, ShardRef(f"file://{path}", is_file=True))
+        residency = here.parts().core.residency
+        residency.retain(first)
+        transfer = Transfer("second", ShardRef("file:///second"), PriorityClass.PLANNED)
+        transfer.waits.add(Wait())
+        claim = KeyClaim(transfers=[transfer], reservation=Reservation(here.store.space))
+        whole = WholeSpace(residency, claim, "second", size_bytes)
+
+        assert not await whole.try_reserve()
+        begun_s = time.monotonic()
+        await whole.wait("file:///second")
+        assert time.monotonic() - begun_s > look_again_s / 2
+
+        residency.release(first)
+        while not await whole.try_reserve():
+            await whole.wait("file:///second")
+        assert first.key not in here.store.shards
