@@ -236,7 +236,7 @@ def _task_on(node: str, function: Any) -> Any:
 
 def _cached_here() -> Collection[str]:
     """Return the urls that this node has cached. Raises NoDaemonError."""
-    socket = DaemonChoice.of().node or ensure_started()
+    socket = DaemonChoice.of().node_socket or ensure_started()
     try:
         return frozenset(cached_urls(socket, _STATUS_TIMEOUT_S))
     except (OSError, ValueError) as exn:

@@ -1,7 +1,7 @@
 """Choice of the daemon that serves a reader: the node's daemon, or this user's private daemon.
 
-The choice is made from the arguments `socket`, `daemon` and `fallback` of a dataset. The choice
-stays the same for the life of the reader; `failover` decides which daemon serves at a moment.
+The choice is made from the arguments `socket`, `daemon` and `fallback` of a dataset, and stays the
+same for the life of the reader. With a fallback, `failover` decides which daemon serves now.
 """
 
 import os
@@ -29,12 +29,12 @@ class DaemonChoice:
     """The daemon that serves a reader.
 
     Attributes:
-        node: socket of the node's daemon; None for the private daemon.
-        fallback: True if the private daemon serves while the node's daemon cannot.
+        node_socket: socket of the node's daemon; None for the private daemon.
+        may_fall_back: True if the private daemon serves while the node's daemon cannot.
     """
 
-    node: Path | None
-    fallback: bool = False
+    node_socket: Path | None
+    may_fall_back: bool = False
 
     @classmethod
     def of(
@@ -58,16 +58,17 @@ class DaemonChoice:
                 "socket and daemon='private' cannot be combined",
                 remedy='omit socket, or daemon="private"',
             )
-        is_private = daemon == "private"
-        # With a socket given, "auto" means the daemon at that socket.
-        if daemon == "auto" and socket is None:
-            is_private = not node_has_daemon()
+        if daemon == "auto":
+            # With a socket given, "auto" means the daemon at that socket.
+            is_private = socket is None and not node_has_daemon()
+        else:
+            is_private = daemon == "private"
         may_fall_back = fallback == "private"
         # If this process may have to start a daemon, it finds out now whether it can.
         if is_private or may_fall_back:
             _check_installed()
         if is_private:
-            return cls(None)  # no node's daemon: a private daemon serves
+            return cls(node_socket=None)
         return cls(socket_path(socket), may_fall_back)
 
     def node_status(self) -> str | None:
@@ -75,16 +76,16 @@ class DaemonChoice:
 
         Returns None if the daemon does not answer.
         """
-        assert self.node is not None
-        return status_at(self.node)
+        assert self.node_socket is not None
+        return status_at(self.node_socket)
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of a dataset that lead to this choice."""
-        if self.node is None:
+        if self.node_socket is None:
             return {"daemon": "private"}
-        fallback = "private" if self.fallback else "error"
-        return {"socket": self.node, "fallback": fallback}
+        fallback = "private" if self.may_fall_back else "error"
+        return {"socket": self.node_socket, "fallback": fallback}
 
 
 def status_at(socket: Path) -> str | None:

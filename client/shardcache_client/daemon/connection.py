@@ -20,6 +20,7 @@ from shardcache import __version__, errors
 from shardcache.shared import protocol, versions
 from shardcache.shared.credentials.handed_credentials import handed_over
 from shardcache.shared.protocol import Json
+from shardcache_client.daemon.patience import WaitReason
 from shardcache_client.daemon.websocket import FarewellError, HandshakeError, WebSocket
 from shardcache_client.order.topology import Topology
 
@@ -98,7 +99,7 @@ class DaemonConnection:
         self._takes_bundles = False  # True if several messages may be sent as one
         self._kinds: dict[int, str] = {}  # kinds of the open requests, by id
         self._answers: dict[int, Json] = {}  # answers that nobody has taken yet, by id
-        with self._translated():
+        with self._translating_errors():
             self._websocket = WebSocket(socket, protocol.SESSION_PATH, deadline_s)
         try:
             if is_private and self._websocket.peer_uid != os.geteuid():
@@ -152,7 +153,7 @@ class DaemonConnection:
         versions.agree(daemon=daemon, client=versions.Release(__version__, spoken))
 
     def tell(self, kind: str, deadline_s: float | None = None, **fields: Any) -> None:
-        """Send a message that gets no answer.
+        """Send a message, without waiting for an answer.
 
         Args:
             deadline_s: time by which the message must be sent; None for a second from now.
@@ -164,7 +165,7 @@ class DaemonConnection:
     def _send(self, message: Json, deadline_s: float) -> None:
         """Send a message: as a binary frame if it has packed shards, otherwise as text."""
         is_binary = "packed" in message
-        with self._translated():
+        with self._translating_errors():
             self._websocket.send(protocol.written(message), deadline_s, binary=is_binary)
 
     def request(self, kind: str, deadline_s: float | None = None, **fields: Any) -> int:
@@ -212,7 +213,7 @@ class DaemonConnection:
     def answer(self, request: int, deadline_s: float) -> Json | None:
         """Return a request's answer, or None if no answer came by the deadline.
 
-        Raises the error if the answer is an error. The answer is not kept any longer.
+        Raises the error if the answer is an error. Each answer is returned only once.
         """
         while request not in self._answers:
             message = self._receive(deadline_s)
@@ -232,12 +233,9 @@ class DaemonConnection:
             raise errors.from_json(message["error"])
         # Anything else is unsolicited: a message from a newer release, which this one ignores.
 
-    def arrived(self, request: int) -> Json | None:
-        """Return a request's answer if it has been received already; None otherwise.
-
-        Reads nothing from the socket: answers arrive while `answer` waits for another request.
-        """
-        return self._answers.get(request)
+    def has_answer(self, request: int) -> bool:
+        """Return True if a request's answer was received while `answer` waited for another."""
+        return request in self._answers
 
     def _checked(self, kind: str, answer: Json) -> Json:
         """Return the answer to a request of a kind; raise the error if the answer is an error."""
@@ -289,7 +287,7 @@ class DaemonConnection:
             if is_last:
                 raise self._unanswered(kind, reason)
             if report_s <= time.monotonic() < deadline_s:
-                reason, _ = self.explain(request, deadline_s)
+                reason = self.explain(request, deadline_s).text
                 report_s = time.monotonic() + _NEXT_REPORT_S
                 log.warning("waiting for %.0f s: %s", time.monotonic() - begun_s, reason)
 
@@ -306,23 +304,19 @@ class DaemonConnection:
             remedy="check what it is doing: shardcache status",
         )
 
-    def explain(self, request: int, deadline_s: float) -> tuple[str, int]:
-        """Return the reason why a request is not answered yet, and the bytes that have arrived.
-
-        The second value counts the bytes of the shard that was requested; it is 0 if the request is
-        not for a shard.
-        """
+    def explain(self, request: int, deadline_s: float) -> WaitReason:
+        """Return the reason why a request is not answered yet."""
         until_s = min(deadline_s, time.monotonic() + _EXPLAIN_TIMEOUT_S)
         answer = self.answer(self.request("explain", until_s, of=request), until_s)
         if answer is None:
-            return "the daemon does not answer", 0
+            return WaitReason("the daemon does not answer", done_bytes=0)
 
         reason = answer["reason"]
         total_bytes = answer.get("total_bytes")
         done_bytes = answer.get("done_bytes", 0)
         if total_bytes:
             reason += f" ({done_bytes / 1e6:.0f} of {total_bytes / 1e6:.0f} MB)"
-        return reason, done_bytes
+        return WaitReason(reason, done_bytes)
 
     def close(self) -> None:
         """End the session; the daemon drops its plan and leases."""
@@ -330,7 +324,7 @@ class DaemonConnection:
 
     def _receive(self, deadline_s: float) -> Json | None:
         """Return the daemon's next valid message; None if no message comes by the deadline."""
-        with self._translated():
+        with self._translating_errors():
             data = self._websocket.receive(deadline_s)
             if data is None:
                 return None
@@ -340,87 +334,85 @@ class DaemonConnection:
             return message
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translating_errors(self) -> Iterator[None]:
         """Turn the errors of the websocket into errors of shardcache."""
-        where = str(self.socket)
+        socket = str(self.socket)
         try:
             yield
         except OSError as exn:
-            raise _broken(exn, where) from exn
+            raise _connection_error(exn, socket) from exn
         except HandshakeError as exn:
-            raise _refusal(exn, where) from exn
+            raise _handshake_error(exn, socket) from exn
         except errors.ProtocolError as exn:
             raise errors.ProtocolError(
                 f"the daemon sent an invalid message: {exn.message}",
-                url=where,
+                url=socket,
             ) from exn
 
 
 def _check_answer(message: Json) -> None:
     """Raise ProtocolError unless a message of the daemon has the fields of its type."""
-    kind = protocol.take(message, "type", str)
-    protocol.ANSWERS.get(kind, protocol.UNKNOWN).check(message)
-    # A message of any type, even an unknown one, may have the `id` of a request, which is checked.
+    message_type = protocol.take(message, "type", str)
+    kind = protocol.ANSWERS.get(message_type)
+    if kind is not None:
+        kind.check(message)
+    # A message of an unknown type, from a newer release, may have the `id` of a request as well.
     protocol.UNKNOWN.check(message)
 
 
-def hanging_daemon(socket: str | Path, how: str) -> errors.NoDaemonError:
+def hanging_daemon(socket: str | Path, sign: str) -> errors.NoDaemonError:
     """Return the error for a daemon that hangs.
 
     The remedy is not to start a daemon: the hanging one still listens at the socket.
 
     Args:
         socket: path of the daemon's socket.
-        how: the sign by which it hangs, as a clause for the message.
+        sign: what shows that it hangs, such as "timed out".
     """
     status = f"shardcache status --socket {shlex.quote(str(socket))}"
     return errors.NoDaemonError(
-        f"the daemon does not answer: {how}",
+        f"the daemon does not answer: {sign}",
         url=str(socket),
         remedy=f"see what it is doing, and which process to end if it hangs: {status}",
     )
 
 
-def _broken(exn: OSError, where: str) -> errors.ShardcacheError:
-    """Return the error for a connection that cannot be opened, or has broken.
-
-    Args:
-        where: path of the daemon's socket.
-    """
+def _connection_error(exn: OSError, socket: str) -> errors.ShardcacheError:
+    """Return the error for a connection that cannot be opened, or has broken."""
     if isinstance(exn, PermissionError):
         return errors.DaemonError(
             "you may not use the daemon's socket",
-            url=where,
-            remedy=f"join the group that owns it (ls -l {shlex.quote(where)}), then log in again",
+            url=socket,
+            remedy=f"join the group that owns it (ls -l {shlex.quote(socket)}), then log in again",
         )
     if isinstance(exn, FileNotFoundError | ConnectionRefusedError):
         return errors.NoDaemonError(
             "no daemon listens at the socket",
-            url=where,
-            remedy=f"start it: shardcache serve --socket {shlex.quote(where)} "
+            url=socket,
+            remedy=f"start it: shardcache serve --socket {shlex.quote(socket)} "
             "--cache-dir /path/on/local/disk --capacity 500GB",
         )
     if isinstance(exn, FarewellError):
-        return errors.StoppingError("the daemon is stopping", url=where)
+        return errors.StoppingError("the daemon is stopping", url=socket)
     if isinstance(exn, TimeoutError):
-        return hanging_daemon(where, str(exn))
+        return hanging_daemon(socket, str(exn))
     # Python checks the length of a socket's path itself, and raises an OSError without an errno.
     if exn.errno is None and "too long" in str(exn):
         return errors.ConfigError(
             "a socket's path has at most 107 bytes",
-            url=where,
+            url=socket,
             remedy="choose a shorter one: SHARDCACHE_SOCKET, or XDG_RUNTIME_DIR for a private "
             "daemon",
         )
-    return errors.NoDaemonError(f"the connection to the daemon broke: {exn}", url=where)
+    return errors.NoDaemonError(f"the connection to the daemon broke: {exn}", url=socket)
 
 
-def _refusal(exn: HandshakeError, where: str) -> errors.ShardcacheError:
+def _handshake_error(exn: HandshakeError, socket: str) -> errors.ShardcacheError:
     """Return the error that a server has sent in its answer to the WebSocket handshake."""
     try:
         return errors.from_json(json.loads(exn.body)["error"])
     except (ValueError, KeyError, TypeError, AttributeError):
         return errors.ProtocolError(
             f"the server on this socket is not a shardcache daemon: {exn}",
-            url=where,
+            url=socket,
         )

@@ -5,7 +5,7 @@ fingerprints (hashes of their content), so that the readers of a node send each 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from shardcache import errors
 from shardcache.shared.lists.shard_columns import Shards
@@ -22,12 +22,12 @@ class Declaration:
 
     Args:
         plan: the plan.
-        first_position: position of the plan from which on it is declared.
+        first_position: position of the plan from which on it is declared; position 0 to the daemon.
 
     Attributes:
         plan: the plan.
-        first_position: position of the plan that is position 0 to the daemon.
-        is_accepted: True once the daemon has accepted the positions up to the reader's leases.
+        first_position: see above.
+        is_accepted: True once `send_through` has declared the positions that were asked of it.
     """
 
     def __init__(self, plan: Plan, first_position: int) -> None:
@@ -35,7 +35,7 @@ class Declaration:
         self.first_position = first_position
         self.is_accepted = False
         # Messages that are still to be sent, each a type and its fields.
-        self._unsent = plan.messages(first_position)
+        self._unsent: Iterator[tuple[str, Json]] = plan.messages(first_position)
         # Id of the request with the last piece sent; 0 once the daemon has accepted it.
         self._piece_request = 0
 
@@ -49,45 +49,49 @@ class Declaration:
         Raises CapacityError if the daemon forgets the shards that it was just sent, and any error
         that `call` raises.
         """
-        sent = self.first_position
+        declared_to = self.first_position
         for kind, fields in self._unsent:
-            # The daemon answers "unknown" if it lacks the list of a fingerprint in the message.
+            # The daemon answers "unknown" to the fingerprint of a list that it does not know.
             if call(kind, **fields)["type"] == "unknown":
-                lists = list(self.plan.shards.pieces())
-                _send_shards(lists, call)
-                _send_with_shards(lists, kind, fields, call)
-            sent += len(fields["order"])
-            if sent > position:
+                _send_lists_and_repeat(list(self.plan.shards.pieces()), kind, fields, call)
+            declared_to += len(fields["order"])
+            if declared_to > position:
                 break
         self.is_accepted = True
 
     def send_piece(self, connection: DaemonConnection) -> None:
         """Send the next message, if the daemon has accepted the previous one."""
-        if self._piece_request and connection.answer(self._piece_request, time.monotonic()) is None:
-            return
-        self._piece_request = 0
+        if self._piece_request:
+            answer = connection.answer(self._piece_request, deadline_s=time.monotonic())
+            if answer is None:
+                return
+            self._piece_request = 0
         message = next(self._unsent, None)
         if message is not None:
             kind, fields = message
             self._piece_request = connection.request(kind, **fields)
 
 
-def _send_shards(lists: Sequence[Shards], call: Callable[..., Json]) -> None:
-    """Send the lists of shards that the daemon does not know."""
+def _send_lists_and_repeat(
+    lists: Sequence[Shards], kind: str, fields: Json, call: Callable[..., Json]
+) -> None:
+    """Send the lists that the daemon does not know, then a message that names these lists.
+
+    Args:
+        lists: the shards of the plan, in lists that are small enough for a message. The message may
+            have named larger ones before.
+        kind: type of the message to repeat.
+        fields: its fields.
+        call: see `send_through`.
+
+    Raises CapacityError if the daemon still does not know the lists.
+    """
     for shards in lists:
         # The fingerprint alone is sent first, as a list may be large and the daemon may know it
         # already from another reader.
         if call("shards", fingerprint=shards.fingerprint)["type"] == "unknown":
             call("shards", fingerprint=shards.fingerprint, packed=shards.packed)
 
-
-def _send_with_shards(
-    lists: Sequence[Shards], kind: str, fields: Json, call: Callable[..., Json]
-) -> None:
-    """Send a message again, with the fingerprints of the lists that were just sent.
-
-    Raises CapacityError if the daemon still does not know the lists.
-    """
     fingerprints = [shards.fingerprint for shards in lists]
     if call(kind, **fields | {"shards": fingerprints})["type"] == "unknown":
         raise errors.CapacityError(

@@ -42,7 +42,7 @@ class Failover:
     """
 
     def __init__(self, choice: DaemonChoice, patience: Patience) -> None:
-        self.is_private = choice.node is None
+        self.is_private = choice.node_socket is None
         self.alive_s = 0.0
         self._choice = choice
         self._patience = patience
@@ -53,12 +53,12 @@ class Failover:
         self._unreadable_times = 0  # number of failures in a row to read that file
 
     def __repr__(self) -> str:
-        return "private" if self.is_private else str(self._choice.node)
+        return "private" if self.is_private else str(self._choice.node_socket)
 
     @property
-    def can_replace(self) -> bool:
-        """True while the node's daemon serves this reader, and the private one could."""
-        return self._choice.fallback and not self.is_private
+    def may_change_to_private(self) -> bool:
+        """True while the node's daemon serves, if the private daemon may replace it."""
+        return self._choice.may_fall_back and not self.is_private
 
     def tried_until_s(self, deadline: Deadline, outage: Outage | None) -> float:
         """Return the time until which a daemon is tried: the deadline, or earlier.
@@ -72,7 +72,7 @@ class Failover:
         """
         if outage is None:
             return deadline.at_s
-        if not self.can_replace:  # no other daemon can serve in place of this one
+        if not self.may_change_to_private:
             restart_s = min(self._patience.limit_s, self._patience.away_s)
         elif self._has_answered:
             restart_s = self._patience.grace_s
@@ -101,7 +101,10 @@ class Failover:
         The daemon is asked for its health once it has been silent for half of its time limit. It
         is frozen if it has given no sign of life for all of the limit.
         """
-        limit_s = self._patience.grace_s if self.can_replace else self._patience.away_s
+        if self.may_change_to_private:
+            limit_s = self._patience.grace_s
+        else:
+            limit_s = self._patience.away_s  # infinite by default: only the deadline counts then
         silent_s = time.monotonic() - self.alive_s
         if silent_s <= limit_s / 2:
             return False
@@ -122,9 +125,9 @@ class Failover:
         self._unreadable_position = _NO_POSITION
         self._unreadable_times = 0
 
-    def is_unreadable(self, position: int) -> bool:
-        """Return True if the position's file failed repeatedly, and the private daemon may help."""
-        if not self.can_replace or position != self._unreadable_position:
+    def should_change_for(self, position: int) -> bool:
+        """Return True if the private daemon should serve, as a position's file is unreadable."""
+        if not self.may_change_to_private or position != self._unreadable_position:
             return False
         return self._unreadable_times >= _UNREADABLE_TIMES
 
@@ -143,7 +146,7 @@ class Failover:
         Returns True if the node's daemon serves again.
         """
         # Without a fallback, a private daemon is the user's choice and stays.
-        may_return = self._choice.fallback and self.is_private
+        may_return = self._choice.may_fall_back and self.is_private
         if not may_return or time.monotonic() < self._retry_at_s:
             return False
         self._retry_at_s = time.monotonic() + self._patience.retry_s

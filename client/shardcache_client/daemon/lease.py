@@ -24,23 +24,23 @@ class LeaseRequest:
         position: position of the shard in the plan.
         partial: True if the beginning may be granted before the whole shard has arrived.
         unpublished: True if the checked files may be granted before they have their final paths.
-        first: in a plan of ranges, start and end of the bytes that are wanted.
-        ahead_to: offset up to which the reader also takes cached bytes after `first`; 0 for none.
-        needed: True once the daemon knows that the reader has reached the shard: the reader waits
-            for the shard, or holds it.
+        span: in a plan of ranges, start and end of the bytes that are wanted.
+        ahead_to: offset up to which the reader also takes cached bytes after `span`; 0 for none.
+        needed: True once the daemon is told that the reader has reached the shard: the reader waits
+            for the shard, or holds it. Without a connection, the next request tells it.
         number: the daemon's number of the lease.
         request: id of the last request for the lease.
         grant: the daemon's last grant; None while waiting for a grant.
         latest: True if any version of the shard may be granted, whatever version the plan names.
         named: True if a path that ends with the object's name is wanted as well.
-        unmatched: number of samples read so far that had no partner in a shard joined with this
-            one.
+        unmatched: number of the shard's samples read so far that had no partner in the shards that
+            are joined with it.
     """
 
     position: int
     partial: bool
     unpublished: bool = False
-    first: tuple[int, int] | None = None
+    span: tuple[int, int] | None = None
     ahead_to: int = 0
     needed: bool = False
     number: int = 0
@@ -60,10 +60,10 @@ class LeaseRequest:
         options: Json = {"partial": self.partial}
         if self.unpublished:
             options["unpublished"] = True
-        if self.first is not None:
-            start, stop = self.first
+        if self.span is not None:
+            start, stop = self.span
             options["start"] = start
-            options["beyond"] = stop - 1
+            options["beyond"] = stop - 1  # in messages, the offset of the last byte
         if self.ahead_to:
             options["ahead_to"] = self.ahead_to
         if self.latest:

@@ -9,8 +9,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 from shardcache import errors
 from shardcache.shared.protocol import Json
@@ -23,6 +22,8 @@ from shardcache_client.daemon.private_start import ensure_started
 log = logging.getLogger("shardcache")
 
 T = TypeVar("T")
+# Sends a request over a connection, and returns the answer.
+Ask: TypeAlias = Callable[[DaemonConnection], T]
 
 # Errors of the daemon or of its cache, which another daemon may not have. Refusals and errors of
 # the origin would be the same at any daemon.
@@ -58,8 +59,8 @@ class DaemonLink(ABC):
         self._connection: DaemonConnection | None = None
         # The present outage; None while the daemon answers.
         self._outage: Outage | None = None
-        # Time of the last attempt to reach the daemon: when a connection was last begun, or when
-        # a wait last ended without an answer.
+        # Time at which the daemon was last tried: a connection was begun, or a request on it had
+        # still no answer.
         self._tried_s = 0.0
 
     @abstractmethod
@@ -70,7 +71,7 @@ class DaemonLink(ABC):
         """
 
     @abstractmethod
-    def _keep_pending_leases(self) -> None:
+    def _drop_leases_of_whole_shards(self) -> None:
         """Drop the leases whose whole shard is granted, as another daemon serves from now on."""
 
     # Messages to a daemon that may be lost
@@ -88,15 +89,8 @@ class DaemonLink(ABC):
         except errors.NoDaemonError as exn:
             self._record_outage(exn)
 
-    def _ask_until_answered(
-        self,
-        deadline: Deadline,
-        ask: Callable[[DaemonConnection], T],
-    ) -> T:
+    def _ask_until_answered(self, deadline: Deadline, ask: Ask[T]) -> T:
         """Send a request, and connect again until a daemon answers.
-
-        Args:
-            ask: sends the request over a connection, and returns the answer.
 
         Raises NoDaemonError if no daemon has answered by the deadline.
         """
@@ -104,46 +98,49 @@ class DaemonLink(ABC):
             try:
                 answer = ask(self._connected(deadline))
             except CACHE_ERRORS as exn:
-                self._pause_or_replace(exn, deadline)
+                self._pause_or_change_daemon(exn, deadline)
             else:
                 self._outage = None
                 self._failover.record_answer()
                 return answer
             check_parent()
 
-    def _ask_once(self, deadline: Deadline, ask: Callable[[DaemonConnection], T]) -> T:
-        """Send a request on the current connection only; `ask` as in `_ask_until_answered`.
+    def _ask_once(self, deadline: Deadline, ask: Ask[T]) -> T:
+        """Send a request on the current connection only.
 
-        Raises NoDaemonError if the connection is lost, and if an error made the session change to
-        the private daemon.
+        Raises NoDaemonError if the connection is lost. It is lost, too, if an error of the node's
+        cache made this link change to the private daemon.
         """
         if self._connection is None:
             raise errors.NoDaemonError("the connection to the daemon is lost")
         try:
             return ask(self._connection)
+        except errors.NoDaemonError as exn:
+            self._record_outage(exn)
+            raise
         except (errors.CacheError, errors.VersionMismatchError) as exn:
-            if not self._failover.can_replace:
+            if not self._failover.may_change_to_private:
                 raise
-            self._replace_node(exn, deadline)
+            self._change_to_private(exn, deadline)
             raise errors.NoDaemonError(exn.message) from exn
 
-    def _pause_or_replace(self, exn: errors.ShardcacheError, deadline: Deadline) -> None:
+    def _pause_or_change_daemon(self, exn: errors.ShardcacheError, deadline: Deadline) -> None:
         """Decide about the next try after one of CACHE_ERRORS.
 
         1. An unreachable daemon: pause, and try it again, while there is time for tries.
-        2. Another error, or no time left: change to the private daemon, if it may replace this one.
-        3. No such daemon: raise the error.
+        2. Another error, or no time left: change to the private daemon, if there is a fallback.
+        3. No fallback: raise the error.
         """
         if isinstance(exn, errors.NoDaemonError):
             outage = self._record_outage(exn)
             tried_until_s = self._failover.tried_until_s(deadline, outage)
             if outage.pause(tried_until_s, self._tried_s):
                 return
-            if not self._failover.can_replace:
+            if not self._failover.may_change_to_private:
                 raise outage.given_up(exn)
-        if not self._failover.can_replace:
+        if not self._failover.may_change_to_private:
             raise exn
-        self._replace_node(exn, deadline)
+        self._change_to_private(exn, deadline)
 
     def _disconnect(self) -> None:
         """Close the connection, if there is one."""
@@ -155,8 +152,8 @@ class DaemonLink(ABC):
         """Close a broken connection; return the outage, which an earlier error may have begun.
 
         Args:
-            begun_s: time at which the daemon was last seen alive, of `time.monotonic`; None for
-                the present time.
+            begun_s: time from which on the daemon has given no sign of life, of `time.monotonic`;
+                None for the present time.
         """
         self._disconnect()
         if self._outage is None:
@@ -190,7 +187,11 @@ class DaemonLink(ABC):
 
     # From one daemon to another
 
-    def _replace_node(self, exn: errors.ShardcacheError, deadline: Deadline | None = None) -> None:
+    def _change_to_private(
+        self,
+        exn: errors.ShardcacheError,
+        deadline: Deadline | None = None,
+    ) -> None:
         """Change from the node's daemon to the private daemon for a while.
 
         Args:
@@ -211,13 +212,14 @@ class DaemonLink(ABC):
         """Return to the node's daemon if its next trial is due, and the daemon is healthy."""
         if self._failover.return_to_node():
             self._change_daemon()
-            log.info("the daemon at %s has recovered; shards come from it again", self._choice.node)
+            socket = self._choice.node_socket
+            log.info("the daemon at %s has recovered; shards come from it again", socket)
 
     def _change_daemon(self) -> None:
         """Leave the present daemon, after the failover has chosen another."""
         self._disconnect()
         self._outage = None
-        self._keep_pending_leases()
+        self._drop_leases_of_whole_shards()
 
     # Connections
 
@@ -232,7 +234,11 @@ class DaemonLink(ABC):
     def _open(self, deadline: Deadline) -> DaemonConnection:
         """Return a new connection. A private daemon that does not run is started first."""
         is_private = self._failover.is_private
-        socket = ensure_started() if is_private else cast(Path, self._choice.node)
+        if is_private:
+            socket = ensure_started()
+        else:
+            assert self._choice.node_socket is not None
+            socket = self._choice.node_socket
         begun_s = time.monotonic()
         self._tried_s = begun_s
         tried_until_s = self._failover.tried_until_s(deadline, self._outage)

@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from shardcache import errors
 
@@ -60,6 +60,19 @@ class Deadline:
         self.at_s = time.monotonic() + self.limit_s
 
 
+class WaitReason(NamedTuple):
+    """The daemon's explanation of a wait.
+
+    Attributes:
+        text: the reason, for the log.
+        done_bytes: number of bytes of the shard that have arrived; 0 for a wait that is not for a
+            shard.
+    """
+
+    text: str
+    done_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """Limits for waiting: for one shard, for a lost daemon, and until a wait is logged.
@@ -88,7 +101,7 @@ class Patience:
         url: str,
         deadline: Deadline,
         poll: Callable[[float], T | None],
-        explain: Callable[[float], tuple[str, int]],
+        explain: Callable[[float], WaitReason],
         on_wait: Callable[[], None] | None,
     ) -> T:
         """Wait until `poll` returns the shard, and log the reason of a long wait.
@@ -98,15 +111,14 @@ class Patience:
             deadline: end of the wait; restarts whenever more bytes have arrived.
             poll: waits for the shard until the given time; returns the shard, or None if it has not
                 come.
-            explain: returns, by the given time, the reason of the wait and the number of the
-                shard's bytes that have arrived.
+            explain: returns the reason of the wait by the given time.
             on_wait: called each second; None for no call.
 
         Raises ShardTimeoutError at the deadline.
         """
         start_s = time.monotonic()
         report_s = start_s + self.first_report_s
-        most_bytes = 0
+        max_done_bytes = 0
         while True:
             next_call_s = time.monotonic() + _ON_WAIT_INTERVAL_S
             shard = poll(min(report_s, deadline.at_s, next_call_s))
@@ -123,14 +135,14 @@ class Patience:
             # arrived since the last report. It then has `_LAST_REASON_S` to answer.
             answer_by_s = max(deadline.at_s, time.monotonic() + _LAST_REASON_S)
             reason, done_bytes = explain(answer_by_s)
-            if done_bytes > most_bytes:
-                most_bytes = done_bytes
+            if done_bytes > max_done_bytes:
+                max_done_bytes = done_bytes
                 deadline.restart()
             if deadline.is_over:
                 shard = poll(time.monotonic() + _LAST_LOOK_S)
                 if shard is not None:
                     return shard
-                raise _timeout(url, deadline.limit_s, most_bytes, reason)
+                raise _timeout(url, deadline.limit_s, max_done_bytes, reason)
             log.warning("waiting for %s for %.0f s: %s", url, time.monotonic() - start_s, reason)
             report_s = time.monotonic() + self.next_report_s
 
@@ -171,7 +183,7 @@ class Outage:
         # True for a stop that the daemon has announced, until it lasts longer than a restart.
         self._is_quiet = isinstance(cause, errors.StoppingError)
         self._is_logged = False
-        self._max_s = _FIRST_PAUSE_S
+        self._max_pause_s = _FIRST_PAUSE_S
 
     def pause(self, deadline_s: float, tried_s: float) -> bool:
         """Wait until the next try is due, or until the deadline if that is earlier.
@@ -216,8 +228,8 @@ class Outage:
 
     def draw_s(self) -> float:
         """Draw the pause before the next try."""
-        pause_s = _random.uniform(0, self._max_s)
-        self._max_s = min(2 * self._max_s, _LONGEST_PAUSE_S)
+        pause_s = _random.uniform(0, self._max_pause_s)
+        self._max_pause_s = min(2 * self._max_pause_s, _LONGEST_PAUSE_S)
         return pause_s
 
 

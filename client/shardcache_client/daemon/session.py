@@ -8,10 +8,8 @@ file, and keeps that file until the lease is released. `resolve` at the end is f
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from functools import partial
+from contextlib import closing, contextmanager, suppress
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, cast
 
 from shardcache import errors
@@ -21,8 +19,8 @@ from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 from shardcache_client.daemon.declaration import Declaration
 from shardcache_client.daemon.lease import Grant, LeaseRequest
-from shardcache_client.daemon.link import CACHE_ERRORS, DaemonLink
-from shardcache_client.daemon.patience import Deadline, Patience
+from shardcache_client.daemon.link import CACHE_ERRORS, Ask, DaemonLink
+from shardcache_client.daemon.patience import Deadline, Patience, WaitReason
 from shardcache_client.order.shards.declared_plan import Plan
 from shardcache_client.order.shards.manifest import Manifest
 
@@ -72,7 +70,6 @@ class Session(DaemonLink):
         self._leases: list[LeaseRequest] = []
         # Leases that have ended, whose release is sent with the next requests.
         self._to_release: list[LeaseRequest] = []
-
         # The plan as it was declared over the current connection; None before that.
         self._declaration: Declaration | None = None
 
@@ -100,14 +97,12 @@ class Session(DaemonLink):
                 own limit.
         """
         deadline = Deadline(self._patience.limit_s)
+        # The first try shows whether there is a daemon. The request itself would wait for one until
+        # the deadline, even if nobody has started one.
         try:
             self._connected(deadline)
         except CACHE_ERRORS as exn:
-            # With a private daemon, or after an announced stop, the request below connects again.
-            has_private = self._failover.is_private or self._failover.can_replace
-            is_announced = isinstance(exn, errors.StoppingError)
-            if not has_private and not is_announced:
-                self._await_restart(exn, deadline)
+            self._await_restart(exn, deadline)
 
         fields: Json = {"urls": list(urls), "wanted": wanted}
         if max_age_s is not None:
@@ -122,16 +117,25 @@ class Session(DaemonLink):
     def _await_restart(self, exn: errors.ShardcacheError, deadline: Deadline) -> None:
         """Wait for the next daemon at the socket, if one was there a moment ago.
 
-        Raises `exn` if there was no daemon, or if `exn` is not a NoDaemonError.
+        Args:
+            exn: the error of connecting to the daemon. It is raised if no daemon is expected.
         """
-        if not isinstance(exn, errors.NoDaemonError):
+        # 1. The request connects again: to a private daemon, or after a stop that was announced.
+        node_socket = self._choice.node_socket
+        if node_socket is None or self._choice.may_fall_back:
+            return
+        if isinstance(exn, errors.StoppingError):
+            return
+
+        # 2. No daemon is expected: none was there lately, or the present one will not do.
+        if not isinstance(exn, errors.NoDaemonError) or not served_lately(node_socket, _RESTART_S):
             raise exn
-        if not served_lately(cast(Path, self._choice.node), _RESTART_S):
-            raise exn
+
+        # 3. A daemon that was there a moment ago is probably restarting.
         left_s = deadline.at_s - time.monotonic()
         restart = Deadline(min(left_s, _RESTART_S))
-        self._pause_or_replace(exn, restart)
-        self._ask_until_answered(restart, _nothing)
+        self._pause_or_change_daemon(exn, restart)
+        self._ask_until_answered(restart, _only_connect)
 
     def declare(self, plan: Plan) -> None:
         """Declare a plan; of a long plan, only the first piece. `extend` sends the others.
@@ -141,13 +145,13 @@ class Session(DaemonLink):
         self._return_to_node()
         self._plan = plan
         self._failover.forget_unreadable()
-        with self._timed():
-            # An empty request is enough: `_prepare` declares the plan before any request.
-            self._ask_until_answered(Deadline(self._patience.limit_s), _nothing)
+        with self._counted_as_wait():
+            # A connection is enough, as `_prepare` declares the plan over each one.
+            self._ask_until_answered(Deadline(self._patience.limit_s), _only_connect)
 
     @contextmanager
-    def _timed(self) -> Iterator[None]:
-        """Count the time of a block as a wait."""
+    def _counted_as_wait(self) -> Iterator[None]:
+        """Add the time that a block takes to `waited_s`."""
         begun_s = time.monotonic()
         try:
             yield
@@ -172,7 +176,6 @@ class Session(DaemonLink):
         *,
         partial: bool | None = None,
         unpublished: bool = False,
-        first: tuple[int, int] | None = None,
         latest: bool = False,
         named: bool = False,
     ) -> LeaseRequest:
@@ -183,7 +186,6 @@ class Session(DaemonLink):
                 session's default.
             unpublished: True if the shard's files may be granted before they have their final
                 paths, which other processes need to find them.
-            first: in a plan of ranges, start and end of the bytes that are wanted.
             latest: True to accept the object's present version, whatever version the plan names.
             named: True to get a path that ends with the object's name as well.
         """
@@ -194,7 +196,6 @@ class Session(DaemonLink):
             position,
             partial=partial,
             unpublished=unpublished,
-            first=first,
             latest=latest,
             named=named,
         )
@@ -214,12 +215,13 @@ class Session(DaemonLink):
         Args:
             ranges: for each, the object's position in the plan, and start and end of the bytes.
             needed: True if the reader can do nothing but wait for the first range now. The reader
-                must have released all leases that it needed before.
+                must have released all leases that it needed before: the daemon always has space for
+                one range that a reader needs, but only for one.
             ahead_to: with `needed`, offset up to which the reader also takes cached bytes after
                 the first range; 0 for none.
         """
         self._choose_daemon([position for position, _ in ranges])
-        leases = [LeaseRequest(position, partial=True, first=span) for position, span in ranges]
+        leases = [LeaseRequest(position, partial=True, span=span) for position, span in ranges]
         leases[0].needed = needed
         leases[0].ahead_to = ahead_to
         self._leases += leases
@@ -229,21 +231,23 @@ class Session(DaemonLink):
     def _choose_daemon(self, positions: Sequence[int]) -> None:
         """Change to the private daemon if this process cannot read the node's files, or back."""
         assert self._plan is not None
-        unreadable = next(filter(self._failover.is_unreadable, positions), None)
+        unreadable = next(filter(self._failover.should_change_for, positions), None)
         if unreadable is not None:
             url = self._plan.shard(unreadable).url
             cause = errors.CacheDirError("this process cannot read the daemon's files", url=url)
-            self._replace_node(cause)
+            self._change_to_private(cause)
         self._return_to_node()
 
     def wait(self, lease: LeaseRequest) -> Grant:
         """Wait for the shard, or for its beginning, and return its grant.
 
-        From then on the shard stays cached until `release`. A shard granted before the reader
-        waited for it may already have been evicted when the daemon learns of this wait. A long wait
-        is logged with its reason. Raises ShardTimeoutError if nothing of the shard arrives for the
-        session's time limit, CapacityError if all readers wait for space that only they could free,
-        and any other error that the daemon met in fetching the shard; the lease has then ended.
+        From then on the shard stays cached until `release`. But if it was granted ahead of this
+        wait, it may have been evicted before the daemon learned of the wait: its file is missing
+        then. A long wait is logged with its reason.
+
+        Raises ShardTimeoutError if nothing of the shard arrives for the session's time limit,
+        CapacityError if all readers wait for space that only they could free, and any other error
+        that the daemon met in fetching the shard; the lease has then ended.
         """
         deadline = Deadline(self._patience.limit_s)
         if lease.grant is None:
@@ -259,11 +263,11 @@ class Session(DaemonLink):
         if self._connection is None:
             lease.needed = True
             return
-        answer = self._connection.arrived(lease.request)
-        if answer is None:
+        has_answer = self._connection.has_answer(lease.request)
+        if has_answer and lease.span is not None:
+            return  # a granted range is read at once: no need to tell the daemon
+        if not has_answer:
             self.flush()
-        elif lease.first is not None:
-            return  # a range that has been granted is read at once: no need to tell the daemon
         if not lease.needed:
             lease.needed = True
             self._tell_if_connected(lambda connection: connection.tell("need", of=lease.request))
@@ -285,17 +289,16 @@ class Session(DaemonLink):
             lease.request = connection.request("more", lease=lease.number, beyond=beyond)
 
         self._tell_if_connected(ask)
-        try:
+        # If the connection is lost, the lease is pending again: `wait` requests it anew.
+        with suppress(errors.NoDaemonError):
             lease.grant = self._await_grant(lease, deadline, self._ask_once)
-        except errors.NoDaemonError as exn:
-            self._record_outage(exn)
         return lease.grant
 
     def _await_grant(
         self,
         lease: LeaseRequest,
         deadline: Deadline,
-        send: Callable[[Deadline, Callable[[DaemonConnection], Any]], Any],
+        send: Callable[[Deadline, Ask[Any]], Any],
     ) -> Grant:
         """Wait for the answer to a lease's last request.
 
@@ -307,16 +310,17 @@ class Session(DaemonLink):
         assert self._plan is not None
         url = self._plan.shard(lease.position).url
 
+        # `lease.request` is read only once there is a connection: each new one changes it.
         def poll(until_s: float) -> Json | None:
-            ask = partial(self._poll, lease=lease, until_s=until_s)
-            return cast("Json | None", send(deadline, ask))
+            answer = send(deadline, lambda connection: self._poll(connection, lease, until_s))
+            return cast("Json | None", answer)
 
-        def explain(until_s: float) -> tuple[str, int]:
-            ask = partial(DaemonConnection.explain, request=lease.request, deadline_s=until_s)
-            return cast("tuple[str, int]", send(deadline, ask))
+        def explain(until_s: float) -> WaitReason:
+            reason = send(deadline, lambda connection: connection.explain(lease.request, until_s))
+            return cast(WaitReason, reason)
 
         try:
-            with self._timed():
+            with self._counted_as_wait():
                 answer: Json = self._patience.wait(url, deadline, poll, explain, self.on_wait)
         except errors.NoDaemonError:
             raise
@@ -337,7 +341,7 @@ class Session(DaemonLink):
     ) -> Json | None:
         """Return the answer to a lease's last request; None if there is none by a time.
 
-        Raises as `_check_silence` does.
+        Raises NoDaemonError if the daemon is frozen.
         """
         answer = connection.answer(lease.request, until_s)
         if answer is None:
@@ -402,10 +406,10 @@ class Session(DaemonLink):
         if declared is None or declared.plan is not self._plan or not declared.is_accepted:
             self._declare(connection, self._plan, deadline)
 
-    def _keep_pending_leases(self) -> None:
-        """Keep only the leases whose whole shard is not granted yet, for another daemon to serve.
+    def _drop_leases_of_whole_shards(self) -> None:
+        """Drop the leases whose whole shard is granted: another daemon serves only the others.
 
-        The other files are mapped by this process, so the previous daemon does not evict them.
+        This process has opened the files of those shards, and a daemon evicts no file that is open.
         """
         self._leases = [lease for lease in self._leases if not lease.is_granted_whole]
 
@@ -414,11 +418,13 @@ class Session(DaemonLink):
         # The furthest position comes first: the daemon then counts the earlier positions as read,
         # and the burst of requests does not distort its measure of the reader's pace.
         leases = sorted(self._leases, key=attrgetter("position"), reverse=True)
-        first_position = leases[-1].position if leases else 0
-        furthest = leases[0].position if leases else 0
         if plan.wanted == "ranges":  # ranges are read in any order, so all of the plan is declared
             first_position = 0
             furthest = plan.reads - 1
+        else:
+            positions = [lease.position for lease in leases]
+            first_position = min(positions, default=0)
+            furthest = max(positions, default=0)
         self._declaration = Declaration(plan, first_position)
 
         def call(kind: str, **fields: Any) -> Json:
@@ -447,8 +453,8 @@ class Session(DaemonLink):
             connection.send_all(messages)
 
 
-def _nothing(connection: DaemonConnection) -> None:
-    """Ask a daemon for nothing, where only a prepared connection is wanted."""
+def _only_connect(connection: DaemonConnection) -> None:
+    """Make no request, where only a prepared connection is wanted."""
 
 
 def _release_of(lease: LeaseRequest) -> Json:

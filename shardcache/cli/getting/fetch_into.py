@@ -69,7 +69,7 @@ def fetch_into(
             ) from exn
         show = common.print_json if as_json else stack.enter_context(progress_display())
         # If the node has no daemon, `find_files` has started a private one.
-        daemon = AdminClient(choice.node or PrivatePlace.find().socket)
+        daemon = AdminClient(choice.node_socket or PrivatePlace.find().socket)
         progress = GetProgress([*targets.values(), *files.refused], daemon, show)
         run = _Run(folder, folder_fd, progress, show)
         missing = run.without_present(targets)

@@ -61,7 +61,7 @@ def root() -> Iterator[Path]:
 def session(socket: Path, *, grace_s: float = 0.0, retry_s: float = FOREVER_S) -> Session:
     """A session that waits for no daemon of the node, and by itself asks none again."""
     patience = Patience(60.0, grace_s=grace_s, retry_s=retry_s)
-    return Session(DaemonChoice(socket, fallback=True), ReaderIdentity("job"), patience, partial_reads=True)
+    return Session(DaemonChoice(socket, may_fall_back=True), ReaderIdentity("job"), patience, partial_reads=True)
 
 
 def keys(shard_source: Session, plan: Plan, shards_in_hand: int = 1) -> Iterator[str]:
