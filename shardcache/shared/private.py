@@ -101,7 +101,7 @@ class PrivatePlace:
         socket: the socket at which the daemon listens.
         log: the file to which the daemon logs.
         lock: a file that is locked while the daemon starts.
-        turn: a file that is locked by a process that starts any private daemon of this user.
+        start_lock: a file that is locked by a process that starts any private daemon of this user.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -109,7 +109,7 @@ class PrivatePlace:
         self.socket = folder / f"{name}.sock"
         self.log = folder / f"{name}.log"
         self.lock = folder / f"{name}.lock"
-        self.turn = folder / "turn.lock"
+        self.start_lock = folder / "turn.lock"
         self._record = folder / f"{name}.cache"  # a file that names the daemon's cache folder
 
     @classmethod

@@ -28,8 +28,8 @@ _SHARING_HINT = (
 )
 
 # Held during `Popen` and during every fork, so that no thread forks in the middle of `Popen`. Popen
-# waits until all copies of an internal pipe are closed, which tells it that the command runs. A
-# process forked in between, such as a DataLoader's worker, would hold a copy until it ends.
+# waits until its command runs, when the last copy of an internal pipe is closed. A process forked
+# in between, such as a DataLoader's worker, would have a copy, and Popen would wait for its end.
 _spawning = threading.RLock()
 os.register_at_fork(
     before=_spawning.acquire,
@@ -50,7 +50,7 @@ def ensure_started() -> Path:
     place = PrivatePlace.find()
     if is_listening(place.socket):
         return place.socket
-    with locked(place.turn, _START_TIMEOUT_S):
+    with locked(place.start_lock, _START_TIMEOUT_S):
         # Another process may have started the daemon while this one waited for the lock. The
         # daemon's socket may be at another place then, so the place is found again.
         place = PrivatePlace.find()
@@ -61,7 +61,7 @@ def ensure_started() -> Path:
 
 def _start() -> Path:
     """Start the private daemon, and return its socket."""
-    outcome = _outcome(_spawn())
+    outcome = _outcome_of(_spawn())
     if "error" in outcome:
         raise errors.from_json(outcome["error"])
     if outcome["started"]:
@@ -90,23 +90,24 @@ def _spawn() -> "subprocess.Popen[str]":
         )
 
 
-def _outcome(process: "subprocess.Popen[str]") -> Any:
+def _outcome_of(process: "subprocess.Popen[str]") -> Any:
     """Return the start command's report: the daemon that it has started or found, or an error.
 
     Raises DaemonError or NoDaemonError if the command does not report anything.
     """
+    with process:
+        try:
+            out, err = process.communicate(timeout=_START_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise errors.DaemonError(
+                f"the private daemon did not start within {_START_TIMEOUT_S:g} s",
+            ) from None
+        finally:
+            process.kill()  # has no effect on a command that has ended
+
     try:
-        with process:
-            try:
-                out, err = process.communicate(timeout=_START_TIMEOUT_S)
-            finally:
-                process.kill()  # has no effect on a command that has ended
         return json.loads(out)
-    except subprocess.TimeoutExpired:
-        raise errors.DaemonError(
-            f"the private daemon did not start within {_START_TIMEOUT_S:g} s",
-        ) from None
-    except ValueError:  # the output is not JSON: the command ended before its report
+    except ValueError:  # the command ended before its report
         if process.returncode < 0:
             raise errors.NoDaemonError(
                 f"the start of the private daemon was killed (signal {-process.returncode})",

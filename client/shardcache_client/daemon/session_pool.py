@@ -47,7 +47,8 @@ class SessionPool:
 
     def __init__(self, choice: DaemonChoice, patience: Patience, partial_reads: bool) -> None:
         self.settings = SessionSettings(choice, patience, partial_reads)
-        self._kept: list[Session] = []  # the kept session, if there is one
+        # The kept session, if there is one; a list, from which only one thread can pop it.
+        self._kept: list[Session] = []
 
     @contextmanager
     def borrow(self, reader: ReaderIdentity) -> Iterator[Session]:

@@ -102,7 +102,7 @@ class WebSocket:
             self._flush(deadline_s)
 
         while self._protocol.state is State.CONNECTING and self._protocol.handshake_exc is None:
-            if not self._pump(deadline_s):
+            if not self._receive_data(deadline_s):
                 raise TimeoutError("no answer to the WebSocket handshake")
 
         exn = self._protocol.handshake_exc
@@ -126,15 +126,17 @@ class WebSocket:
             self._flush(deadline_s)
         except OSError:
             with suppress(OSError):
-                self._pump(time.monotonic())  # a close frame with the reason may still be unread
-            self._check_open()  # raises FarewellError if the close frame was such a reason
+                self._receive_data(time.monotonic())
+            # The other side may have sent a close frame before it closed the socket. This raises
+            # FarewellError then, if the frame says that it is going away.
+            self._check_open()
             raise
 
     def receive(self, deadline_s: float) -> bytes | None:
         """Return the next message, or None if no message came by the deadline."""
         while not self._messages:
             self._check_open()
-            if not self._pump(deadline_s):
+            if not self._receive_data(deadline_s):
                 return None
             # Data that is not a whole message, such as a ping, does not prolong the wait.
             if not self._messages and time.monotonic() >= deadline_s:
@@ -185,10 +187,13 @@ class WebSocket:
         poller = select.poll()
         poller.register(self._socket, select.POLLIN | select.POLLOUT)
         while True:
-            self._socket.settimeout(_timeout_s(deadline_s))
-            ready = poller.poll(_timeout_s(deadline_s) * 1000)
+            timeout_s = _timeout_s(deadline_s)
+            ready = poller.poll(timeout_s * 1000)
             if not ready:
                 raise TimeoutError("timed out")
+            # With a timeout, `send` returns once some of its bytes are taken. Without one, it waits
+            # until all of them are, and nothing is received until then.
+            self._socket.settimeout(timeout_s)
             [(_descriptor, events)] = ready
             # True if the socket can be written to, and also if the connection is broken: the send
             # that follows then raises the error.
@@ -199,7 +204,7 @@ class WebSocket:
                 raise ConnectionResetError("closed by the other side")
             self._collect_received(data)
 
-    def _pump(self, deadline_s: float) -> bool:
+    def _receive_data(self, deadline_s: float) -> bool:
         """Receive and process some data; return False if none arrives by the deadline."""
         self._socket.settimeout(_timeout_s(deadline_s))
         try:
