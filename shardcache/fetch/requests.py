@@ -16,7 +16,7 @@ from functools import partial
 
 from shardcache.errors import OriginError
 from shardcache.fetch.limits.bandwidth import Bandwidth
-from shardcache.fetch.limits.hedging import LOOK_AGAIN
+from shardcache.fetch.limits.hedging import LOOK_AGAIN_FACTOR
 from shardcache.fetch.limits.scheduler import Scheduler
 from shardcache.fetch.limits.slot_claims import Claim
 from shardcache.fetch.race import race
@@ -97,8 +97,8 @@ class Requests:
                 sums, is_first = await race(first, patience_s, second)
 
         took_s = read.reading_time.elapsed_s
-        self._scheduler.took(span.claim, size_bytes, took_s)
-        hedging.took(size_bytes, took_s, span.parts.count)
+        self._scheduler.record_time(span.claim, size_bytes, took_s)
+        hedging.record_time(size_bytes, took_s, span.parts.count)
         if not is_first:
             self._counters.hedged_bytes += read.received_bytes
         assert sums is not None
@@ -154,7 +154,7 @@ class Requests:
             partial(self._bandwidth.grant, claim),
             # The priority is that of the span's claim: the claim of a hedged request may have no
             # group yet.
-            prompt=span.claim.group.priority.alone,
+            prompt=span.claim.group.priority.streamed,
         )
         claim.work = read
         self._reads[read] = claim.origin_name
@@ -218,7 +218,7 @@ class Requests:
             elapsed_s = first.reading_time.elapsed_s
             if due_s <= elapsed_s:
                 break
-            await first.reading_time.reaches(max(due_s, LOOK_AGAIN * elapsed_s))
+            await first.reading_time.reaches(max(due_s, LOOK_AGAIN_FACTOR * elapsed_s))
 
         # No second request is sent while the origin throttles, or if too many were hedged lately.
         if origin.aimd.is_lowered or not origin.hedging.spend(span.parts.count):

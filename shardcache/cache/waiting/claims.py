@@ -162,21 +162,21 @@ class KeyClaim:
         readers = [client for arrival in self._arrivals for client in arrival.readers]
         longest = longest_wait(self.waits)
 
-        # 1. If readers have nothing else to read, the longest wait counts. `alone` is True if a
+        # 1. If readers have nothing else to read, the longest wait counts. `streamed` is True if a
         #    reader reads the shard as the shard arrives: the parts should then arrive in order.
         if longest is not None:
             return Priority(
                 PriorityClass.WAITING,
                 longest.since_s or 0.0,
                 longest.client,
-                alone=bool(readers) or self._is_awaited_in_part(),
+                streamed=bool(readers) or self._is_awaited_in_part(),
             )
 
         # 2. If readers read the beginning, they will soon have read everything that has arrived,
         #    and will wait then. Their wait counts as beginning now, so they come after the readers
         #    that wait already.
         if readers:
-            return Priority(PriorityClass.WAITING, time.monotonic(), readers[0], alone=True)
+            return Priority(PriorityClass.WAITING, time.monotonic(), readers[0], streamed=True)
 
         # 3. If nobody waits, the time at which a plan needs the shard counts.
         most_urgent = min(transfer.requested_class for transfer in self.transfers)

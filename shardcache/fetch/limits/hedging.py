@@ -21,10 +21,10 @@ MAX_PARTS = 4
 HEDGED_SHARE = 0.03
 """Maximum share of parts whose request is hedged."""
 
-MIN_STALL_SHARE = 0.04
-"""Share of the stall time-out; a part from a tier is not late before this time has passed."""
+PROMPT_STALL_SHARE = 0.04
+"""Share of the stall time-out within which an answer from a tier is prompt, and no part is late."""
 
-LOOK_AGAIN = 1.1
+LOOK_AGAIN_FACTOR = 1.1
 """Factor by which a late part's time has to grow before the part is looked at again.
 
 That applies while a second request is not worth it, as other parts are just as slow.
@@ -39,7 +39,7 @@ _LATE_FACTOR = 5
 _MIN_OBSERVED = 100
 _OBSERVED = 1000  # number of the latest times that are kept for each size
 # A part that takes this many times its patience is late, however slow the other parts are.
-_MAX_PATIENCE = 5
+_MAX_PATIENCE_FACTOR = 5
 # A second request for a part that takes less time would cost more than it could save.
 _MIN_PATIENCE_S = 0.05
 _MAX_CREDIT = 8.0  # number of parts
@@ -102,7 +102,7 @@ class Hedging:
         self._max_credit = _MAX_CREDIT
         self._free_hedges = _FREE_HEDGES
 
-    def took(self, size_bytes: int, time_s: float, parts: int = 1) -> None:
+    def record_time(self, size_bytes: int, time_s: float, parts: int = 1) -> None:
         """Record the arrival of some parts.
 
         Args:
@@ -154,15 +154,15 @@ class Hedging:
             others_bytes_per_s: rates of the origin's other parts in flight. On a saturated link all
                 of them are slow, and a second request would be just as slow.
         """
-        again_s = self._again_s(size_bytes, patience_s, others_bytes_per_s)
+        second_s = self._second_request_s(size_bytes, patience_s, others_bytes_per_s)
         # The time at which both requests would need equally long, if the first has brought no more
         # bytes by then: the first for the bytes that are left, at its rate so far, and the second
         # for all bytes.
         left_bytes = max(1, size_bytes - received_bytes)
-        even_s = again_s * received_bytes / left_bytes
-        return min(max(patience_s, even_s), _MAX_PATIENCE * patience_s)
+        even_s = second_s * received_bytes / left_bytes
+        return min(max(patience_s, even_s), _MAX_PATIENCE_FACTOR * patience_s)
 
-    def _again_s(
+    def _second_request_s(
         self,
         size_bytes: int,
         patience_s: float,
@@ -183,7 +183,7 @@ class Hedging:
         usual_s = _UNKNOWN_SHARE * stall_timeout_s
         if times is not None:
             usual_s = times.median_s
-        return max(MIN_STALL_SHARE * stall_timeout_s, usual_s)
+        return max(PROMPT_STALL_SHARE * stall_timeout_s, usual_s)
 
     def left_s(
         self,
@@ -197,7 +197,7 @@ class Hedging:
         """Return the time that a part from a tier will still take; None if it is not late.
 
         A part is late if it takes much longer than usual. Before the first byte, more time is
-        allowed: the part's owner may be waiting for the object store, as it may for other parts.
+        allowed, as the part's owner may be waiting for the object store.
 
         Args:
             size_bytes: size of the part.
@@ -205,7 +205,8 @@ class Hedging:
             elapsed_s: time since the request.
             usual_s: time in which a part usually comes.
             others_bytes_per_s: rates of the other parts in flight. While these are slow as well, a
-                part counts as late only if it would take longer than the stall time-out.
+                part counts as late only if it would take much longer than they do, or longer than
+                the stall time-out.
             stall_timeout_s: time after which a silent request is given up.
         """
         if not self._share or elapsed_s < usual_s:
@@ -217,7 +218,9 @@ class Hedging:
 
         if others_bytes_per_s:
             others_s = _median_time_s(size_bytes, others_bytes_per_s)
-            usual_s = max(usual_s, min(others_s, _UNKNOWN_SHARE * stall_timeout_s))
+            # With this maximum, a part that would take longer than the stall time-out is late.
+            max_usual_s = stall_timeout_s / _LATE_FACTOR
+            usual_s = max(usual_s, min(others_s, max_usual_s))
         expected_s = elapsed_s * size_bytes / received_bytes
         is_late = expected_s >= _LATE_FACTOR * usual_s
         return expected_s - elapsed_s if is_late else None
@@ -249,9 +252,10 @@ class Hedging:
         The factor is above 1 if the times are those of smaller requests. Return None if too few
         times are known.
         """
-        # A request for a range of bytes may have more parts than one for a shard, and smaller ones.
-        max_parts = max(parts, MAX_PARTS)
-        for doublings in range(max_parts.bit_length()):
+        # The times of smaller requests will do, down to the size of one of the request's parts; or
+        # down to a quarter of its size (`MAX_PARTS`), if it has fewer parts than that.
+        max_ratio = max(parts, MAX_PARTS)
+        for doublings in range(max_ratio.bit_length()):
             similar = self._times.get(size_bytes.bit_length() - doublings)
             if similar is not None and len(similar.last_s) >= _MIN_OBSERVED:
                 return similar, 2**doublings

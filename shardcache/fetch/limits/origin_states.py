@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from shardcache.fetch.limits.hedging import Hedging
 
-# The quickest tenth of this many latest parts shows the speed of an uncontended connection. If all
-# of these parts were contended, the estimate of useful connections rises, so that more connections
-# are tried again.
+# Number of the latest parts of a size that are compared. If all were contended, the estimate of
+# useful connections rises, so that more connections are tried again.
 _OBSERVED = 64
+# This share of them, the quickest, shows the speed of an uncontended connection.
 _QUICK_SHARE = 0.1
 # Estimates are medians of this many latest parts, as a single slow part says nothing about the
 # link.
@@ -118,7 +118,7 @@ class Link:
             return None
         return median(self._bytes_per_s)
 
-    def took(self, size_bytes: int, time_s: float, connections: float) -> None:
+    def record_time(self, size_bytes: int, time_s: float, connections: float) -> None:
         """Record the read of a part.
 
         Args:
@@ -126,13 +126,14 @@ class Link:
             time_s: time that the read took.
             connections: mean number of connections in use during the read.
         """
+        time_s = max(time_s, _MIN_TIME_S)
         times_s = self._times_s[size_bytes.bit_length()]
         times_s.append(time_s)
         quick_s = sorted(times_s)[int(_QUICK_SHARE * len(times_s))]
 
-        share = quick_s / time_s if time_s > quick_s else 1.0
-        self._saturating.append(connections * share)
-        self._bytes_per_s.append(size_bytes / max(time_s, _MIN_TIME_S))
+        slowdown = max(1.0, time_s / quick_s)  # the k of the class's docstring
+        self._saturating.append(connections / slowdown)
+        self._bytes_per_s.append(size_bytes / time_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,7 @@ class OriginState:
         link: the estimate of useful connections.
         held: number of slots that requests to the origin hold.
         cleared: True while claims that no reader waits for are paused on the link, because a reader
-            reads a shard as it arrives (its download is alone).
+            reads a shard as it arrives (its download is streamed).
     """
 
     name: str

@@ -2,10 +2,12 @@
 
 Each request for parts holds a connection slot while it runs. A claim asks for a slot; it is queued
 until the scheduler grants the slot, and paused while its slot is taken away. Claims of one download
-on one origin are a group, and `Rank` is the order in which claims are served. A download is alone
-if a reader reads its shard as it arrives, so that the order of its parts matters more than
+on one origin are a group, and `Rank` is the order in which claims are served. A download is
+streamed if a reader reads its shard as it arrives, so that the order of its parts matters more than
 throughput. A link is the connection to an origin as a whole; it is saturated if more connections
 would not make it faster, and cleared if requests that no reader waits for are paused on it.
+
+A download has no object of its own here: its `AskPriority` function identifies it.
 """
 
 import asyncio
@@ -27,9 +29,9 @@ from shardcache.fetch.stopwatch import now_s
 
 # Number of origins whose state is remembered: the origins in use, and the ones used last.
 _MAX_ORIGINS = 64
-# Time for which a download that is alone has precedence after each of its parts. If its parts do
-# not arrive, it holds up the other downloads no longer than this.
-_ALONE_S = 1.0
+# Time for which a streamed download has precedence after each of its parts. If its parts do not
+# arrive, it holds up the other downloads no longer than this.
+_PRECEDENCE_S = 1.0
 # Minimum time between two rounds of asking all downloads for their priorities. Priorities change
 # with every step of a reader, but asking at each part would take longer than some parts do.
 ASK_AGAIN_S = 0.02
@@ -42,7 +44,7 @@ class Scheduler:
     pauses, and queues for another slot with its own priority. At most as many claims are paused as
     there are slots, so at most twice as many claims as slots occupy memory.
 
-    While a download is alone, only the most urgent claims run on its origin, and no more of them
+    While a download is streamed, only the most urgent claims run on its origin, and no more of them
     than saturate the link: further claims would delay each of the download's parts. As long as the
     link is not measured, the download fetches one part at a time; apart from these parts, only
     claims that other readers wait for may begin.
@@ -65,9 +67,8 @@ class Scheduler:
         self._paused: dict[Claim, None] = {}  # paused claims, which are also queued again
         self._round_robin = RoundRobin()
         self._ranking = Ranking(self._round_robin)
-        # The time until which a download that is alone has precedence. A download is identified by
-        # its `AskPriority`.
-        self._alone_until_s: WeakKeyDictionary[AskPriority, float] = WeakKeyDictionary()
+        # The time until which each streamed download has precedence.
+        self._precedence_until_s: WeakKeyDictionary[AskPriority, float] = WeakKeyDictionary()
         self._ask_due_s = 0.0  # time from which all priorities are to be asked for again
         self.pauses = 0
 
@@ -105,20 +106,17 @@ class Scheduler:
         self._ask_due_s = 0.0
         self._reassign()
 
-    def took(self, claim: Claim, size_bytes: int, time_s: float) -> None:
+    def record_time(self, claim: Claim, size_bytes: int, time_s: float) -> None:
         """Record the size and read time of a part that arrived while `claim` held its slot."""
         origin = self.origin(claim.origin_name)
         # The concurrency at the beginning and at the end of the read are averaged.
         mean_concurrency = (claim.concurrency + origin.held) / 2
-        origin.link.took(size_bytes, time_s, mean_concurrency)
+        origin.link.record_time(size_bytes, time_s, mean_concurrency)
 
-        # A download that is alone keeps its precedence as long as its parts arrive.
+        # A streamed download keeps its precedence as long as its parts arrive.
         download = claim.ask_priority
-        if download in self._alone_until_s:
-            if not self._has_precedence(download):
-                # The precedence had expired and begins again, so the slots have to be reassigned.
-                self._ask_due_s = 0.0
-            self._prolong(download)
+        if download in self._precedence_until_s:
+            self._prolong_precedence(download)
 
     def share(self, origin: OriginState) -> int:
         """Return how many connections to an origin each of its present downloads can have."""
@@ -209,7 +207,7 @@ class Scheduler:
     def _reassign(self) -> None:
         """Reassign the slots, in three steps.
 
-        1. If a download is alone, claims that no reader waits for pause on its origin.
+        1. If a download is streamed, claims that no reader waits for pause on its origin.
         2. Free slots go to claims whose origin has room for more requests, by their ranks.
         3. If no slot is left, or an origin has no room, a claim that a reader waits for takes the
            slot of the least urgent claim that no reader waits for.
@@ -225,7 +223,7 @@ class Scheduler:
 
         # 2. Fill
         while len(self._holding) < self._slots:
-            claim = self._first(lambda group: group.is_admitted)
+            claim = self._first_queued(lambda group: group.is_admitted)
             if claim is None:
                 break
             self._grant(claim)
@@ -235,6 +233,7 @@ class Scheduler:
             claim = self._preemptor()
             if claim is None:
                 break
+            # A claim to pause exists, as `_preemptor` has made sure of it.
             origin = claim.group.origin
             if origin.is_full:
                 self._pause_one(origin)
@@ -253,12 +252,20 @@ class Scheduler:
         self._ranking.recount(self._holding)
 
     def _clear_links(self) -> None:
-        """Pause claims that no reader waits for, on origins where a download is alone.
+        """Pause claims that no reader waits for, on origins where a download is streamed.
 
         As many pause as are needed to leave no more claims than saturate the link.
         """
-        alone = [group for group in self._groups.values() if group.priority.alone]
-        cleared = {group.origin for group in alone if self._has_precedence(group.ask_priority)}
+        cleared: set[OriginState] = set()
+        for group in self._groups.values():
+            if not group.priority.streamed:
+                continue
+            if group.ask_priority not in self._precedence_until_s:
+                # The download is streamed for the first time, so its precedence begins.
+                self._prolong_precedence(group.ask_priority)
+            if self._has_precedence(group.ask_priority):
+                cleared.add(group.origin)
+
         for origin in self._origins.values():
             origin.cleared = origin in cleared
 
@@ -271,18 +278,13 @@ class Scheduler:
                     break
 
     def _has_precedence(self, download: AskPriority) -> bool:
-        """Return whether a download that is alone has precedence at present.
+        """Return whether a streamed download has precedence at present."""
+        return now_s() < self._precedence_until_s[download]
 
-        The precedence begins with the first call for the download.
-        """
-        if download not in self._alone_until_s:
-            self._prolong(download)
-        return now_s() < self._alone_until_s[download]
-
-    def _prolong(self, download: AskPriority) -> None:
-        """Give a download precedence for `_ALONE_S` from now; reassign the slots after that."""
-        self._alone_until_s[download] = now_s() + _ALONE_S
-        asyncio.get_running_loop().call_later(_ALONE_S, self.reconsider)
+    def _prolong_precedence(self, download: AskPriority) -> None:
+        """Give a download precedence for `_PRECEDENCE_S`; reassign the slots when that is over."""
+        self._precedence_until_s[download] = now_s() + _PRECEDENCE_S
+        asyncio.get_running_loop().call_later(_PRECEDENCE_S, self._reassign)
 
     @property
     def _may_pause_more(self) -> bool:
@@ -296,8 +298,8 @@ class Scheduler:
         """
         if not any(group.queued and group.priority.waiting for group in self._groups.values()):
             return None
-        preemptible = {claim.group.origin for claim in self._victims(None)}
-        if not preemptible:
+        preemptible_origins = {claim.group.origin for claim in self._victims(None)}
+        if not preemptible_origins:
             return None
 
         def may_preempt(group: ClaimGroup) -> bool:
@@ -305,16 +307,16 @@ class Scheduler:
                 return False
             # A claim may always take the slot of another claim on the same origin. The slot of a
             # claim on another origin is of use only if the claim's own origin has room.
-            return group.origin in preemptible or group.is_admitted
+            return group.origin in preemptible_origins or group.is_admitted
 
         if self._may_pause_more:
-            return self._first(may_preempt)
+            return self._first_queued(may_preempt)
         # No more claims may be paused. A claim that is paused itself may still preempt another: the
         # two change places, so that the number of paused claims stays the same.
         paused = [claim for claim in self._paused if may_preempt(claim.group)]
         return min(paused, key=self._ranking.rank, default=None)
 
-    def _first(self, is_eligible: Callable[[ClaimGroup], bool]) -> Claim | None:
+    def _first_queued(self, is_eligible: Callable[[ClaimGroup], bool]) -> Claim | None:
         """Return the queued claim to serve first; None if there is none.
 
         Args:
@@ -363,9 +365,11 @@ class Scheduler:
         Args:
             origin: the only origin whose claims may be paused; None for all origins.
         """
-        claim = max(self._victims(origin), key=_pausing_order, default=None)
-        if claim is None or claim.work is None:
+        victims = self._victims(origin)
+        if not victims:
             return False
+        claim = max(victims, key=_pausing_order)
+        assert claim.work is not None  # `_victims` leaves out claims without work
         claim.work.halt()
         claim.was_paused = True
         self._release(claim)

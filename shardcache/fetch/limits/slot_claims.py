@@ -35,7 +35,7 @@ class Priority:
             clock. Of one client's claims in a class, the one with the earliest deadline goes first.
         client: the job, or other client, that needs the part; None for no client in particular. The
             clients of a class get equal numbers of connections.
-        alone: True if a reader reads the shard as it arrives, so that the order of parts matters
+        streamed: True if a reader reads the shard as it arrives, so that the order of parts matters
             more than throughput. Other parts, which no reader waits for, are paused if they would
             slow this download down. That ends when its own parts no longer arrive.
     """
@@ -43,7 +43,7 @@ class Priority:
     priority_class: int
     deadline_s: float = math.inf
     client: Hashable | None = None
-    alone: bool = False
+    streamed: bool = False
 
     @property
     def waiting(self) -> bool:
@@ -79,8 +79,7 @@ class Claim:
         work: the work to pause if the claim is preempted; None while there is none, so that the
             claim cannot be preempted.
         arrival: place of the claim among claims of equal urgency; lower goes first.
-        group: the claim's group. The scheduler sets it for each attempt, and so it does with the
-            attributes below.
+        group: the claim's group. The scheduler sets this and the attributes below for each attempt.
         granted: done once the attempt has got a slot.
         generation: generation of the origin's limit when the slot was granted.
         concurrency: number of slots held on the origin when the slot was granted, this claim's
@@ -140,11 +139,11 @@ class ClaimGroup:
         if not self.origin.cleared or self.origin.link.connections is not None:
             return True
 
-        # The link is cleared for a download that is alone, and it is not measured yet. Only claims
-        # that readers wait for may begin, and that download may have only one of them at a time.
+        # The link is cleared for a streamed download, and it is not measured yet. Only claims that
+        # readers wait for may begin, and the streamed download may have only one of them at a time.
         if not self.priority.waiting:
             return False
-        return not (self.priority.alone and self.held)
+        return not (self.priority.streamed and self.held)
 
 
 class RoundRobin:
@@ -185,8 +184,8 @@ class Rank(NamedTuple):
     held_by_client: int
     # 3. Of clients with equally many slots, the client that was served longest ago goes first.
     last_turn: int
-    # 4. Of a client's downloads that are alone, the one that holds the fewest slots goes first, so
-    #    that they share equally. The number is 0 for other downloads.
+    # 4. Of a client's streamed downloads, the one that holds the fewest slots goes first, so that
+    #    they share equally. The number is 0 for other downloads.
     held_by_download: int
     # 5. The claim with the earliest deadline goes first.
     deadline_s: float
@@ -204,27 +203,27 @@ class Ranking:
 
     def granted(self, claim: Claim) -> None:
         """Count a claim that has just got a slot."""
-        self._held[_share_of(claim)] += 1
+        self._held[_class_and_client(claim)] += 1
 
     def released(self, claim: Claim) -> None:
         """Stop counting a claim that has just lost or released its slot."""
-        share = _share_of(claim)
-        self._held[share] -= 1
-        if not self._held[share]:
-            del self._held[share]
+        key = _class_and_client(claim)
+        self._held[key] -= 1
+        if not self._held[key]:
+            del self._held[key]
 
     def recount(self, holding: Iterable[Claim]) -> None:
         """Count all claims that hold a slot, after their priorities may have changed."""
-        self._held = Counter(map(_share_of, holding))
+        self._held = Counter(map(_class_and_client, holding))
 
     def rank(self, claim: Claim) -> Rank:
         """Return the present rank of a claim."""
         group = claim.group
         priority = group.priority
-        held_by_download = group.held if priority.alone else 0
+        held_by_download = group.held if priority.streamed else 0
         return Rank(
             priority.priority_class,
-            self._held[_share_of(claim)],
+            self._held[_class_and_client(claim)],
             self._round_robin.last(priority.client),
             held_by_download,
             priority.deadline_s,
@@ -232,7 +231,7 @@ class Ranking:
         )
 
 
-def _share_of(claim: Claim) -> tuple[int, Hashable]:
-    """Return the class and client of a claim, by which the held slots are counted."""
+def _class_and_client(claim: Claim) -> tuple[int, Hashable]:
+    """Return the priority class and client of a claim, by which the held slots are counted."""
     priority = claim.group.priority
     return priority.priority_class, priority.client

@@ -171,7 +171,7 @@ class _TierRequests:
         self._tier.served(span.obj, span.parts.start)
         self._requests.observe(self._tier.address, read)
         took_s = read.reading_time.elapsed_s
-        self._scheduler.took(span.claim, span.parts.size_bytes, took_s)
+        self._scheduler.record_time(span.claim, span.parts.size_bytes, took_s)
 
     async def _next_route(self) -> Route | None:
         """Return the route to the parts' owner, or to the next owner if the first owner is slow.

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from shardcache.errors import OriginError, OriginUnavailableError
-from shardcache.fetch.limits.hedging import LOOK_AGAIN, MIN_STALL_SHARE
+from shardcache.fetch.limits.hedging import LOOK_AGAIN_FACTOR, PROMPT_STALL_SHARE
 from shardcache.fetch.limits.scheduler import Scheduler
 from shardcache.fetch.reads import PausableRead
 from shardcache.fetch.requests import Requests, RequestSpan
@@ -201,7 +201,7 @@ class WatchedRequest:
         # A part that was not in the tier's cache ("HIT") has come from the object store. So its
         # time counts among the times that parts take from the origin.
         if answer.headers.get("x-shardcache-tier") != "HIT":
-            self._hedging.took(self._size_bytes, self._read.reading_time.elapsed_s)
+            self._hedging.record_time(self._size_bytes, self._read.reading_time.elapsed_s)
         return sums
 
     async def watch(self, end_first: Commit) -> list[PartSums] | None:
@@ -218,9 +218,9 @@ class WatchedRequest:
         while True:
             # Two times are compared, and the earlier one ends the pause between two looks:
             # - `look_s`: the part may be late. After each look, the request has to take a tenth
-            #   longer (`LOOK_AGAIN`) before the next look.
+            #   longer (`LOOK_AGAIN_FACTOR`) before the next look.
             # - `question_s`: no bytes have come, and no question has been asked, for a while.
-            look_s = max(self._usual_s, LOOK_AGAIN * self._read.reading_time.elapsed_s)
+            look_s = max(self._usual_s, LOOK_AGAIN_FACTOR * self._read.reading_time.elapsed_s)
             question_s = max(self._usual_s, self._next_question_s)
             await self._read.reading_time.reaches(min(look_s, question_s))
 
@@ -283,7 +283,7 @@ class WatchedRequest:
         # 1. Wait a little for the owner's answer. Without a prompt answer, the bytes that have come
         #    since the question decide.
         self._asked_s = self._read.reading_time.elapsed_s
-        await asyncio.wait([asking], timeout=MIN_STALL_SHARE * self._stall_timeout_s)
+        await asyncio.wait([asking], timeout=PROMPT_STALL_SHARE * self._stall_timeout_s)
         if not asking.done():
             if not self._sends:
                 left_s = None  # the owner may be dead
@@ -372,7 +372,7 @@ class WatchedRequest:
         if read.first_byte_s is None or not read.received_bytes:
             return False
         sending_s = read.reading_time.elapsed_s - read.first_byte_s
-        if sending_s < MIN_STALL_SHARE * self._stall_timeout_s:
+        if sending_s < PROMPT_STALL_SHARE * self._stall_timeout_s:
             return False
         whole_s = sending_s * self._size_bytes / read.received_bytes
         return whole_s >= _SLOWNESS * self._usual_s
@@ -438,7 +438,7 @@ class WatchedRequest:
         if sums is None:
             return None
 
-        self._hedging.took(self._size_bytes, time.monotonic() - begun_s)
+        self._hedging.record_time(self._size_bytes, time.monotonic() - begun_s)
         # The object store has sent the parts before the owner has answered a question, so the owner
         # is slow.
         if owner and not asking.done():

@@ -65,9 +65,9 @@ def _begin_rich(hedges: hedging.Hedging, begin: Callable[..., None], *given: flo
     hedges._credit = hedging._MAX_CREDIT
 
 
-def _no_alone() -> None:
+def _none_streamed() -> None:
     before = KeyClaim.priority
-    KeyClaim.priority = lambda *given: replace(before(*given), alone=False)  # type: ignore[method-assign]
+    KeyClaim.priority = lambda *given: replace(before(*given), streamed=False)  # type: ignore[method-assign]
 
 
 MECHANISMS: Mapping[str, Callable[[], None]] = {
@@ -75,7 +75,7 @@ MECHANISMS: Mapping[str, Callable[[], None]] = {
     "class": _without_rank("priority_class"),
     "client": _without_rank("held_by_client", "last_turn"),
     "deadline": _without_rank("deadline_s"),
-    "alone": _no_alone,
+    "streamed": _none_streamed,
     "clearing": _method(scheduler.Scheduler, "_has_precedence", lambda *_: False),
     "preemption": _method(scheduler.Scheduler, "_preemptor", lambda *_: None),
     "AIMD": _method(origin_states.Aimd, "refused", lambda *_: None),

@@ -69,7 +69,7 @@ def hot_spot(nodes: int, shards: int, *, whole: bool, own_orders: bool) -> str:
         sent = np.minimum(rates / _STEPS_PER_PART, left)
         left, took, moved = left - sent, took + 1 / _STEPS_PER_PART, moved + sent[busy].sum()
         for node, slot in np.argwhere(busy & (left <= 1e-9)):
-            limits[node].took(PART_BYTES, (took - begun[node, slot]) * part_s)
+            limits[node].record_time(PART_BYTES, (took - begun[node, slot]) * part_s)
         late = busy & (left > 0) & ((took - begun) * part_s >= 0.04 * STALL_TIMEOUT_S)
         if int(took * _STEPS_PER_PART) % 64 == 0:
             asked += sum(

@@ -113,7 +113,7 @@ async def test_slow_connections_do_not_make_requests_smaller_than_a_mebibyte(rig
     """Most of a small request's time is latency: more requests would only make it longer."""
     rig.downloader = rig.make(shard_connections=2)
     url = faulty.put("a.tar", DATA)
-    rig.downloader.scheduler.origin(store_of(url)).link.took(PART, 10.0, 2)
+    rig.downloader.scheduler.origin(store_of(url)).link.record_time(PART, 10.0, 2)
     await rig.download(await rig.stat(url))
     assert asked(faulty) == [range(0, 4), range(4, 8), range(8, 11)]
 

@@ -158,9 +158,9 @@ async def test_a_reader_of_an_arriving_shard_keeps_its_connections(transfer: Tra
     transfer.waits = set()
     arrival.readers.append(JOB)
     reading = priority(transfer)
-    assert (reading.priority_class, reading.alone) == (PriorityClass.WAITING, True)
+    assert (reading.priority_class, reading.streamed) == (PriorityClass.WAITING, True)
     transfer.waits = {more}  # as `Reader.more` waits
-    assert priority(transfer) == Priority(PriorityClass.WAITING, 5.0, JOB, alone=True)
+    assert priority(transfer) == Priority(PriorityClass.WAITING, 5.0, JOB, streamed=True)
 
 
 LONG = list(range(10_000))

@@ -44,7 +44,7 @@ def test_a_round_of_successes_adds_one_up_to_the_maximum(maximum: int) -> None:
 def over(link: Link, *, saturating: float, connections: int, parts: int = 5) -> Link:
     """Let parts arrive over a link that some connections saturate, with others in use; quick parts take 1 s."""
     for _ in range(parts):
-        link.took(SIZE, max(1.0, connections / saturating), connections)
+        link.record_time(SIZE, max(1.0, connections / saturating), connections)
     return link
 
 
@@ -58,9 +58,9 @@ def test_a_saturated_link_is_as_wide_however_many_share_it(connections: int) -> 
 def test_one_slow_part_does_not_narrow_the_link() -> None:
     """A server that was busy for a moment counts as little as a short last part that came at once."""
     link = over(Link(), saturating=100, connections=8)
-    link.took(SIZE, 50.0, 8)
+    link.record_time(SIZE, 50.0, 8)
     assert link.connections == 10
-    link.took(SIZE // 64, 0.01, 8)
+    link.record_time(SIZE // 64, 0.01, 8)
     assert over(link, saturating=100, connections=8).connections == 10
 
 
@@ -68,10 +68,10 @@ def test_a_link_that_became_slower_is_tried_with_more_connections_again() -> Non
     """A quick start is forgotten after some parts."""
     link = over(Link(), saturating=100, connections=8)
     for _ in range(5):
-        link.took(SIZE, 10.0, 8)
+        link.record_time(SIZE, 10.0, 8)
     assert link.connections == 3
     for _ in range(64):
-        link.took(SIZE, 10.0, 8)
+        link.record_time(SIZE, 10.0, 8)
     assert link.connections == 10
 
 
@@ -79,7 +79,7 @@ def taught(times_s: list[float], *, share: float = 0.02, size_bytes: int = SIZE)
     """Return hedging after parts that took some times."""
     hedging = Hedging(share)
     for time_s in times_s:
-        hedging.took(size_bytes, time_s)
+        hedging.record_time(size_bytes, time_s)
     return hedging
 
 
@@ -151,7 +151,7 @@ def test_requests_for_several_parts_are_first_compared_with_single_ones() -> Non
     assert hedging.patience_s(4 * SIZE) == 4.0
     assert hedging.due_s(4 * SIZE, 4.0, 3 * SIZE, []) == pytest.approx(12.0)
     for _ in range(100):
-        hedging.took(4 * SIZE, 2.0, parts=4)
+        hedging.record_time(4 * SIZE, 2.0, parts=4)
     assert hedging.patience_s(4 * SIZE) == 2.0
     assert hedging.patience_s(SIZE) == 1.0
     assert [hedging.spend(4), hedging.spend(4), hedging.spend(1)] == [True, True, False]
@@ -162,7 +162,7 @@ def test_requests_for_many_small_parts_are_hedged_as_well() -> None:
     hedging = taught([1.0] * 100)
     assert hedging.patience_s(64 * SIZE, parts=64) == 64.0
     for _ in range(50):
-        hedging.took(16 * SIZE, 2.0, parts=16)
+        hedging.record_time(16 * SIZE, 2.0, parts=16)
     assert [hedging.spend(16), hedging.spend(16)] == [True, False]
 
 

@@ -74,7 +74,7 @@ class Desk:
         self.origin = Script(*reads)
         self.slots = Scheduler(slots, hedged_share=0.02)
         for _ in range(seen):
-            self.slots.origin(STORE).hedging.took(OBJ.size_bytes, 0.001)
+            self.slots.origin(STORE).hedging.record_time(OBJ.size_bytes, 0.001)
         self.counters = Counters()
         requests = Requests(self.slots, Bandwidth(None), self.counters, 60.0)
         self.requests = TierFirst(requests, self.slots, self.counters, 60.0)

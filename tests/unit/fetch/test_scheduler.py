@@ -221,12 +221,12 @@ async def test_a_paused_part_may_end() -> None:
 
 
 @still
-async def test_background_claims_pause_for_a_claim_that_is_alone() -> None:
+async def test_background_claims_pause_for_a_streamed_download() -> None:
     """Though there are slots, they pause until its parts have arrived, the first alone; other origins' continue."""
     users = Users(8)
     await users.start("planned", PLANNED, pausable=True)
     await users.start("elsewhere", PLANNED, origin="other", pausable=True)
-    await users.start("first part", Priority(WAITING, alone=True))
+    await users.start("first part", Priority(WAITING, streamed=True))
     await users.start("next part", PLANNED, after="first part")
     await users.start("new", PLANNED)
     await users.start("waits too", Priority(WAITING))
@@ -241,8 +241,8 @@ async def test_arriving_shards_of_a_client_share_equally() -> None:
     """Whichever reader began to wait first: each will soon have read what has arrived."""
     users = Users(3)
     for name, after in (("a0", ""), ("a1", "a0"), ("a2", "a0"), ("a3", "a0"), ("b0", "")):
-        await users.start(name, Priority(WAITING, float(name[0] == "b"), alone=True), after=after)
-        users.slots.took(users.claims["a0"], 1, 1.0)
+        await users.start(name, Priority(WAITING, float(name[0] == "b"), streamed=True), after=after)
+        users.slots.record_time(users.claims["a0"], 1, 1.0)
     await users.finish("a0")
     assert users.holding == {"a1", "a2", "b0"}
 
@@ -254,11 +254,11 @@ async def test_precedence_lasts_while_parts_arrive() -> None:
     planned = {f"planned{number}" for number in range(7)}
     for name in sorted(planned):
         await users.start(name, PLANNED, pausable=True)
-    await users.start("part", Priority(WAITING, alone=True))
+    await users.start("part", Priority(WAITING, streamed=True))
     for time_s in (1.0, 9.0, 9.0, 9.0, 9.0, 9.0):  # more than one are too many for this line
         assert users.holding <= {"part", "planned0", "planned1"}
         pass_time(0.6)
-        users.slots.took(users.claims["part"], 1, time_s)
+        users.slots.record_time(users.claims["part"], 1, time_s)
         users.slots.reconsider()
     pass_time(1.1)
     users.slots.reconsider()
@@ -266,17 +266,17 @@ async def test_precedence_lasts_while_parts_arrive() -> None:
 
 
 @still
-async def test_parts_of_a_claim_that_is_alone_only_saturate_the_link() -> None:
+async def test_parts_of_a_streamed_download_only_saturate_the_link() -> None:
     """As many as fill the line: more would all be late. What is queued goes on when a part ends, the planned last."""
     users = Users(16)
     for number in range(10):
         await users.start(f"planned{number}", PLANNED, pausable=True)
-    users.slots.took(users.claims["planned0"], 1, 1.0)
+    users.slots.record_time(users.claims["planned0"], 1, 1.0)
     for _ in range(5):  # all of them share what three could carry
-        users.slots.took(users.claims["planned9"], 1, 10 / 3)
+        users.slots.record_time(users.claims["planned9"], 1, 10 / 3)
     assert len(users.holding) == 10
     for number in range(8):
-        await users.start(f"part{number}", Priority(WAITING, alone=True))
+        await users.start(f"part{number}", Priority(WAITING, streamed=True))
     assert users.holding == {f"part{number}" for number in range(5)}
     for number in range(8):
         await users.finish(f"part{number}")
