@@ -27,7 +27,7 @@ from shardcache.fetch.limits.hedging import HEDGED_SHARE, MAX_PARTS
 from shardcache.fetch.limits.origin_states import Limit
 from shardcache.fetch.limits.scheduler import Scheduler
 from shardcache.fetch.limits.slot_claims import AskPriority, Claim
-from shardcache.fetch.reads import Coming, PausableRead
+from shardcache.fetch.reads import PausableRead, UnfinishedParts
 from shardcache.fetch.requests import Requests, RequestSpan
 from shardcache.fetch.retry import BACKOFF, Backoff, FailedAttempt, Retry
 from shardcache.fetch.shard_download import ShardDownload
@@ -50,8 +50,8 @@ _REQUEST_S = 0.25
 # small request is mostly latency, and more requests would only make it longer.
 _MIN_REQUEST_BYTES = 1024 * 1024
 _MAX_ANSWERS = 10_000  # limit on answers to `stat_ahead` that are kept until they are used
-# One first part may be requested ahead for each of this many connections to an origin.
-_CONNECTIONS_PER_FIRST_PART = 4
+# First parts are requested ahead while less than this share of an origin's connections is used.
+_MAX_USED_SHARE = 0.25
 _MAX_STATS = 16  # concurrent requests for sizes and versions
 
 
@@ -104,7 +104,11 @@ class Downloader:
         self.asking: Counter[str] = Counter()
 
     def limits(self, url: str | None = None) -> list[Limit]:
-        """Return the limits that apply to a download of a url; None for those of any download."""
+        """Return the limits on bandwidth, on origins that throttle, and on all connections.
+
+        Args:
+            url: a url, if no other origin than the url's is wanted; None for all origins.
+        """
         origin = None if url is None else store_of(url)
         return [*self._bandwidth.limits(), *self.scheduler.limits(origin)]
 
@@ -129,7 +133,7 @@ class Downloader:
         async def attempt() -> T:
             self.counters.fetched(url, size_bytes=0, requests=1)
             read = PausableRead(url, self._settings.stall_timeout_s)
-            async with read.limit():
+            async with read.stall_timeout():
                 return await request(read.received)
 
         self.asking[url] += 1
@@ -174,8 +178,9 @@ class Downloader:
         Callers do so for objects that will be fetched soon.
         """
         obj = await self.ask(url, lambda received: origin.stat(url))
-        self._ahead.pop(url, None)
+        self._ahead.pop(url, None)  # so that the new answer goes to the end
         self._drop_old_answers()
+        # If there are too many answers, this one is not kept, and `stat` asks the origin again.
         if len(self._ahead) < _MAX_ANSWERS:
             self._ahead[url] = obj
         return obj
@@ -211,11 +216,16 @@ class Downloader:
         Raises the origin's errors; OutdatedError if the object has another version.
         """
 
+        is_retry = False
+
         async def request(_: Received) -> RemoteObject:
-            nonlocal first_bytes
-            ahead_bytes = 0 if self._is_busy(url) else first_bytes
-            first_bytes = 0  # a retry requests only the version, not the first bytes again
-            return await self._stat_with(origin, url, ahead_bytes)
+            nonlocal is_retry
+            # A retry requests only the version, not the first bytes again.
+            without_bytes = not first_bytes or is_retry or self._is_busy(url)
+            is_retry = True
+            if without_bytes:
+                return await origin.stat(url)
+            return await self._stat_with_first_bytes(origin, url, first_bytes)
 
         obj = self._ahead.pop(url, None)
         if obj is None or version not in (None, obj.version) or self._is_old(obj):
@@ -232,18 +242,20 @@ class Downloader:
     def _is_busy(self, url: str) -> bool:
         """Return True if an origin has no connection to spare for another first part."""
         origin = self.scheduler.origin(store_of(url))
-        maximum = origin.aimd.limit // _CONNECTIONS_PER_FIRST_PART
-        return origin.held + self._first_parts >= maximum
+        used = origin.held + self._first_parts
+        return used >= int(_MAX_USED_SHARE * origin.aimd.limit)
 
-    async def _stat_with(self, origin: Origin, url: str, first_bytes: int) -> RemoteObject:
+    async def _stat_with_first_bytes(
+        self,
+        origin: Origin,
+        url: str,
+        first_bytes: int,
+    ) -> RemoteObject:
         """Return `origin.stat` of an object, and count the request for first bytes while it lasts.
 
         Args:
-            first_bytes: number of first bytes to request as well; 0 for none.
+            first_bytes: number of first bytes to request as well.
         """
-        if not first_bytes:
-            # The origin is asked for the version alone (0 first bytes).
-            return await origin.stat(url, 0)
         self._first_parts += 1
         try:
             return await origin.stat(url, first_bytes)
@@ -259,8 +271,8 @@ class Downloader:
         *,
         priority: AskPriority,
         progress: Callable[[int], None],
-        coming: Coming | None = None,
-        first: Callable[[], Sequence[tuple[int, int]]] = _nothing_first,
+        unfinished: UnfinishedParts | None = None,
+        first_ranges: Callable[[], Sequence[tuple[int, int]]] = _nothing_first,
     ) -> None:
         """Fetch every part missing from a partial file, in order, and check the whole object.
 
@@ -270,17 +282,24 @@ class Downloader:
             partial: the file to fill.
             priority: returns the current priority for connections and bandwidth.
             progress: called with the number of bytes on disk, including those of an earlier run.
-            coming: counts the bytes that have arrived and belong to unfinished parts; None if the
-                count is not needed.
-            first: returns the ranges of bytes (start and end) to be fetched before all others; it
-                is called again for each request.
+            unfinished: counts the bytes that have arrived and belong to unfinished parts; None if
+                the count is not needed.
+            first_ranges: returns the ranges of bytes (start and end) to be fetched before all
+                others; it is called again for each request.
 
         Raises the origin's errors once retries cannot help, ShardChangedError without a retry when
         the origin holds another version, CorruptShardError when the object differs from the
         origin's checksum or ETag, and the disk's errors.
         """
         obj = partial.obj
-        download = ShardDownload(origin, partial, priority, progress, coming or Coming(), first)
+        download = ShardDownload(
+            origin,
+            partial,
+            priority,
+            progress,
+            unfinished or UnfinishedParts(),
+            first_ranges,
+        )
         await self._fetch(download, partial.missing())
 
         # The requests for parts of an unguarded object do not check its version. So it is compared
@@ -303,7 +322,7 @@ class Downloader:
         parts: range,
         *,
         priority: AskPriority,
-        coming: Coming,
+        unfinished: UnfinishedParts,
     ) -> AsyncIterator[int]:
         """Fetch consecutive parts by one request; yield the number of each finished part.
 
@@ -314,14 +333,14 @@ class Downloader:
             partial: the file to fill.
             parts: numbers of the parts.
             priority: returns the current priority for connections and bandwidth.
-            coming: counts the bytes that have arrived and belong to unfinished parts.
+            unfinished: counts the bytes that have arrived and belong to unfinished parts.
         """
         download = ShardDownload(
             origin,
             partial,
             priority,
             _ignore_progress,
-            coming,
+            unfinished,
             _nothing_first,
         )
         async for finished in self._request(download, parts):
@@ -355,10 +374,13 @@ class Downloader:
         # Without ranges, one request fetches the whole object.
         if not download.obj.ranges:
             return missing_parts
+        # Several parts at once would all be held in memory, unless the object is joinable.
+        if not download.obj.joinable:
+            return 1
         origin = self.scheduler.origin(store_of(download.obj.url))
         bytes_per_s = origin.link.connection_bytes_per_s
-        if not download.obj.joinable or bytes_per_s is None:
-            return 1
+        if bytes_per_s is None:
+            return 1  # the time of a larger request could not be estimated
         connections = min(self._settings.shard_connections, self.scheduler.share(origin))
         request_bytes = max(_MIN_REQUEST_BYTES, int(_REQUEST_S * bytes_per_s))
         parts_in_time = request_bytes // download.partial.part_bytes
@@ -371,13 +393,14 @@ class Downloader:
         """
         # The claim is made now, so that it ranks after the claims of earlier parts.
         claim = Claim(download.priority, store_of(download.obj.url))
-        count = len(parts)
+        # The first attempt is for all parts. If it fails, each later one is for a single part.
+        attempted_parts = len(parts)
 
         async def attempt() -> list[PartSums]:
-            nonlocal count
-            span = download.span(claim, parts.start, count)
+            nonlocal attempted_parts
+            span = download.span(claim, parts.start, attempted_parts)
             if download.obj.ranges:
-                count = 1  # if this attempt fails, the next one fetches a single part
+                attempted_parts = 1
             return await self._attempt(download, span)
 
         while parts:

@@ -32,24 +32,24 @@ async def race(
     """
     try:
         async with asyncio.TaskGroup() as group:
-            leader = group.create_task(first)
+            first_task = group.create_task(first)
 
-            async def end_leader() -> bool:
-                leader.cancel()
-                await asyncio.wait([leader])
-                return leader.cancelled()
+            async def end_first() -> bool:
+                first_task.cancel()
+                await asyncio.wait([first_task])
+                return first_task.cancelled()
 
-            await asyncio.wait([leader], timeout=patience_s)
-            if not leader.done():
-                spare = group.create_task(second(end_leader))
-                await asyncio.wait([leader])
-                if not leader.cancelled():
-                    spare.cancel()
+            await asyncio.wait([first_task], timeout=patience_s)
+            if not first_task.done():
+                second_task = group.create_task(second(end_first))
+                await asyncio.wait([first_task])
+                if not first_task.cancelled():
+                    second_task.cancel()
     except BaseExceptionGroup as failures:
         # The task group has cancelled the other task, so the first error is the cause.
         cause = failures.exceptions[0]
         raise cause from cause.__cause__
 
-    if leader.cancelled():  # by `second`, through `end_leader`
-        return spare.result(), False
-    return leader.result(), True
+    if first_task.cancelled():  # by `second`, through `end_first`
+        return second_task.result(), False
+    return first_task.result(), True

@@ -56,7 +56,7 @@ class PausableRead(Flow):
         tally: called with each number of bytes received.
         size_bytes: number of bytes to read; 0 if unknown.
         grant: waits for byte credit and returns it, given the number of bytes wanted.
-        prompt: as `Flow.prompt`.
+        prompt: True if a reader is waiting for the first bytes, so that they are reported at once.
 
     Attributes:
         credit_bytes: unused byte credit; negative if more bytes were received than credited.
@@ -82,16 +82,16 @@ class PausableRead(Flow):
         super().__init__(tally)
         self._url = url
         self._stall_timeout_s = stall_timeout_s
-        self._left_bytes = size_bytes  # number of bytes still to come; not positive if unknown
+        self._left_bytes = size_bytes  # number of bytes still to come; 0 or less if unknown
         self._grant = grant
         self.prompt = prompt
+        # Timer of the stall time-out; None outside of `stall_timeout`.
+        self._timer: asyncio.Timeout | None = None
         self._enough_bytes = 1  # number of bytes that restarts the timer
         if size_bytes:
             self._enough_bytes = max(1, int(stall_timeout_s * MIN_BYTES_PER_S))
         self._lately_bytes = 0  # number of bytes received since the timer was last restarted
         self._restarts_from_s = 0.0  # time from which the timer may be restarted again
-        # Timer of the stall time-out; None outside of `limit`.
-        self._limit: asyncio.Timeout | None = None
         self._pause: Callable[[], object] = _no_callback  # stops the transport's read
         self._has_slot = asyncio.Event()
         self._has_slot.set()
@@ -104,13 +104,13 @@ class PausableRead(Flow):
         self.reading_time = Stopwatch()
 
     @asynccontextmanager
-    async def limit(self) -> AsyncIterator[None]:
+    async def stall_timeout(self) -> AsyncIterator[None]:
         """Time the read during the block, which begins once reading is allowed.
 
         Raises StalledError when too few bytes arrive for too long; pauses do not count.
         """
         try:
-            async with asyncio.timeout(self._stall_timeout_s) as self._limit:
+            async with asyncio.timeout(self._stall_timeout_s) as self._timer:
                 await self.ready()
                 self.reading_time.run()
                 try:
@@ -121,7 +121,7 @@ class PausableRead(Flow):
             # Origins translate their own timeouts, so this TimeoutError comes from the timer above.
             raise self._stall_error() from None
         finally:
-            self._limit = None
+            self._timer = None
 
     def _stall_error(self) -> StalledError:
         amount = "nothing was"
@@ -156,7 +156,7 @@ class PausableRead(Flow):
 
     # Methods of `Flow`: called by the transport
 
-    def received(self, count: int, first_byte_s: float | None = None) -> None:
+    def received(self, count: int, first_arrival_s: float | None = None) -> None:
         """Count received bytes; restart the timer when enough have arrived.
 
         For the arguments, see `Flow.received`.
@@ -169,7 +169,10 @@ class PausableRead(Flow):
 
         self.last_byte_s = self.reading_time.elapsed_s
         if self.first_byte_s is None:
-            late_s = 0.0 if first_byte_s is None else time.monotonic() - first_byte_s
+            # The transport may report the first byte some time after its arrival.
+            late_s = 0.0
+            if first_arrival_s is not None:
+                late_s = time.monotonic() - first_arrival_s
             self.first_byte_s = max(0.0, self.last_byte_s - late_s)
 
         self.received_bytes += count
@@ -188,14 +191,16 @@ class PausableRead(Flow):
         if self._may_read:
             return
         self.reading_time.stop()
-        if self._limit is not None and not self._limit.expired():
-            # A pause does not count as a stall, so the timer is stopped.
-            self._limit.reschedule(None)
+        if self._timer is not None and not self._timer.expired():
+            # A pause does not count as a stall, so the timer is stopped. It must be restarted after
+            # the pause, however short the time since the last restart.
+            self._timer.reschedule(None)
             self._restarts_from_s = 0.0
         try:
             while not self._may_read:
                 await self._has_slot.wait()
                 if self._wants_credit:
+                    # The credit is 0 or negative; the grant has to make up for a negative one too.
                     wanted_bytes = self._left_bytes - self.credit_bytes
                     self.credit_bytes += await self._grant(wanted_bytes)
         finally:
@@ -225,23 +230,23 @@ class PausableRead(Flow):
     def _restart(self) -> None:
         """Restart the stall time-out, unless it was restarted a moment ago."""
         self._lately_bytes = 0
-        if self._limit is None or self._limit.expired():
+        if self._timer is None or self._timer.expired():
             return
         present_s = now_s()
         if present_s < self._restarts_from_s:
             return
         self._restarts_from_s = present_s + _SLACK * self._stall_timeout_s
-        self._limit.reschedule(present_s + (1 + _SLACK) * self._stall_timeout_s)
+        self._timer.reschedule(present_s + (1 + _SLACK) * self._stall_timeout_s)
 
 
-class Coming:
-    """Bytes of one download that have arrived and belong to unfinished parts.
+class UnfinishedParts:
+    """Unfinished parts of one download, and the bytes of them that have arrived.
 
     Readers that read a shard as it arrives may use the bytes of an unfinished part that are already
     in the file.
 
     Args:
-        written: called when more of these bytes are in the file.
+        written: called when more bytes of these parts are in the file.
     """
 
     def __init__(self, written: Callable[[], object] = _no_callback) -> None:
@@ -249,10 +254,10 @@ class Coming:
         self._parts: dict[int, PausableRead] = {}
 
     def __repr__(self) -> str:
-        return f"Coming({self.size_bytes} bytes of {len(self._parts)} parts)"
+        return f"UnfinishedParts({self.received_bytes} bytes of {len(self._parts)} parts)"
 
     @property
-    def size_bytes(self) -> int:
+    def received_bytes(self) -> int:
         """Number of bytes of unfinished parts received so far."""
         return sum(read.received_bytes for read in self._parts.values())
 

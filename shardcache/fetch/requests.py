@@ -100,8 +100,9 @@ class Requests:
         self._scheduler.record_time(span.claim, size_bytes, took_s)
         hedging.record_time(size_bytes, took_s, span.parts.count)
         if not is_first:
+            # The second request has won, so the bytes of the first were received in vain.
             self._counters.hedged_bytes += read.received_bytes
-        assert sums is not None
+        assert sums is not None  # only a second request that has not ended the first returns None
         return sums
 
     async def fetch_within(
@@ -152,8 +153,8 @@ class Requests:
             count,
             span.parts.size_bytes,
             partial(self._bandwidth.grant, claim),
-            # The priority is that of the span's claim: the claim of a hedged request may have no
-            # group yet.
+            # The priority is that of the span's claim, as the claim of a request without a slot of
+            # its own (`fetch_within`) has no group.
             prompt=span.claim.group.priority.streamed,
         )
         claim.work = read
@@ -244,20 +245,20 @@ class Requests:
             end_first: ends the first request; returns False if that request has already ended.
         """
         sums = None
-        first_has_ended = False
+        has_ended_first = False
 
         async def commit() -> bool:
-            nonlocal first_has_ended
-            first_has_ended = await end_first()
-            return first_has_ended
+            nonlocal has_ended_first
+            has_ended_first = await end_first()
+            return has_ended_first
 
         try:
             async with slot:
                 self._counters.hedges += 1
                 sums = await self._read_hedge(span, count, claim, commit)
         except OriginError:
-            # The error counts only if there is no first request any more whose outcome could count.
-            if first_has_ended:
+            # Once this request has ended the first, no other outcome than this error is left.
+            if has_ended_first:
                 raise
         return sums
 
@@ -268,7 +269,7 @@ class Requests:
         claim: Claim,
         commit: Commit,
     ) -> list[PartSums] | None:
-        """Read for a second request; count its bytes as hedged ones if it comes to nothing."""
+        """Read for a second request; if it comes to nothing, count its bytes as hedged in vain."""
         sums = None
         with self.reading(span, claim, count) as read:
             try:
@@ -291,7 +292,7 @@ class Requests:
                 is dropped and the result is None. None to write the body as it arrives.
         """
         self._counters.fetched(span.obj.url, size_bytes=0, requests=1)
-        async with read.limit():
+        async with read.stall_timeout():
             sums = await span.origin.fetch(span.obj, span.parts, read, commit)
         self.observe(span.claim.origin_name, read)
         return sums

@@ -31,7 +31,7 @@ T = TypeVar("T")
 # rewritten faster than it can be downloaded, the error goes to the reader.
 _MAX_FETCHES = 3
 _MAX_RETRY_AFTER_S = 60  # longest pause that a server can request
-_MAX_DOUBLINGS = 64  # after so many, the bound of a pause has reached any cap
+_MAX_DOUBLINGS = 64  # after this number of doublings, the bound of a pause has reached any cap
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,8 @@ def _given_up(exn: OriginUnavailableError, attempts: int) -> OriginUnavailableEr
 def refetch(fetch: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Decorate a function that fetches an object, so that it is called again after some failures.
 
-    It is called again if the object was replaced during the fetch, up to `_MAX_FETCHES` times in
-    total, and once more if the received object is corrupt.
+    It is called again if the object was replaced during the fetch, and after the first time that
+    the received object was corrupt; but `_MAX_FETCHES` times in total at most.
     """
 
     @wraps(fetch)

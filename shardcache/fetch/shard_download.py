@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from shardcache.fetch.limits.slot_claims import AskPriority, Claim
-from shardcache.fetch.reads import Coming
+from shardcache.fetch.reads import UnfinishedParts
 from shardcache.fetch.requests import RequestSpan
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import DIGESTS, RemoteObject, digest_of
@@ -29,8 +29,8 @@ class ShardDownload:
         partial: the file that the parts are written to.
         priority: returns the current priority for connections and bandwidth.
         progress: called with the number of bytes on disk.
-        coming: counts the bytes that have arrived and belong to unfinished parts.
-        first: returns the ranges of bytes (start and end) to be fetched before all others.
+        unfinished: counts the bytes that have arrived and belong to unfinished parts.
+        first_ranges: returns the ranges of bytes (start and end) to be fetched before all others.
         done_bytes: number of bytes in finished parts.
     """
 
@@ -38,8 +38,8 @@ class ShardDownload:
     partial: Partial
     priority: AskPriority
     progress: Callable[[int], None]
-    coming: Coming
-    first: Callable[[], Sequence[tuple[int, int]]]
+    unfinished: UnfinishedParts
+    first_ranges: Callable[[], Sequence[tuple[int, int]]]
     done_bytes: int = 0
     # The checksums, by the origin's algorithm, of the parts that have arrived; by part number.
     _sums: dict[int, int] = field(default_factory=dict)
@@ -82,8 +82,9 @@ class ShardDownload:
             del remaining[first]
             parts = range(first, first + 1)
 
-            has_waiting_reader = self.obj.ranges and self.priority().waiting
-            limit = 1 if has_waiting_reader else maximum
+            limit = maximum
+            if self.obj.ranges and self.priority().waiting:
+                limit = 1
             while parts.stop in remaining and len(parts) < limit:
                 del remaining[parts.stop]
                 parts = range(parts.start, parts.stop + 1)
@@ -100,9 +101,9 @@ class ShardDownload:
     def _needed_first(self, remaining: Container[int]) -> int | None:
         """Return a remaining part that must be fetched before all others; None if there is none."""
         part_bytes = self.partial.part_bytes
-        for start, stop in self.first():
-            end_part = -(-stop // part_bytes)
-            for part in range(start // part_bytes, end_part):
+        for start, stop in self.first_ranges():
+            last_part = (stop - 1) // part_bytes
+            for part in range(start // part_bytes, last_part + 1):
                 if part in remaining:
                     return part
         return None
@@ -115,14 +116,15 @@ class ShardDownload:
             first: number of the first part.
             count: number of parts.
         """
+        # The transport also computes the origin's checksum, which the partial knows nothing about.
         parts = replace(self.partial.parts(first, count), algorithm=self.algorithm)
-        begun = partial(self.coming.begin, first)
+        begun = partial(self.unfinished.begin, first)
         return RequestSpan(self.origin, self.obj, parts, claim, begun)
 
     def record(self, finished: list[PartSums]) -> None:
         """Record the finished parts of one request."""
         # A request's bytes are counted under its first part.
-        self.coming.end(finished[0].index)
+        self.unfinished.end(finished[0].index)
         for sums in finished:
             self.partial.record(sums)
             self._sums[sums.index] = sums.checksum

@@ -368,8 +368,8 @@ class Fetcher:
             partial,
             priority=lambda: claim.priority(next_use_s),
             progress=transfer.set_done,
-            coming=transfer.coming,
-            first=lambda: claim.needed_first,
+            unfinished=transfer.unfinished,
+            first_ranges=lambda: claim.needed_first,
         )
         transfer.stages.enter(Stage.DISK)
         shard, index_error = await self._publisher.publish(partial, transfer, claim)

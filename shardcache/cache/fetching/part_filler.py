@@ -434,7 +434,7 @@ class _FillRun:
             partial,
             parts,
             priority=self._priority,
-            coming=self._transfer.coming,
+            unfinished=self._transfer.unfinished,
         )
         async for part in finished:
             self._fetching.discard(part)

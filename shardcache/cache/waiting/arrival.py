@@ -20,7 +20,7 @@ from collections.abc import Callable
 from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.waits import JobKey, Wait
 from shardcache.errors import CorruptShardError, DiskError, ShardcacheError
-from shardcache.fetch.reads import Coming
+from shardcache.fetch.reads import UnfinishedParts
 from shardcache.store.partial import Partial
 from shardcache.store.shard import Shard, UnpublishedFiles
 
@@ -40,13 +40,19 @@ class Arrival:
             has samples, or nobody wanted samples.
     """
 
-    def __init__(self, partial: Partial, waits: set[Wait], coming: Coming, moved: Signal) -> None:
+    def __init__(
+        self,
+        partial: Partial,
+        waits: set[Wait],
+        unfinished: UnfinishedParts,
+        moved: Signal,
+    ) -> None:
         """Offer early access to the shard that arrives in `partial`. See `Transfer.offer`.
 
         Args:
             partial: the file that is being filled.
             waits: all of the transfer's waits; waits for more of the beginning are added to them.
-            coming: the parts that are being received, with the bytes of each written so far.
+            unfinished: the parts that are being received, with the bytes of each written so far.
             moved: the transfer's signal, notified when more can be read.
         """
         self.partial = partial
@@ -57,7 +63,7 @@ class Arrival:
         self.shard: Shard | None = None
         self.index_error: ShardcacheError | None = None
         self._waits = waits
-        self._coming = coming
+        self._unfinished = unfinished
         self._moved = moved
         self._failure: ShardcacheError | None = None
         self._first_parts = 0  # number of finished parts without a gap, from the first part on
@@ -78,8 +84,8 @@ class Arrival:
             self._first_parts += 1
         finished_bytes = min(self._first_parts * partial.part_bytes, partial.obj.size_bytes)
         # Parts are numbered from 0, so this is the number of the first unfinished one.
-        unfinished = self._first_parts
-        written_bytes = finished_bytes + self._coming.written_bytes(unfinished)
+        part = self._first_parts
+        written_bytes = finished_bytes + self._unfinished.written_bytes(part)
         # The number never falls. A part that is fetched again begins with no written bytes, but it
         # writes the same bytes to the same place: those that were ready can still be read.
         self._ready_bytes = max(self._ready_bytes, written_bytes)

@@ -16,7 +16,7 @@ from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.stages import Stage, Stages
 from shardcache.cache.waiting.waits import PostponedError, PriorityClass, Wait, longest_wait
 from shardcache.errors import ShardcacheError
-from shardcache.fetch.reads import Coming
+from shardcache.fetch.reads import UnfinishedParts
 from shardcache.shared.protocol import ShardRef
 from shardcache.store.part_file import PartFile
 from shardcache.store.partial import Partial
@@ -38,7 +38,7 @@ class Transfer:
         waits: the present waits for the shard.
         stages: the present stage, and the time spent in each.
         done_bytes: the number of bytes in finished parts, out of `total_bytes`.
-        coming: the parts that are being received, and how much of each.
+        unfinished: the parts that are being received, and how much of each.
         total_bytes: size of the object; None until the origin has reported it.
         arriving: early access to the shard, while it can be offered.
         part_file: the file with the parts that have arrived, for readers of ranges.
@@ -57,7 +57,7 @@ class Transfer:
     waits: set[Wait] = field(default_factory=set)
     stages: Stages = field(default_factory=Stages)
     done_bytes: int = 0
-    coming: Coming = field(default_factory=Coming)
+    unfinished: UnfinishedParts = field(default_factory=UnfinishedParts)
     total_bytes: int | None = None
     arriving: Arrival | None = None
     part_file: PartFile | None = None
@@ -111,11 +111,11 @@ class Transfer:
         """Begin a download of `total_bytes`, of which nothing has been received yet."""
         self.total_bytes = total_bytes
         self.done_bytes = 0
-        self.coming = Coming(self.moved.notify)
+        self.unfinished = UnfinishedParts(self.moved.notify)
 
     def offer(self, partial: Partial) -> Arrival:
         """Offer early access to the shard, while its bytes arrive in `partial`."""
-        self.arriving = Arrival(partial, self.waits, self.coming, self.moved)
+        self.arriving = Arrival(partial, self.waits, self.unfinished, self.moved)
         self.part_file = PartFile(partial, is_own=False)
         return self.arriving
 
@@ -127,7 +127,7 @@ class Transfer:
     @property
     def arrived_bytes(self) -> int:
         """Number of bytes received so far, in finished and unfinished parts."""
-        return self.done_bytes + self.coming.size_bytes
+        return self.done_bytes + self.unfinished.received_bytes
 
     def to_json(self) -> dict[str, Any]:
         """Return the transfer's entry in `shardcache status`, without its url."""

@@ -191,8 +191,7 @@ class WatchedRequest:
         Return None if the tier does not serve this object, which has to come from the origin then.
         """
         span = self._span
-        # `limit` times the read, and raises StalledError if too few bytes come for too long.
-        async with self._read.limit():
+        async with self._read.stall_timeout():
             answer = await span.origin.ask_tier(self._route, span.obj, span.parts, self._read)
         if answer is None:
             return None

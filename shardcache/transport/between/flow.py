@@ -44,13 +44,13 @@ class Flow:
     def __init__(self, tally: Received = nothing) -> None:
         self._tally = tally
 
-    def received(self, count: int, first_byte_s: float | None = None) -> None:
+    def received(self, count: int, first_arrival_s: float | None = None) -> None:
         """Count received bytes.
 
         Args:
             count: number of bytes.
-            first_byte_s: when the first byte of the body arrived, by the monotonic clock; None if
-                it may count as arriving now.
+            first_arrival_s: when the first byte of the body arrived, by the monotonic clock; None
+                if it may count as arriving now.
         """
         self._tally(count)
 

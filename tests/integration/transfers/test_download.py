@@ -19,7 +19,7 @@ from shardcache.errors import (
     ShardChangedError,
 )
 from shardcache.fetch.limits.slot_claims import WAITING, Priority
-from shardcache.fetch.reads import Coming
+from shardcache.fetch.reads import UnfinishedParts
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
 from shardcache.store.keys import shard_key
@@ -298,11 +298,15 @@ class HalfwayOrigin(Origin):
         return write_parts(parts, bytes(parts.size_bytes))
 
 
-async def halfway(rig: Rig, origin: HalfwayOrigin, parts: int, number: int = 0, coming: Coming | None = None) -> None:
+async def halfway(
+    rig: Rig, origin: HalfwayOrigin, parts: int, number: int = 0, unfinished: UnfinishedParts | None = None
+) -> None:
     """Download an object of that store."""
     sink = Partial.open(rig.layout, RemoteObject(f"held://{number}", "1", parts * PART), PART)
     held = cast(Origin, origin)
-    await rig.downloader.download(held, sink, priority=lambda: PLANNED, progress=rig.progress.append, coming=coming)
+    await rig.downloader.download(
+        held, sink, priority=lambda: PLANNED, progress=rig.progress.append, unfinished=unfinished
+    )
 
 
 @pytest.mark.parametrize(("shards", "requests"), [(1, 3), (2, 4)])
@@ -321,14 +325,14 @@ async def test_connections_are_bounded_for_a_shard_and_for_all(shards: int, requ
 
 async def test_bytes_count_as_they_come(rig: Rig) -> None:
     """Half of each part that is under way is told before any is whole, and nothing twice when they are on disk."""
-    origin, coming = HalfwayOrigin(), Coming()
+    origin, unfinished = HalfwayOrigin(), UnfinishedParts()
     async with asyncio.TaskGroup() as group:
-        group.create_task(halfway(rig, origin, 3, coming=coming))
+        group.create_task(halfway(rig, origin, 3, unfinished=unfinished))
         for _ in range(3):
             await origin.halves.acquire()
-        assert (rig.progress, coming.size_bytes) == ([0], 3 * (PART // 2))
+        assert (rig.progress, unfinished.received_bytes) == ([0], 3 * (PART // 2))
         origin.let.set()
-    assert (rig.progress[-1], coming.size_bytes) == (3 * PART, 0)
+    assert (rig.progress[-1], unfinished.received_bytes) == (3 * PART, 0)
 
 
 MANY_PARTS = random.Random(5).randbytes(120 * PART)

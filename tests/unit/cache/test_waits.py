@@ -76,29 +76,29 @@ def priority(transfer: Transfer) -> Priority:
 
 async def test_ready_bytes_grow_with_the_first_unfinished_part(transfer: Transfer, arrival: Arrival) -> None:
     """With what is written of it, whatever becomes of its request."""
-    coming, moved = transfer.coming, transfer.moved
+    unfinished, moved = transfer.unfinished, transfer.moved
     first, again, second, last = read(), read(), read(), read()
     assert not arrival.is_worth(Wait(partial=True))
 
-    coming.begin(0, first)
-    coming.begin(1, second)
+    unfinished.begin(0, first)
+    unfinished.begin(1, second)
     second.written(900)
     assert arrival.ready_bytes == 0, "a later part does not begin the shard"
     first.written(300)
     assert (arrival.ready_bytes, arrival.is_worth(Wait(partial=True)), moved.count) == (300, True, 2)
 
-    coming.begin(0, again)  # the first request failed
+    unfinished.begin(0, again)  # the first request failed
     again.written(100)
     assert arrival.ready_bytes == 300, "the same bytes are written again"
     again.written(400)
     assert arrival.ready_bytes == 400
 
-    coming.end(0)
+    unfinished.end(0)
     arrival.partial.record(PartSums(0, 0, 0))
     assert arrival.ready_bytes == 1900, "the second part has begun"
-    coming.end(1)
+    unfinished.end(1)
     arrival.partial.record(PartSums(1, 0, 0))
-    coming.begin(2, last)
+    unfinished.begin(2, last)
     last.written(500)
     assert (arrival.ready_bytes, arrival.is_worth(Wait(partial=True))) == (SIZE, False)
 

@@ -125,7 +125,7 @@ async def test_a_grant_that_is_used_up_interrupts_and_its_debt_is_paid_first() -
     """40 of 100 bytes granted and 55 come: 15 are owed, 45 to come are wanted with them; the end wants nothing."""
     purse, calls = Purse(40, 10, 50), []
     read = read_of(100, purse)
-    async with read.limit():
+    async with read.stall_timeout():
         with read.interruptible(lambda: calls.append(1)):
             read.received(30)
             assert calls == []
@@ -145,7 +145,7 @@ async def test_a_halted_read_pauses_until_it_has_a_slot_again() -> None:
     purse, calls = Purse(math.inf), []
     read = read_of(100, purse)
     with pytest.raises(OriginUnavailableError, match="nothing was received"):
-        async with read.limit():
+        async with read.stall_timeout():
             with read.interruptible(lambda: calls.append(1)):
                 read.halt()
                 asyncio.get_running_loop().call_later(4 * LIMIT_S, read.resume)
@@ -162,7 +162,7 @@ async def test_waiting_for_credit_is_not_a_stall() -> None:
     purse = Purse()
     read = read_of(100, purse)
     asyncio.get_running_loop().call_later(4 * LIMIT_S, purse.grants.put_nowait, 100)
-    async with read.limit():
+    async with read.stall_timeout():
         read.received(100)
     assert read.credit_bytes == 0
 
@@ -186,13 +186,13 @@ async def test_a_slow_answer_may_take_longer_than_the_limit() -> None:
     """Enough bytes start the clock anew, and are tallied; too few do not."""
     counts: list[int] = []
     read = PausableRead("s3://b/a.tar", LIMIT_S, counts.append)
-    async with read.limit():
+    async with read.stall_timeout():
         for _ in range(5):
             await asyncio.sleep(0.9 * LIMIT_S)
             read.received(1)
     assert sum(counts) == 5
     with pytest.raises(OriginUnavailableError, match="only 2000 bytes were received for 20 s"):
-        async with (trickle := PausableRead("s3://b/a.tar", LIMIT_S, size_bytes=10**9)).limit():
+        async with (trickle := PausableRead("s3://b/a.tar", LIMIT_S, size_bytes=10**9)).stall_timeout():
             for _ in range(5):
                 trickle.received(1000)
                 await asyncio.sleep(0.9 * LIMIT_S)
@@ -202,7 +202,7 @@ async def test_a_slow_answer_may_take_longer_than_the_limit() -> None:
 async def test_first_byte_that_is_reported_late_counts_from_its_arrival() -> None:
     """The workers report the first bytes of a short body together with its end."""
     read = PausableRead("s3://bucket/key", LIMIT_S, size_bytes=10)
-    async with read.limit():
+    async with read.stall_timeout():
         pass_time(5.0)
         read.received(10, time.monotonic() - 2.0)
     assert read.first_byte_s is not None
