@@ -131,7 +131,8 @@ class _TierRequests:
                     self._counters.tier_failures += 1
                     continue
                 except OriginError as exn:
-                    if self._is_repeatable(exn, route, read):
+                    may_repeat = self._record_failure(exn, route, read)
+                    if may_repeat:
                         continue
                     return None
             if sums is not None:
@@ -190,7 +191,7 @@ class _TierRequests:
                 return route
         return None
 
-    def _is_repeatable(self, exn: OriginError, route: Route, read: PausableRead) -> bool:
+    def _record_failure(self, exn: OriginError, route: Route, read: PausableRead) -> bool:
         """Record a failed request, and return whether the tier is to be requested again.
 
         An error that is not the tier's fault is raised again.

@@ -10,11 +10,11 @@ in hand? A denial is the answer no. After the part has been sent, a denial is no
 has not been sent, a denial means that the owner has lost the request.
 
 If several nodes request a part, the first node gets its bytes as they arrive from the object store.
-The owner's nginx sends it to the other nodes only once the part is complete, so their requests are
-silent for a while. If such a node turned to the object store, the store would have to send the same
-part again. That would slow down the store's answers to the tier, and so the tier itself. So the
-request waits as long as the owner has it in hand. The part is requested from the store only if it
-takes much longer than the other parts, or if its owner is slow itself.
+The owner's nginx sends the part to the other nodes only once the part is complete, so their
+requests are silent for a while. If such a node turned to the object store, the store would have to
+send the same part again. That would slow down the store's answers to the tier, and so the tier
+itself. So a request waits as long as the owner has it in hand. The part is requested from the store
+only if it takes much longer than the other parts, or if its owner is slow itself.
 
 Times are reading times, unless a name or comment says otherwise. The reading time of a request is
 the time for which the daemon was ready to receive bytes. It stands still while the scheduler pauses
@@ -180,10 +180,9 @@ class WatchedRequest:
         self._size_bytes = span.parts.size_bytes
         # Reading time of the latest question to the owner; minus infinity before the first one.
         self._asked_s = -math.inf
-        # Reading time of the question with which the present run of denials began. A run ends when
-        # the owner gives another answer, and starts again when bytes have come. None while there is
-        # no run of denials.
-        self._denied_s: float | None = None
+        # Reading time of the question with which the present run of denials began; None if the
+        # owner's latest answer was not a denial. The first denial after bytes begins a new run.
+        self._denied_since_s: float | None = None
 
     async def send(self) -> list[PartSums] | None:
         """Send the request, and return the checksums of the parts.
@@ -284,7 +283,7 @@ class WatchedRequest:
         self._asked_s = self._read.reading_time.elapsed_s
         await asyncio.wait([asking], timeout=PROMPT_STALL_SHARE * self._stall_timeout_s)
         if not asking.done():
-            if not self._sends:
+            if not self._has_sent:
                 left_s = None  # the owner may be dead
             elif left_s is None:
                 left_s = self._stall_timeout_s  # the owner sends bytes, but is too slow to answer
@@ -308,7 +307,7 @@ class WatchedRequest:
             await self._judge_denial(end_first)
             return
 
-        self._denied_s = None
+        self._denied_since_s = None
         if answer is OwnerState.HAS_THEM:
             # The owner is waiting for the object store. So the request must not count as stalled
             # before the first byte has come. After that byte, the stall time-out applies as usual.
@@ -317,13 +316,14 @@ class WatchedRequest:
             return
 
         # The owner is unreachable or silent. The request goes on if bytes have come nevertheless.
-        # Nothing is left to do, either, if the request has already ended by itself.
-        if self._sends or not await end_first():
+        if self._has_sent:
             return
-        # The request has been ended, as the owner is unreachable or silent. If this node's nginx
-        # has sent bytes, or has given the answer itself, then this nginx is alive, and can pass a
-        # new request on to the next owner (`LostRequestError`). Otherwise this nginx may itself be
-        # dead, so the tier counts as unavailable.
+        is_ended = await end_first()
+        if not is_ended:
+            return  # the request had already ended by itself
+        # If this node's nginx has sent bytes before, or has given the answer itself, then this
+        # nginx is alive, and can pass a new request on to the next owner (`LostRequestError`).
+        # Otherwise this nginx may itself be dead, so the tier counts as unavailable.
         if self._read.received_bytes or answer is OwnerState.UNREACHABLE:
             raise LostRequestError
         raise OriginUnavailableError(
@@ -338,25 +338,25 @@ class WatchedRequest:
         still be on their way. So the request counts as lost only if the owner's denials go on for
         some time, and no bytes come in that time.
         """
-        denied_s = self._denied_s
+        denied_since_s = self._denied_since_s
         # 1. This is the first denial. It proves nothing yet, as the question may have crossed with
         #    the request, or with the request's last bytes.
         # 2. There was a denial before, and bytes have come since then. So the owner has sent the
         #    part, and the bytes are on their way. If these bytes come slowly, the cause is the
         #    owner or its link, as the owner no longer waits for the object store.
-        if denied_s is None or self._read.last_byte_s > denied_s:
-            self._denied_s = self._asked_s
-            if denied_s is not None and self._sends_slowly:
+        if denied_since_s is None or self._read.last_byte_s > denied_since_s:
+            self._denied_since_s = self._asked_s
+            if denied_since_s is not None and self._sends_slowly:
                 await self._end_if_slow(end_first)
             return
 
         # 3. No bytes have come since the run of denials began.
-        silent_s = self._asked_s - denied_s
+        silent_s = self._asked_s - denied_since_s
         if silent_s >= self._max_silence_s and await end_first():
             raise LostRequestError
 
     @property
-    def _sends(self) -> bool:
+    def _has_sent(self) -> bool:
         """True if bytes have come since the owner was asked."""
         return self._read.last_byte_s > self._asked_s
 
