@@ -348,22 +348,22 @@ class Session(DaemonLink):
             self._check_silence()
         return answer
 
-    def release(self, lease: LeaseRequest, *, read: bool = True, damage: str = "") -> None:
+    def release(self, lease: LeaseRequest, *, unreadable: bool = False, damage: str = "") -> None:
         """Release a lease, granted or not; do nothing if it has ended.
 
         Args:
-            read: False if the file could not be read.
+            unreadable: True if the file could not be read.
             damage: what is wrong with the file, so that the daemon checks the shard before it
                 grants it again; empty for nothing.
         """
-        if not read:
+        if unreadable:
             self._failover.record_unreadable(lease.position)
         if lease not in self._leases:
             return
         self._leases.remove(lease)
 
         fields: Json = {}
-        if not read:
+        if unreadable:
             fields["read"] = False
         if lease.unmatched:
             fields["unmatched"] = lease.unmatched

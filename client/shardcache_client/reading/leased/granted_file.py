@@ -46,10 +46,11 @@ def read_granted(
         try:
             return lease, read(grant)
         except (CacheDirError, CorruptShardError) as exn:
-            # An evicted file does not show that this process cannot read the cache. The session
-            # counts the other failures, and changes to a private daemon after several.
+            # The session counts unreadable files, and changes to a private daemon after several. A
+            # file that was evicted does not count: it does not show that this process cannot read
+            # the cache.
             is_evicted = isinstance(exn, files.ShardGoneError) and not _is_kept(lease)
-            session.release(lease, read=is_evicted, damage=files.damage_of(exn))
+            session.release(lease, unreadable=not is_evicted, damage=files.damage_of(exn))
             tries_left -= 1
             if not tries_left:
                 raise

@@ -318,7 +318,7 @@ class LeasedShard:
         Args:
             damage: what was found wrong with the file; empty if the file is not damaged.
         """
-        self._session.release(self._lease, read=False, damage=damage)
+        self._session.release(self._lease, unreadable=True, damage=damage)
         previous = self._lease
         self._lease = self._session.lease(
             previous.position,

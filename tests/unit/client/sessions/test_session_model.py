@@ -291,7 +291,7 @@ class Reader:
     def give_back(self) -> None:
         if self.leases:
             lease = self._rng.choice(list(self.leases))
-            self._session.release(lease, read=self._rng.random() < 0.5)
+            self._session.release(lease, unreadable=self._rng.random() >= 0.5)
             del self.leases[lease]
 
     def check(self) -> None:
