@@ -56,7 +56,7 @@ class HeldShards:
         manifest: the dataset's shards.
         pipeline: has the form in which samples are read.
         sessions: opens a session for each held shard.
-        window: maximum number of shards.
+        max_held: maximum number of shards that are held.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class HeldShards:
         manifest: Manifest,
         pipeline: Pipeline,
         sessions: ReaderSessions,
-        window: int,
+        max_held: int,
     ) -> None:
         self._manifest = manifest
         self._pipeline = pipeline
         self._sessions = sessions
-        self._window = window
+        self._max_held = max_held
         # By number of the shard, the last asked for at the end.
         self._held: OrderedDict[int, _HeldShard] = OrderedDict()
 
@@ -91,7 +91,7 @@ class HeldShards:
         try:
             return leased_shard.sample(number)
         except SampleError:
-            raise
+            raise  # the shard is sound, and stays held
         except BaseException:
             # The shard may have been replaced, or the wait for it interrupted. It is released, so
             # that the next call opens it again.
@@ -110,7 +110,7 @@ class HeldShards:
         Raises any error of opening the shard.
         """
         if shard not in self._held:
-            while len(self._held) >= self._window:
+            while len(self._held) >= self._max_held:
                 self._release_oldest()
             self._held[shard] = self._open(shard)
         self._held.move_to_end(shard)
@@ -138,8 +138,8 @@ class HeldShards:
             session.on_wait = self._release_oldest
             leased_shard = window.take(shard, manifest[shard].samples)
             leased_shard.open()
-            # This object refers to the session, once the shard is held, and `on_wait` refers back
-            # to this object. Such a cycle would keep the session open after both are out of use.
+            # `on_wait` refers to this object, which refers to the session once the shard is held.
+            # Such a cycle would keep the session open after both are out of use.
             session.on_wait = None
             return _HeldShard(session, window, leased_shard)
         except BaseException:
@@ -148,31 +148,31 @@ class HeldShards:
 
 
 @dataclass(slots=True)
-class _Use:
-    """The samples of a shard that were read by their ranges.
+class _RangeReads:
+    """Counts of the samples of a shard that were read by their ranges.
 
     Attributes:
-        next: number of the sample after the sample that was asked for last.
-        in_order: number of latest requests that each asked for the sample after the previous one.
-        cached: number of samples that were read while all of the shard was cached.
+        next_number: number of the sample that continues the order: the one after the last sample.
+        in_order: number of requests, up to the last one, that continued the order.
+        while_cached: number of samples that were read while the whole shard was cached.
     """
 
-    next: int = -1
+    next_number: int = -1
     in_order: int = 0
-    cached: int = 0
+    while_cached: int = 0
 
 
 class RecentRanges:
-    """Uses of the shards that were last read by ranges: they decide when to hold a shard instead.
+    """The shards that were last read by ranges, and when to hold a shard instead.
 
     Args:
-        window: number of shards that can be held.
+        max_shards: number of shards whose reads are counted.
     """
 
-    def __init__(self, window: int) -> None:
-        self._window = window
-        # By number of the shard, the last one used at the end.
-        self._uses: OrderedDict[int, _Use] = OrderedDict()
+    def __init__(self, max_shards: int) -> None:
+        self._max_shards = max_shards
+        # By number of the shard, the one that was read last at the end.
+        self._reads: OrderedDict[int, _RangeReads] = OrderedDict()
         self._too_large: set[int] = set()
 
     def note_too_large(self, shard: int) -> None:
@@ -187,19 +187,19 @@ class RecentRanges:
         """Note a request for a sample; return True if its shard should be held from now on."""
         if self.is_too_large(shard):
             return False
-        use = self._uses.setdefault(shard, _Use())
-        self._uses.move_to_end(shard)
-        if len(self._uses) > self._window:
-            self._uses.popitem(last=False)
-        if number == use.next:
-            use.in_order += 1
+        reads = self._reads.setdefault(shard, _RangeReads())
+        self._reads.move_to_end(shard)
+        if len(self._reads) > self._max_shards:
+            self._reads.popitem(last=False)
+        if number == reads.next_number:
+            reads.in_order += 1
         else:
-            use.in_order = 0
-        use.next = number + 1
-        return use.cached >= _CACHED_RANGES or use.in_order >= _RANGES_IN_ORDER
+            reads.in_order = 0
+        reads.next_number = number + 1
+        return reads.while_cached >= _CACHED_RANGES or reads.in_order >= _RANGES_IN_ORDER
 
     def note_cached(self, shard: int) -> None:
         """Note that a sample was read from a shard that is cached as a whole."""
-        use = self._uses.get(shard)
-        if use is not None:
-            use.cached += 1
+        reads = self._reads.get(shard)
+        if reads is not None:
+            reads.while_cached += 1
