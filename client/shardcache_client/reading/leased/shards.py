@@ -161,7 +161,7 @@ class MappedShard:
 
     def cutter(self) -> Callable[..., Sample]:
         """Return a function that returns any sample by its number; see `slicing.cutter`."""
-        if self._blocks:
+        if self._blocks is not None:
             return self._blocks
         rows = self._rows()
         if rows is not None:
@@ -299,8 +299,9 @@ class ArrivingShard:
         Ends at the first sample that has to be read from another file.
 
         Raises NotATarError, TruncatedShardError, CorruptShardError for bytes that are not a tar;
-        TornSampleError if the members of one sample are in two places of the tar, at the second
-        place, after the first members may have been yielded; any error that `more` raises.
+        TornSampleError if the tar has members of one sample in two places, which shows only at the
+        second, so that the members at the first may have been yielded as a sample; any error that
+        `more` raises.
         """
         numbers = count(start) if stop is None else range(start, stop)
         for number in numbers:
