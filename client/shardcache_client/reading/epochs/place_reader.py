@@ -103,7 +103,7 @@ class PlaceReader:
                 continue
             try:
                 # A shard that is arriving, or joined with others, is read by number instead.
-                if held.leased_shard.is_whole and not held.leased_shard.beside:
+                if held.leased_shard.is_whole and not held.leased_shard.columns:
                     for sample in held.leased_shard.whole.samples(number, run.end):
                         number += 1
                         yield sample

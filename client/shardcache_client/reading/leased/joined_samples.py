@@ -1,10 +1,9 @@
 """Samples of a shard joined with their partners, the samples with the same keys in other shards.
 
-`Joined` datasets read several sources side by side. A joined sample has the members of its own
-shard, and the members of its partner in each other source. A column stands for one other source;
-its prefix begins the names of the members that come from that source. A table of samples lists the
-keys of each shard, so that the shards with the partners can be found before they are read; without
-tables, shards are paired by their order. A span is the begin and end of a value in a shard's file.
+A `Joined` dataset has a first source, and a column for each further source. A joined sample has the
+members of a sample of the first source, and the members of its partner in each column. The names of
+a column's members begin with the column's prefix.
+
 `LeasedShard` calls this module.
 """
 
@@ -56,17 +55,18 @@ def _repeated(keys: Sequence[bytes]) -> list[bytes]:
 
 
 @dataclass(frozen=True, slots=True)
-class Partners:
-    """Facts about the partners of a shard's samples.
+class JoinFacts:
+    """Facts that tables of samples give about the join of a shard. The tables list shards' keys.
 
     Attributes:
-        repeated: keys that another shard of the samples' own source has as well. Samples with these
+        repeated_keys: keys that another shard of the same source has as well. Samples with these
             keys have no partner.
-        tabled: prefixes of the columns whose shards were found by the keys in tables of samples.
+        columns_by_key: prefixes of the columns whose shards were chosen because they have keys of
+            this shard. The shards of other columns were chosen by their order alone.
     """
 
-    repeated: frozenset[bytes] = frozenset()
-    tabled: frozenset[str] = frozenset()
+    repeated_keys: frozenset[bytes] = frozenset()
+    columns_by_key: frozenset[str] = frozenset()
 
 
 class SampleJoin:
@@ -75,16 +75,16 @@ class SampleJoin:
     Args:
         own: the shard whose samples get partners.
         lease: the lease on that shard, which counts the samples without a partner.
-        partners: facts about the samples' partners.
+        facts: facts about the join of that shard.
     """
 
-    def __init__(self, own: MappedShard, lease: LeaseRequest, partners: Partners) -> None:
+    def __init__(self, own: MappedShard, lease: LeaseRequest, facts: JoinFacts) -> None:
         self._own = own
         self._lease = lease
-        self._partners = partners
+        self._facts = facts
         self._keys = keys_of(own.index)
-        # The spans of columns whose values are cut directly, and functions that add the members of
-        # all other columns; see `_add`.
+        # There are two ways to add members; see `_add`. Spans are the places of members' values in
+        # their file.
         self._spans: list[ColumnSpans] = []
         self._adders: list[Adder] = []
         self._names: set[str] = set()  # names of the members so far
@@ -107,19 +107,19 @@ class SampleJoin:
         shards: Sequence[MappedShard],
         numbers: Sequence[int | None],
     ) -> None:
-        """Give the samples the members of other samples, or their own.
+        """Give each sample the members of one sample of `shards`.
 
         Args:
             view: the form in which the members are read.
-            shards: have the members.
-            numbers: for each sample, the number of the sample that has the members, counted through
-                the samples of all `shards`; None if there is no such sample.
+            shards: shards that have the members.
+            numbers: for each sample that is joined, the number of the sample whose members it gets,
+                counted through all `shards`; None for no members.
         """
         names = {view.prefix + name for shard in shards for name in shard.index.extensions}
+        are_names_new = self._names.isdisjoint(names)
         spans = None
-        has_new_names = self._names.isdisjoint(names)
         # Spans refer to one file, and cannot check for names that a sample has already.
-        if len(shards) == 1 and has_new_names:
+        if len(shards) == 1 and are_names_new:
             # The result is None unless members with the same names exist for all samples.
             spans = shards[0].column_spans(numbers)
         if spans is not None:
@@ -129,10 +129,8 @@ class SampleJoin:
         else:
             # 2. A function adds the members to each sample, because the members come from several
             # shards, differ from sample to sample, or may have names that the sample has already.
-            # The treatment of samples without a partner is made once per shard, whether or not
-            # there are such samples.
-            unmatched = self._unmatched(view, shards, numbers)
-            self._adders.append(_adder(shards, numbers, self._own.url, unmatched))
+            policy = self._unmatched_policy(view, shards, numbers)
+            self._adders.append(_adder(shards, numbers, self._own.url, policy))
         self._names |= names
 
     def _partner_numbers(self, shards: Sequence[MappedShard]) -> Sequence[int | None]:
@@ -143,25 +141,25 @@ class SampleJoin:
         keys = self._keys
         # The common case needs no lookup: equal keys in equal order, each of which occurs once.
         has_same_keys = len(shards) == 1 and _packed_keys(shards[0]) == _packed_keys(self._own)
-        if has_same_keys and not self._partners.repeated and len(set(keys)) == len(keys):
+        if has_same_keys and not self._facts.repeated_keys and len(set(keys)) == len(keys):
             return range(len(keys))
 
         others = [*chain.from_iterable(keys_of(shard.index) for shard in shards)]
         numbers = find_partners(keys, others)
         for own_number, key in enumerate(keys):
-            if key in self._partners.repeated:
+            if key in self._facts.repeated_keys:
                 numbers[own_number] = None
         return numbers
 
-    def _unmatched(
+    def _unmatched_policy(
         self,
         view: View,
         shards: Sequence[MappedShard],
         numbers: Sequence[int | None],
-    ) -> _Unmatched:
+    ) -> _UnmatchedPolicy:
         """Return the treatment of the samples that have None in `numbers`.
 
-        The treatment has the reason for errors, which names some of these samples' keys.
+        Its error counts all of these samples, and names the keys of a few.
         """
         keys = self._keys
         unmatched_keys = [
@@ -173,14 +171,14 @@ class SampleJoin:
         examples = ", ".join(map(repr, unmatched_keys[:_SHOWN_KEYS]))
         count = len(unmatched_keys)
         fault = f"{count} of {len(keys)} keys have no partner in {where}, or several: {examples}"
-        if self._partners.repeated:
-            example = min(self._partners.repeated).decode(errors="replace")
+        if self._facts.repeated_keys:
+            example = min(self._facts.repeated_keys).decode(errors="replace")
             fault += f"; {example!r} comes again in another shard of the first source"
 
         # The remedy of the error's class is to write tables of samples. That is no help if tables
         # have found these shards.
-        remedy = _NO_PARTNER_REMEDY if view.prefix in self._partners.tabled else None
-        return _Unmatched(view, self._lease, fault, self._own.url, remedy)
+        remedy = _NO_PARTNER_REMEDY if view.prefix in self._facts.columns_by_key else None
+        return _UnmatchedPolicy(view, self._lease, fault, self._own.url, remedy)
 
 
 def _packed_keys(shard: MappedShard) -> tuple[bytes, bytes]:
@@ -189,7 +187,7 @@ def _packed_keys(shard: MappedShard) -> tuple[bytes, bytes]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Unmatched:
+class _UnmatchedPolicy:
     """Treatment of samples without a partner in a column.
 
     Attributes:
@@ -206,7 +204,7 @@ class _Unmatched:
     url: str
     remedy: str | None
 
-    def accept(self, sample: Sample) -> None:
+    def apply(self, sample: Sample) -> None:
         """Count a sample without a partner.
 
         Raises UnmatchedKeyError unless the view fills in default values later; LeftOutError if the
@@ -227,7 +225,7 @@ def _adder(
     shards: Sequence[MappedShard],
     numbers: Sequence[int | None],
     url: str,
-    unmatched: _Unmatched,
+    policy: _UnmatchedPolicy,
 ) -> Adder:
     """Return a function that adds the members of a sample's partner to it.
 
@@ -235,7 +233,7 @@ def _adder(
         numbers: for each sample, the number of its partner, counted through all `shards`; None for
             no partner.
         url: url of the samples' own shard.
-        unmatched: treatment of samples without a partner.
+        policy: treatment of samples without a partner.
     """
     # For each sample of all `shards`: the function that cuts samples out of its shard, and its
     # number in that shard.
@@ -248,7 +246,7 @@ def _adder(
         """Add the members of the partner to `sample`, which has this number in its own shard."""
         partner_number = numbers[own_number]
         if partner_number is None:
-            unmatched.accept(sample)
+            policy.apply(sample)
             return
         cut, number_there = cuts[partner_number]
         # Cut into an empty dict, the members come alone, without "__key__" and "__url__".

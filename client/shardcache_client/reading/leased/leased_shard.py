@@ -21,7 +21,7 @@ from shardcache import errors
 from shardcache.shared.protocol import Arriving, Leased
 from shardcache_client.daemon.lease import Grant, LeaseRequest
 from shardcache_client.daemon.session import Session
-from shardcache_client.reading.leased.joined_samples import Partners, SampleJoin
+from shardcache_client.reading.leased.joined_samples import JoinFacts, SampleJoin
 from shardcache_client.reading.leased.shards import ArrivingShard, MappedShard, More, ShardPlace
 from shardcache_client.samples.mapped_file import damage_of
 from shardcache_client.samples.sample_view import WHOLE, View
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # needed sooner, but that hardly happens again while the reader waits for it. A process that cannot
 # see the cache, or finds damage, fails each time, unless the session changes to another daemon.
 _MAX_TRIES = 5
-_NO_PARTNERS = Partners()
+_NO_FACTS = JoinFacts()
 
 
 class JoinedColumn(NamedTuple):
@@ -59,17 +59,16 @@ class LeasedShard:
 
     Attributes:
         count: number of samples according to the manifest; None if unknown.
-        span: start and end of the samples to read in order by `samples`, where an end of None means
-            the last sample; None to read single samples by number.
+        span: number of the first sample and number after the last sample for `samples`, which reads
+            in order; an end of None means the end of the shard. A span of None is for `sample`,
+            which reads single samples.
         handover: passes the samples' values to other processes without a copy; None for values that
             stay in this process.
         view: the form in which samples are read.
-        beside: shards of other sources: samples get the members of their partners in these shards.
-        partners: facts about the samples' partners in the shards of `beside`.
+        columns: shards of other sources: samples get the members of their partners in these shards.
+        join_facts: facts about the join of this shard with the shards of `columns`.
         replaceable: True if another version of the shard may be read, because none of its samples
             was handed out in this epoch.
-        number: with a span, the number of the next sample; without a span, how many samples were
-            read before the whole shard had arrived.
     """
 
     _session: Session
@@ -79,8 +78,8 @@ class LeasedShard:
     span: tuple[int, int | None] | None = None
     handover: Handover | None = None
     view: View = WHOLE
-    beside: Sequence[JoinedColumn] = ()
-    partners: Partners = _NO_PARTNERS
+    columns: Sequence[JoinedColumn] = ()
+    join_facts: JoinFacts = _NO_FACTS
     replaceable: bool = False
 
     def __post_init__(self) -> None:
@@ -88,10 +87,12 @@ class LeasedShard:
         self._shard: MappedShard | ArrivingShard | None = None
         self._cut: Callable[[int], Sample] | None = None  # set once the whole shard is open
         self._version: str | None = None  # the version that the samples so far were read from
-        self.number = self._start
-        self._bad = 0  # number of samples that could not be yielded
+        # Number of samples that were yielded. Without a span, only those are counted that were read
+        # while the shard was arriving.
+        self._yielded = 0
+        self._bad = 0  # number of samples of the span that could not be yielded
         self._last_key = ""
-        self._is_second_try = False  # True once the second try has been used
+        self._is_second_try_used = False
         self._was_arriving = False  # True once a granted file was not published yet
 
     def __repr__(self) -> str:
@@ -101,9 +102,9 @@ class LeasedShard:
         )
 
     @property
-    def _yielded(self) -> int:
-        """Number of samples that were yielded."""
-        return self.number - self._start - self._bad
+    def _next_number(self) -> int:
+        """Number of the next sample of the span."""
+        return self._start + self._yielded + self._bad
 
     def open(self) -> None:
         """Wait for the shard, or its beginning, and map it.
@@ -113,12 +114,12 @@ class LeasedShard:
         """
         with self._counting_yielded():
             self._reopen()
-        for shard in self._shards_beside():
+        for shard in self._joined_shards():
             shard.open()
 
     def close(self) -> None:
         """Unmap the shard and release the lease."""
-        for shard in self._shards_beside():
+        for shard in self._joined_shards():
             shard.close()
         self._close_shard()
         self._session.release(self._lease)
@@ -139,7 +140,7 @@ class LeasedShard:
                     self._ask_again()
                 else:
                     # A whole shard has no further samples. An arriving shard may end earlier.
-                    if isinstance(self._shard, MappedShard) or self.number == self._stop:
+                    if self.is_whole or self._next_number == self._stop:
                         return
                 # The rest of the samples is in another file: a new grant names it.
                 self._reopen()
@@ -167,7 +168,7 @@ class LeasedShard:
                     self._ask_again()
                 else:
                     if sample is not None:
-                        self.number += 1
+                        self._yielded += 1
                         return sample
                     # The sample has to be read from another file, usually the whole shard's.
                 self._reopen()
@@ -179,11 +180,11 @@ class LeasedShard:
 
         The function raises SampleError for a bad sample. The whole shard must be open.
         """
-        if not self.beside:
+        if not self.columns:
             return self.whole.cutter()
-        join = SampleJoin(self.whole, self._lease, self.partners)
+        join = SampleJoin(self.whole, self._lease, self.join_facts)
         join.add_own(self.view)
-        for view, shards in self.beside:
+        for view, shards in self.columns:
             join.add(view, [shard.whole for shard in shards])
         return join.cutter()
 
@@ -192,7 +193,7 @@ class LeasedShard:
         """True if every other process has mapped the files of all samples that were sent to it."""
         if isinstance(self._shard, MappedShard) and not self._shard.settled:
             return False
-        return all(shard.settled for shard in self._shards_beside())
+        return all(shard.settled for shard in self._joined_shards())
 
     @property
     def is_whole(self) -> bool:
@@ -201,13 +202,13 @@ class LeasedShard:
 
     @property
     def whole(self) -> MappedShard:
-        """The whole shard. This object must be open, and its lease not partial."""
+        """The whole shard; `is_whole` must be true."""
         assert isinstance(self._shard, MappedShard)
         return self._shard
 
-    def _shards_beside(self) -> Iterator[LeasedShard]:
+    def _joined_shards(self) -> Iterator[LeasedShard]:
         """Return the shards of all columns that are joined with this shard."""
-        return chain.from_iterable(column.shards for column in self.beside)
+        return chain.from_iterable(column.shards for column in self.columns)
 
     def _reopen(self) -> None:
         """Unmap the previous grant's file, and map the file of the present grant.
@@ -226,40 +227,39 @@ class LeasedShard:
     def _use_second_try(self, exn: errors.ShardcacheError) -> bool:
         """Use the second try if it may help after an error; return False if it is not used.
 
-        A shard gets a second try only once, because the daemon itself retries once. A shard whose
-        files were all published when granted gets none: its download had already succeeded.
+        One more try is enough, as the daemon itself retries a download once. A shard whose files
+        were all published when granted gets none: its download had already succeeded.
 
-        The caller raises the error, not this method: an exception referenced from a frame of its
-        own traceback would keep the whole iteration alive, session included, until the garbage
-        collector runs.
+        This method leaves it to the caller to raise the error. If it did so itself, the traceback
+        would have this method's frame, which refers to the error. This cycle would keep the whole
+        iteration alive, session included, until the garbage collector runs.
         """
-        if self._is_second_try or not self._was_arriving:
+        if self._is_second_try_used or not self._was_arriving:
             return False
         if isinstance(exn, errors.ShardChangedError | errors.CorruptShardError):
             # The next download may bring a sound file, but its samples may be different ones. So it
             # helps only if no sample has been yielded yet.
-            helps = self.number == self._start
+            helps = self._next_number == self._start
         else:
             # A shard that merely did not arrive can be continued after the yielded samples.
             helps = isinstance(exn, errors.OriginUnavailableError | errors.DiskError)
         if helps:
-            self._is_second_try = True
+            self._is_second_try_used = True
         return helps
 
     def _samples_of_file(self) -> Iterator[Sample]:
-        """Yield the samples of the present file from `number` on."""
+        """Yield the samples of the present file from the next sample on."""
         assert self._shard is not None
         try:
-            if self.beside:
+            if self.columns:
                 samples = self._joined_samples()
             else:
-                samples = self._shard.samples(self.number, self._stop)
+                samples = self._shard.samples(self._next_number, self._stop)
             for sample in samples:
-                self.number += 1
+                self._yielded += 1
                 self._last_key = sample["__key__"]
                 yield sample
         except errors.SampleError:
-            self.number += 1
             self._bad += 1
             raise
 
@@ -267,7 +267,7 @@ class LeasedShard:
         """Return the joined samples from the next sample on, up to the end of the span."""
         if self._cut is None:
             self._cut = self.cutter()
-        numbers = range(len(self.whole))[self.number : self._stop]
+        numbers = range(len(self.whole))[self._next_number : self._stop]
         return map(self._cut, numbers)
 
     def _wait_and_map(self) -> MappedShard | ArrivingShard:
@@ -287,10 +287,10 @@ class LeasedShard:
                 if is_final or not tries_left:
                     raise
                 damage = damage_of(exn)
-            if "inode" in grant:
-                # The unpublished file has since been published, or its download was given up. A
-                # request for more than all of its bytes waits until the daemon says which.
-                self._session.more(self._lease, grant["size_bytes"])
+            if _is_unpublished(grant):
+                # By now the file has been published, or its download was given up. The answer to a
+                # request for more bytes than the shard has comes once the daemon knows which.
+                self._session.more(self._lease, beyond=grant["size_bytes"])
             else:
                 self._ask_again(damage)
                 was_checked = bool(damage)  # the daemon checks a shard that is reported damaged
@@ -329,8 +329,7 @@ class LeasedShard:
 
     def _map(self, grant: Grant) -> MappedShard | ArrivingShard:
         """Map the file of a grant, which holds the whole shard or is still arriving."""
-        # Only the grant of a file that is not published yet, and so may be renamed, has its inode.
-        if "inode" in grant:
+        if _is_unpublished(grant):
             self._was_arriving = True
         if grant["type"] == "arriving":
             last = None if self.count is None else self.count - 1
@@ -414,7 +413,6 @@ class LeasedShard:
                     "the shard was replaced in the object store while being read",
                     url=grant["url"],
                 )
-            self.number = self._start
             self._bad = 0
         self._version = grant["version"]
 
@@ -440,3 +438,8 @@ class LeasedShard:
             self._shard.close()
             self._shard = None
             self._cut = None
+
+
+def _is_unpublished(grant: Grant) -> bool:
+    """Return True if a granted file may still be renamed: only then the grant has its inode."""
+    return "inode" in grant

@@ -1,9 +1,9 @@
 """The window of the shards that a reader holds, on its way through a declared plan.
 
-A plan is the order of shards that the session has declared to the daemon. The window asks for
-shards ahead (requests leases), hands each to the reader (takes it), and releases it after the
-reader has given it back. A shard that was given back stays leased while samples of it are still on
-the way to other processes; it is settled once they have mapped its file.
+A plan is the order of shards that the session has declared to the daemon. The reader asks for
+shards ahead (the window then requests leases), takes them one after another, and gives back each
+one that it has read. A shard that was given back stays leased while samples of it are still on the
+way to other processes; once they have mapped its file, the shard is settled, and is released.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from shardcache_client.daemon.lease import LeaseRequest
 from shardcache_client.daemon.session import Session
 from shardcache_client.order.shards.declared_plan import Plan
-from shardcache_client.reading.leased.joined_samples import Partners
+from shardcache_client.reading.leased.joined_samples import JoinFacts
 from shardcache_client.reading.leased.leased_shard import JoinedColumn, LeasedShard
 from shardcache_client.samples.sample_view import WHOLE, View
 
@@ -26,15 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False, repr=False)
 class ShardWindow:
-    """Takes the shards of a declared plan one after another and releases them in any order.
+    """The shards that a reader holds: taken in the order of the plan, and given back in any order.
 
     Attributes:
         partial: True if a shard may be granted before all of it has arrived; None for the session's
             default.
         handover: passes the samples' values to other processes without a copy; None for values that
             stay in this process.
-        view_of: returns the form in which samples are read, given the number of a shard, and the
-            prefix of a column for the shards that are joined with it, or None for the shard itself.
+        view_of: returns the form in which a shard's samples are read, given the shard's number and
+            None; or the form of their partners in a joined source, given the shard's number and the
+            prefix of that source.
     """
 
     _session: Session
@@ -67,8 +68,9 @@ class ShardWindow:
         # Joining matches samples by the keys of whole shards, so no beginning of a shard will do.
         partial = False if manifest.columns else self.partial
         while len(self._ahead) < ahead and self._asked < self._plan.reads:
-            shards = manifest.together(self._plan.order[self._asked])
+            # Each shard is followed in the plan by the shards that are joined with it.
             first = self._asked
+            shards = manifest.together(self._plan.order[first])
             self._asked += len(shards)
             leases = []
             for position in range(first, self._asked):
@@ -97,7 +99,10 @@ class ShardWindow:
         self.release_settled()
         lease, *others = self._ahead.popleft()
         manifest = self._plan.manifest
-        partners = Partners(manifest.repeated_in(number), manifest.paired_by_tables(number))
+        join_facts = JoinFacts(
+            repeated_keys=manifest.repeated_in(number),
+            columns_by_key=manifest.paired_by_tables(number),
+        )
         leased_shard = LeasedShard(
             self._session,
             lease,
@@ -105,18 +110,18 @@ class ShardWindow:
             span=span,
             handover=self.handover,
             view=self.view_of(number, None),  # None: the view of the shard, not of a column
-            beside=self._beside(number, iter(others)),
-            partners=partners,
+            columns=self._columns(number, iter(others)),
+            join_facts=join_facts,
             replaceable=is_fresh and manifest.is_replaceable,
         )
-        # More of the plan is declared only now, so as not to delay the request for the shard. It is
-        # not declared with the first shard, because the reader is waiting for that one.
+        # The next piece of the plan is sent after the request for the shard, so as not to delay it.
+        # With the plan's first shard, no piece is sent, since the reader is waiting for that shard.
         if lease.position > 0:
             self._session.extend()
         self._taken.append(leased_shard)
         return leased_shard
 
-    def _beside(self, number: int, leases: Iterator[LeaseRequest]) -> list[JoinedColumn]:
+    def _columns(self, number: int, leases: Iterator[LeaseRequest]) -> list[JoinedColumn]:
         """Return the columns that are joined with a shard.
 
         Args:
@@ -128,11 +133,11 @@ class ShardWindow:
         for prefix, numbers in manifest.beside(number).items():
             view = self.view_of(number, prefix)
             shards = []
-            for number_beside in numbers:
+            for joined_number in numbers:
                 leased_shard = LeasedShard(
                     self._session,
                     next(leases),
-                    count=manifest.planned[number_beside].samples,
+                    count=manifest.planned[joined_number].samples,
                     handover=self.handover,
                     view=view,
                 )
@@ -149,8 +154,8 @@ class ShardWindow:
     def empty(self) -> None:
         """Release everything, at the end of the epoch or when the rest is no longer wanted.
 
-        A file that other processes have yet to map stays mapped here by its samples, which keeps it
-        cached; see `handover`.
+        With a handover, the files that other processes have yet to map stay mapped by this process,
+        and the cache does not evict mapped files.
         """
         for leased_shard in (*self._taken, *self._given_back):
             leased_shard.close()
