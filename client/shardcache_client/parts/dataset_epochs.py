@@ -227,7 +227,7 @@ class DatasetEpochs:
             view_of=pipeline.view,
             handover=parts.handover,
             sources=sources,
-            firsts=first_shards,
+            first_shards=first_shards,
             scattered=parts.scattered,
         )
         loader = self._runtime.loader_name()

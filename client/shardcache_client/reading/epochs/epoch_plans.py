@@ -38,8 +38,8 @@ SHARD_ERRORS = (OriginError, ShardError, CapacityError, DiskFullError, ShardTime
 MAX_VISITS = 4_000
 
 # Maximum number of open requests for shards that are needed at the same place. It is limited
-# because a wide window needs many shards, and the daemon stops reading from a session that has too
-# many open requests.
+# because a large `shuffle_window` needs many shards there, and the daemon stops reading from a
+# session that has too many open requests.
 MAX_AT_ONCE = 8
 
 ReadResult: TypeAlias = "Sample | Exception"
@@ -76,21 +76,23 @@ class SampleForm:
             stay in this process.
         sources: names of a mixture's sources, which its samples get as "__source__"; empty if the
             dataset is not a mixture.
-        firsts: for each source, the number in the manifest of its first shard.
-        scattered: ranges of the samples that are read one by one; None if no samples are.
+        first_shards: for each source, the number in the manifest of its first shard.
+        scattered: ranges of the samples that are read one by one; None if all samples are read with
+            their shards.
     """
 
     manifest: Manifest
     view_of: Callable[[int, str | None], View] = lambda shard, column: WHOLE
     handover: Handover | None = None
     sources: Sequence[str] = ()
-    firsts: Sequence[int] = ()
+    first_shards: Sequence[int] = ()
     scattered: ScatteredRanges | None = None
 
     def name_source(self, sample: Sample, shard: int) -> None:
         """Add the name of its source to a sample of a mixture; leave other samples as they are."""
         if self.sources:
-            sample["__source__"] = self.sources[bisect_right(self.firsts, shard) - 1]
+            source = bisect_right(self.first_shards, shard) - 1
+            sample["__source__"] = self.sources[source]
 
     def declare(self, session: Session, plan: Plan, *, partial: bool | None) -> ShardWindow:
         """Declare a plan by a session, and return the window through which its shards are read.

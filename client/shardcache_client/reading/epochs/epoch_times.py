@@ -64,10 +64,10 @@ class EpochTimes:
     def received(self, made: BatchTimes) -> None:
         """Account for the time since the last step, in which the loop waited for this batch."""
         now_s = self._clock()
-        # The loop waited from `_since_s` until now, and the batch was made before now. The wait
-        # counts as far as the batch was being made during it.
+        # The loop has waited since `_since_s`, and the batch was finished at `ended_s`, before now.
+        # So the wait and the making overlap from the later of their beginnings until `ended_s`.
         overlap_begun_s = max(self._since_s, made.begun_s)
-        waited_s = max(0.0, made.ended_s - overlap_begun_s)
+        overlap_s = max(0.0, made.ended_s - overlap_begun_s)
         parts = {
             "shards": made.waited_s,
             "decoding": made.decoding_s,
@@ -76,8 +76,8 @@ class EpochTimes:
         parts["reading"] = made.lasted_s - sum(parts.values())
         if made.lasted_s:
             for name, part_s in parts.items():
-                self._spent_s[name] += waited_s * part_s / made.lasted_s
-        self._spent_s["handover"] += now_s - self._since_s - waited_s
+                self._spent_s[name] += overlap_s * part_s / made.lasted_s
+        self._spent_s["handover"] += now_s - self._since_s - overlap_s
 
         self._since_s = now_s
         self.batches += 1
