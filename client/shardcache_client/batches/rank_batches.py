@@ -24,7 +24,11 @@ from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.order.topology import Topology
 from shardcache_client.position.progress import Progress
 from shardcache_client.reading.epochs.epoch_plans import MAX_VISITS, EpochPlans, PlacesReader
-from shardcache_client.reading.epochs.lone_reader import LoneReader, LoneSamples, SampleReader
+from shardcache_client.reading.epochs.lone_reader import (
+    LoneRangeReader,
+    LoneShardReader,
+    SampleReader,
+)
 from shardcache_client.reading.epochs.scattered_reader import reader_of
 
 
@@ -120,8 +124,8 @@ class RankBatches(RankWork):
         reading = self._reading
         # With a global shuffle, samples are read by their ranges, else from their shards.
         if reading.form.scattered is not None:
-            return LoneSamples(reading.form, reading.pipeline, reading.sessions)
-        return LoneReader(reading.sessions.open, reading.form)
+            return LoneRangeReader(reading.form, reading.pipeline, reading.sessions)
+        return LoneShardReader(reading.sessions.open, reading.form)
 
     def place_reader(
         self, session: Session, check: Callable[[], None] = lambda: None, *, is_shared: bool = False

@@ -1,7 +1,7 @@
 """Readers of single samples outside of the epoch's order, such as replacements for bad samples.
 
-`LoneReader` reads a sample from its whole shard. `LoneSamples` fetches the sample's range alone,
-if a table of samples has the place of the sample in its tar.
+`LoneShardReader` reads a sample from its whole shard. `LoneRangeReader` fetches the sample's range
+alone, if a table of samples has the place of the sample in its tar.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SampleReader(Protocol):
         """Release the shards that are held, and close the sessions."""
 
 
-class LoneReader:
+class LoneShardReader:
     """Reads single samples from their shards.
 
     The session is opened when it is first needed. The shard of the last sample stays open, as the
@@ -64,7 +64,7 @@ class LoneReader:
         return sample
 
     def _open(self, shard: int) -> LeasedShard:
-        """Return a shard that is open, after closing the previous shard if that is another one."""
+        """Open a shard in place of the previous one, unless it is open already; return it."""
         if self._leased_shard is not None and self._shard == shard:
             return self._leased_shard
         if self._window is not None:
@@ -92,7 +92,7 @@ class LoneReader:
                 self._session.close()
 
 
-class LoneSamples:
+class LoneRangeReader:
     """Reads single samples: by their ranges, or from their shards if the ranges are unknown.
 
     Args:
@@ -103,7 +103,7 @@ class LoneSamples:
 
     def __init__(self, form: SampleForm, pipeline: Pipeline, sessions: ReaderSessions) -> None:
         self._form = form
-        self._in_shards = LoneReader(sessions.open, form)
+        self._in_shards = LoneShardReader(sessions.open, form)
         self._by_range = ScatteredSamples(form.manifest, pipeline, sessions)
 
     def read(self, sample_id: SampleId) -> ReadResult:

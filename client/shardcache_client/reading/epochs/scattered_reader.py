@@ -9,7 +9,7 @@ shards, by a `PlaceReader`. `reader_of` chooses the reader for an epoch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -24,7 +24,7 @@ from shardcache_client.reading.epochs.epoch_plans import (
     PlacesReader,
     ReadResult,
 )
-from shardcache_client.reading.epochs.lone_reader import LoneReader
+from shardcache_client.reading.epochs.lone_reader import LoneShardReader
 from shardcache_client.reading.epochs.place_reader import PlaceReader
 from shardcache_client.reading.single.range_reader import RangeReader, RangeRequest
 from shardcache_client.reading.single.sample_ranges import SampleRange
@@ -70,9 +70,8 @@ def reader_of(
 
     # A session has one plan at a time. This session declares the plans of the shards that are read
     # as a whole, so the ranges need another session.
-    reader = ScatteredReader(sessions.open(), plans, scattered, epoch, sessions, check)
-    reader.read_others_by(PlaceReader(plans, epoch))
-    return reader
+    others = PlaceReader(plans, epoch)
+    return ScatteredReader(sessions.open(), plans, scattered, epoch, sessions, check, others)
 
 
 @dataclass(slots=True, eq=False)
@@ -80,14 +79,14 @@ class _QueuedSample:
     """A sample that is read next, or soon.
 
     Attributes:
-        number: number of the sample's place in the epoch.
-        sample: numbers of the shard and of the sample in that shard.
+        place: the sample's place in the epoch.
+        sample_id: numbers of the shard and of the sample in that shard.
         byte_range: range of the sample's bytes; None if the sample is read with its shard.
         request: the request for the range; None without a range.
     """
 
-    number: int
-    sample: SampleId
+    place: int
+    sample_id: SampleId
     byte_range: SampleRange | None
     request: RangeRequest | None = None
 
@@ -108,12 +107,14 @@ class ScatteredReader:
     are dropped.
 
     Args:
-        session: reads the ranges; it must have no leases.
+        session: reads the ranges; it must have no leases. With `others`, which have another
+            session, `close` closes it.
         plans: declares parts of the epoch.
         ranges: has the samples' ranges in their tars.
         epoch: the rank's order of samples.
         sessions: opens a session for samples that can only be read with their whole shard.
         check: called about once a second in a wait; it may raise to end the wait.
+        others: reads the samples of sources that are read shard by shard; None if there are none.
 
     Raises ConfigError if no table has the ranges of samples; NoDaemonError if the daemon stays away
     for longer than the session's patience.
@@ -127,6 +128,7 @@ class ScatteredReader:
         epoch: RankEpoch,
         sessions: ReaderSessions,
         check: Callable[[], None],
+        others: PlaceReader | None = None,
     ) -> None:
         self._session = session
         self._form = plans.form
@@ -134,8 +136,9 @@ class ScatteredReader:
         self._ranges = ranges
         self._epoch = epoch
         self._check = check
-        self._others: PlaceReader | None = None
-        self._lone = LoneReader(sessions.open, plans.form)  # reads samples without a range
+        self._others = others
+        # Reads samples without a range.
+        self._lone = LoneShardReader(sessions.open, plans.form)
         self._range_reader: RangeReader | None = None  # made by the first request
         self._last_start: int | None = None  # first place of the previous run
         self._queue: deque[_QueuedSample] = deque()
@@ -145,13 +148,6 @@ class ScatteredReader:
 
     def __repr__(self) -> str:
         return f"ScatteredReader({self._epoch!r}, queued={len(self._queue)})"
-
-    def read_others_by(self, others: PlaceReader) -> None:
-        """Have another reader read the samples of sources that are read shard by shard.
-
-        `close` then closes this reader's session as well, which was opened for its ranges alone.
-        """
-        self._others = others
 
     def reads(self, start: int, stop: int) -> Iterator[ReadResult]:
         """Yield the results of reading the places from `start` to `stop`.
@@ -196,20 +192,20 @@ class ScatteredReader:
             runs += [range(first, min(first + size, len(self._epoch))) for first in ahead]
         return runs
 
-    def _expect(self, runs: Iterable[range]) -> None:
+    def _expect(self, runs: Sequence[range]) -> None:
         """Have the places of some runs requested in this order, and drop other requests.
 
         The requests at the head of the queue are kept as far as they agree with the runs.
         """
-        runs = list(runs)
         places = chain.from_iterable(runs)
         kept = 0
         for queued, place in zip(self._queue, places, strict=False):
-            if queued.number != place:
+            if queued.place != place:
                 break
             kept += 1
         self._drop_after(kept)
-        self._coming = chain.from_iterable(map(self._samples_in, _without_first(kept, runs)))
+        runs_to_request = _without_first(kept, runs)
+        self._coming = chain.from_iterable(map(self._samples_in, runs_to_request))
 
     def _drop_after(self, kept: int) -> None:
         """Drop all queued samples but the first `kept`, with their requests."""
@@ -224,7 +220,10 @@ class ScatteredReader:
         return zip(run, self._epoch.samples(run.start, run.stop), strict=True)
 
     def _ask_ahead(self) -> None:
-        """Queue samples until enough are requested: at least one, and many by one message."""
+        """Request the next samples, and queue them, once a message can ask for many.
+
+        If the queue is empty, at least one sample is queued, however many bytes it has.
+        """
         if self._queue and not self._is_worth_a_message:
             return
         new: list[_QueuedSample] = []
@@ -236,8 +235,8 @@ class ScatteredReader:
             coming = next(self._coming, None)
             if coming is None:
                 break
-            number, sample = coming
-            queued = _QueuedSample(number, sample, self._ranges.range_of(*sample))
+            place, sample_id = coming
+            queued = _QueuedSample(place, sample_id, self._ranges.range_of(*sample_id))
             new.append(queued)
             new_bytes += queued.size_bytes
         self._request(new)
@@ -262,8 +261,12 @@ class ScatteredReader:
 
     def _request(self, new: Iterable[_QueuedSample]) -> None:
         """Request the bytes of those among the new samples that are read by their ranges."""
-        by_range = [queued for queued in new if queued.byte_range is not None]
-        ranges = [queued.byte_range for queued in by_range if queued.byte_range is not None]
+        by_range = []
+        ranges = []
+        for queued in new:
+            if queued.byte_range is not None:
+                by_range.append(queued)
+                ranges.append(queued.byte_range)
         if not ranges:
             return
         requests = self._declared_reader().ask(ranges, needed=False)
@@ -292,17 +295,17 @@ class ScatteredReader:
         except (SampleError, *SHARD_ERRORS) as exn:
             # The traceback is removed: its frames would keep the session of a reader that is gone.
             return exn.with_traceback(None)
-        shard, _ = queued.sample
+        shard, _ = queued.sample_id
         self._form.name_source(sample, shard)
         return sample
 
     def _read_from_shard(self, queued: _QueuedSample) -> ReadResult:
         """Return a sample without a range, or the error of reading the sample."""
-        shard, _ = queued.sample
+        shard, _ = queued.sample_id
         # A shard of a scattered source is not in the plan of the other reader.
         if self._others is None or self._ranges.has(shard):
-            return self._lone.read(queued.sample)
-        (result,) = self._others.reads(queued.number, queued.number + 1)
+            return self._lone.read(queued.sample_id)
+        (result,) = self._others.reads(queued.place, queued.place + 1)
         return result
 
 
