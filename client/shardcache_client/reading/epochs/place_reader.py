@@ -2,8 +2,9 @@
 
 A place is a position in the rank's order of samples. A visit is the stretch of places at which
 samples of one shard are read; the shard is held (leased and mapped) during its visit. Visits of
-different shards overlap where their samples are mixed. A plan declares a number of visits to the
-daemon; long epochs take several plans, one after another.
+different shards overlap where their samples are mixed. Where they are not, a file run is a range of
+samples of one shard, read in file order. A plan declares a number of visits to the daemon; long
+epochs take several plans, one after another.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 
 from shardcache.errors import SampleError
 from shardcache_client.order.rank_epoch import RankEpoch
@@ -78,51 +79,23 @@ class PlaceReader:
         The caller may leave out places, but may not return to earlier places.
         """
         if self._epoch.has_runs:
-            return self._read_runs(start, stop)
+            return self._read_file_runs(start, stop)
         return self._read_mixed(start, stop)
 
-    def _read_runs(self, start: int, stop: int) -> Iterator[ReadResult]:
-        """Yield the results where successive samples of a shard follow one another, in runs."""
+    def _read_file_runs(self, start: int, stop: int) -> Iterator[ReadResult]:
+        """Yield the results where samples come in file order, one file run after another.
+
+        The samples of a mixture do not: so no sample gets the name of its source here.
+        """
         place = start
         for run in self._epoch.runs(start, stop):
             if place >= self._next_change:
                 self._move_on(place)
-            yield from self._read_run(self._opened(run.shard), run)
+            held = self._held_by_shard[run.shard]
+            if not held.is_open:
+                self._open(held)
+            yield from _read_file_run(held, run)
             place += run.end - run.first
-
-    def _read_run(self, held: _HeldVisit, run: FileRun) -> Iterator[ReadResult]:
-        """Yield the results of a run.
-
-        A whole shard that is not joined yields its samples in a loop, without a call for each.
-        """
-        number = run.first
-        while number < run.end:
-            if held.error is not None:
-                yield held.error
-                number += 1
-                continue
-            try:
-                # A shard that is arriving, or joined with others, is read by number instead.
-                if held.leased_shard.is_whole and not held.leased_shard.columns:
-                    for sample in held.leased_shard.whole.samples(number, run.end):
-                        number += 1
-                        yield sample
-                else:
-                    sample = held.read(number)
-                    number += 1
-                    yield sample
-            except SampleError as exn:
-                number += 1
-                yield exn.with_traceback(None)
-            except SHARD_ERRORS as exn:
-                held.error = exn.with_traceback(None)
-
-    def _opened(self, shard: int) -> _HeldVisit:
-        """Return the held shard with a number, opening it if that was not tried yet."""
-        held = self._held_by_shard[shard]
-        if not held.is_open:
-            self._open(held)
-        return held
 
     def _read_mixed(self, start: int, stop: int) -> Iterator[ReadResult]:
         """Yield the results where samples of several shards are mixed."""
@@ -130,7 +103,6 @@ class PlaceReader:
         for place, (shard, number) in enumerate(self._epoch.samples(start, stop), start):
             if place >= self._next_change:
                 self._move_on(place)
-            # This repeats `_opened`, to save another call for each sample.
             held = self._held_by_shard[shard]
             if not held.is_open:
                 self._open(held)
@@ -226,13 +198,39 @@ class PlaceReader:
         held.is_open = True
         try:
             held.leased_shard.open()
-            # A cutter is faster for reading by number. Runs of samples are read in file order.
+            # A cutter is faster for reading by number. File runs are read in order.
             if held.leased_shard.is_whole and not self._epoch.has_runs:
                 held.read = held.leased_shard.cutter()
         except SHARD_ERRORS as exn:
             # The traceback is removed: its frames would keep the session of a reader that is gone.
             held.error = exn.with_traceback(None)
         self._window.ask(1)  # request the next shard ahead, now that this shard has arrived
+
+
+def _read_file_run(held: _HeldVisit, run: FileRun) -> Iterator[ReadResult]:
+    """Yield the results of a file run."""
+    number = run.first  # the next sample's number
+    while number < run.end and held.error is None:
+        try:
+            for sample in _samples_of(held.leased_shard, number, run.end):
+                number += 1
+                yield sample
+        except SampleError as exn:
+            number += 1
+            yield exn.with_traceback(None)
+        except SHARD_ERRORS as exn:
+            held.error = exn.with_traceback(None)
+    if held.error is not None:
+        yield from repeat(held.error, run.end - number)
+
+
+def _samples_of(leased_shard: LeasedShard, start: int, stop: int) -> Iterator[Sample]:
+    """Return the samples of an open shard from the number `start` to `stop`."""
+    # A shard that is arriving, or joined with others, is read by number. Any other shard is read in
+    # a loop, without a call for each sample.
+    if leased_shard.is_whole and not leased_shard.columns:
+        return leased_shard.whole.samples(start, stop)
+    return map(leased_shard.sample, range(start, stop))
 
 
 def _shards_from(epoch: RankEpoch, start: int) -> Iterator[int]:
