@@ -1,10 +1,12 @@
 """Reader of the samples at the places of an epoch whose shards are not counted.
 
-The number of an uncounted shard's samples is known only once the shard is open. A place is a
-position in a reader's order of samples. A share is the part of the shards that is dealt to one
-reader; a reader of an epoch with a fixed number of samples goes on to further shares. A share is
-read in steps: a step is one shard, or a part of several shards whose samples are mixed. A piece is
-one shard of a share, or the part of a shard that belongs to the share.
+The number of an uncounted shard's samples is known only once the shard is open.
+
+- A place is a position in a reader's order of samples.
+- A share is what is dealt to one reader. Its pieces are shards, and parts of shards. A reader of an
+  epoch with a fixed number of samples goes on to further shares.
+- A mix is the order of a share's samples (see `mixes`). It has steps: each step takes some samples
+  of a few pieces, or all samples of one piece if pieces are not mixed.
 """
 
 from __future__ import annotations
@@ -38,13 +40,13 @@ class _HeldPiece:
 
     Attributes:
         leased_shard: the shard.
-        numbers: numbers of the shard's samples, in the order in which the steps use them.
+        samples: numbers of the shard's samples, in the order in which the steps use them.
         cut: returns a sample by its number.
         error: the error of opening the shard; None if the shard is open.
     """
 
     leased_shard: LeasedShard
-    numbers: Sequence[int]
+    samples: Sequence[int]
     cut: Callable[[int], Sample]
     error: Exception | None = None
 
@@ -119,7 +121,8 @@ class UncountedReader:
         """Yield the samples of one share after another; end once every shard was found empty."""
         share = start.share
         step = start.step
-        empty_shares = 0
+        empty_shares = 0  # number of empty shares in a row
+        # Any `pass_shares` shares in a row have every shard.
         while self._epoch.has_share(share) and empty_shares < self._epoch.pass_shares:
             before = self._place
             yield from self._samples_of_share(share, step)
@@ -201,18 +204,19 @@ class UncountedReader:
             held: the shards that are held, by number of the piece. This method adds the shards that
                 the step needs, and removes the shards that the next step does not need.
         """
-        pieces = mix.pieces_at(step)
-        missing = sum(piece not in held for piece in pieces)
-        for piece in pieces:
-            if piece not in held:
+        numbers = mix.pieces_at(step)
+        missing = sum(number not in held for number in numbers)
+        for number in numbers:
+            if number not in held:
                 window.ask(min(missing, MAX_AT_ONCE))
                 missing -= 1
-                # A piece has the number of the first step that reads it. So nobody has been given
+                piece = mix.pieces[number]
+                # The first step that reads a piece has the piece's number. So nobody has been given
                 # samples of the piece if this is that step, and if only this reader reads it.
-                is_fresh = step == piece and not self._plans.is_shared
-                leased = window.take(mix.pieces[piece].shard, count=None, is_fresh=is_fresh)
-                held[piece] = _open(leased, mix.pieces[piece])
-            error = held[piece].error
+                is_fresh = step == number and not self._plans.is_shared
+                leased = window.take(piece.shard, count=None, is_fresh=is_fresh)
+                held[number] = _open(leased, piece)
+            error = held[number].error
             if error is not None:
                 # The error has a place in every step of the piece, not in the first step alone. So
                 # a reader that begins with a later step counts the same places.
@@ -220,16 +224,15 @@ class UncountedReader:
         window.ask(1)  # request the next shard ahead, now that this step's shards are all open
 
         # From each piece, this step takes a part of the samples. The parts are interleaved.
-        parts = [mix.part(piece, step, held[piece].numbers) for piece in pieces]
+        parts = [mix.part(number, step, held[number].samples) for number in numbers]
         draws = [iter(part) for part in parts]
         for nth in mix.interleaved(step, [len(part) for part in parts]):
-            number = next(draws[nth])
-            yield partial(_read_sample, held[pieces[nth]].cut, number)
+            yield partial(_read_sample, held[numbers[nth]].cut, next(draws[nth]))
 
         staying = mix.pieces_at(step + 1)
-        leaving = [piece for piece in held if piece not in staying]
-        for piece in leaving:
-            window.give_back(held.pop(piece).leased_shard)
+        leaving = [number for number in held if number not in staying]
+        for number in leaving:
+            window.give_back(held.pop(number).leased_shard)
 
 
 def _open(leased: LeasedShard, piece: Piece) -> _HeldPiece:
