@@ -2,9 +2,9 @@
 
 A place is a position in the rank's order of samples. A visit is the stretch of places at which
 samples of one shard are read; the shard is held (leased and mapped) during its visit. Visits of
-different shards overlap where their samples are mixed. Where they are not, a file run is a range of
-samples of one shard, read in file order. A plan declares a number of visits to the daemon; long
-epochs take several plans, one after another.
+different shards overlap where their samples are mixed. Without mixing, the samples come in file
+runs: ranges of samples of one shard, in file order. A plan declares a number of visits to the
+daemon; long epochs take several plans, one after another.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ class PlaceReader:
         return self._read_mixed(start, stop)
 
     def _read_file_runs(self, start: int, stop: int) -> Iterator[ReadResult]:
-        """Yield the results where samples come in file order, one file run after another.
+        """Yield the results where samples come in file runs.
 
-        The samples of a mixture do not: so no sample gets the name of its source here.
+        The samples of a mixture never do, so no sample has a source to name.
         """
         place = start
         for run in self._epoch.runs(start, stop):

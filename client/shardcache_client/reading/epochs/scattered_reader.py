@@ -107,8 +107,8 @@ class ScatteredReader:
     are dropped.
 
     Args:
-        session: reads the ranges; it must have no leases. With `others`, which have another
-            session, `close` closes it.
+        session: reads the ranges; it must have no leases. If there are `others`, the session is
+            for this reader alone, and `close` closes the session.
         plans: declares parts of the epoch.
         ranges: has the samples' ranges in their tars.
         epoch: the rank's order of samples.

@@ -3,10 +3,11 @@
 The number of an uncounted shard's samples is known only once the shard is open.
 
 - A place is a position in a reader's order of samples.
-- A share is what is dealt to one reader. Its pieces are shards, and parts of shards. A reader of an
-  epoch with a fixed number of samples goes on to further shares.
-- A mix is the order of a share's samples (see `mixes`). It has steps: each step takes some samples
-  of a few pieces, or all samples of one piece if pieces are not mixed.
+- A share is the shards that are dealt to one reader. A reader of an epoch with a fixed number of
+  samples goes on to further shares.
+- A mix is the order of a share's samples (see `mixes`). Its pieces are the shards, numbered in the
+  order in which they enter. Its steps take some samples of a few pieces each, or all samples of one
+  piece if shards are not mixed.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ class _HeldPiece:
 
     Attributes:
         leased_shard: the shard.
-        samples: numbers of the shard's samples, in the order in which the steps use them.
+        sample_numbers: numbers of the shard's samples, in the order in which the steps use them.
         cut: returns a sample by its number.
         error: the error of opening the shard; None if the shard is open.
     """
 
     leased_shard: LeasedShard
-    samples: Sequence[int]
+    sample_numbers: Sequence[int]
     cut: Callable[[int], Sample]
     error: Exception | None = None
 
@@ -204,9 +205,9 @@ class UncountedReader:
             held: the shards that are held, by number of the piece. This method adds the shards that
                 the step needs, and removes the shards that the next step does not need.
         """
-        numbers = mix.pieces_at(step)
-        missing = sum(number not in held for number in numbers)
-        for number in numbers:
+        piece_numbers = mix.pieces_at(step)
+        missing = sum(number not in held for number in piece_numbers)
+        for number in piece_numbers:
             if number not in held:
                 window.ask(min(missing, MAX_AT_ONCE))
                 missing -= 1
@@ -224,10 +225,10 @@ class UncountedReader:
         window.ask(1)  # request the next shard ahead, now that this step's shards are all open
 
         # From each piece, this step takes a part of the samples. The parts are interleaved.
-        parts = [mix.part(number, step, held[number].samples) for number in numbers]
+        parts = [mix.part(number, step, held[number].sample_numbers) for number in piece_numbers]
         draws = [iter(part) for part in parts]
         for nth in mix.interleaved(step, [len(part) for part in parts]):
-            yield partial(_read_sample, held[numbers[nth]].cut, next(draws[nth]))
+            yield partial(_read_sample, held[piece_numbers[nth]].cut, next(draws[nth]))
 
         staying = mix.pieces_at(step + 1)
         leaving = [number for number in held if number not in staying]

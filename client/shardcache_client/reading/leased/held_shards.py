@@ -166,7 +166,7 @@ class RecentRanges:
     """The shards that were last read by ranges, and when to hold a shard instead.
 
     Args:
-        max_shards: number of shards whose reads are counted.
+        max_shards: maximum number of shards whose reads are counted.
     """
 
     def __init__(self, max_shards: int) -> None:

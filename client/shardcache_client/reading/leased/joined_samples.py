@@ -56,7 +56,7 @@ def _repeated(keys: Sequence[bytes]) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class JoinFacts:
-    """Facts that tables of samples give about the join of a shard. The tables list shards' keys.
+    """Facts about the join of a shard, from tables of samples, which list the shards' keys.
 
     Attributes:
         repeated_keys: keys that another shard of the same source has as well. Samples with these

@@ -65,7 +65,7 @@ class LeasedShard:
         handover: passes the samples' values to other processes without a copy; None for values that
             stay in this process.
         view: the form in which samples are read.
-        columns: shards of other sources: samples get the members of their partners in these shards.
+        columns: shards of other sources with the samples' partners, whose members the samples get.
         join_facts: facts about the join of this shard with the shards of `columns`.
         replaceable: True if another version of the shard may be read, because none of its samples
             was handed out in this epoch.
@@ -230,9 +230,9 @@ class LeasedShard:
         One more try is enough, as the daemon itself retries a download once. A shard whose files
         were all published when granted gets none: its download had already succeeded.
 
-        This method leaves it to the caller to raise the error. If it did so itself, the traceback
-        would have this method's frame, which refers to the error. This cycle would keep the whole
-        iteration alive, session included, until the garbage collector runs.
+        The caller raises the error. If this method did, the error's traceback would have this
+        method's frame, which refers to the error. Such a cycle would keep the whole iteration
+        alive, session included, until the garbage collector runs.
         """
         if self._is_second_try_used or not self._was_arriving:
             return False
