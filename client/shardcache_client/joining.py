@@ -9,19 +9,25 @@ source's shards. Reading is in `reading.leased`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from copy import copy
 from dataclasses import replace
 from itertools import pairwise, zip_longest
 from typing import Any, Self
 
-from shardcache.errors import AccessDeniedError, ConfigError, NotAllowedError, NotFoundError
+from shardcache.errors import (
+    AccessDeniedError,
+    ConfigError,
+    NotAllowedError,
+    NotFoundError,
+    ShardcacheError,
+)
 from shardcache.shared.urls.url_names import is_index
 from shardcache.tarindex.contents import IndexEntry
 from shardcache_client.arguments import values as arguments
 from shardcache_client.arguments.other_words import OTHER_WORDS
 from shardcache_client.arguments.values import T_co
+from shardcache_client.daemon.session_pool import SessionPool
 from shardcache_client.order.shards.manifest import JoinedManifest
 from shardcache_client.parts.dataset_arguments import ARGUMENTS
 from shardcache_client.parts.dataset_parts import DatasetParts
@@ -34,14 +40,15 @@ from shardcache_client.stages.decode import Missing
 from shardcache_client.stages.pipeline import Pipeline
 from shardcache_client.table import Table, TableAccess, row_stages
 
-# Arguments that a join does not have, with the remedy for each.
-_WORDS = OTHER_WORDS | dict.fromkeys(
+# Arguments that a join does not have, with the remedy for each; "{}" stands for the argument.
+_OTHER_WORDS = OTHER_WORDS | dict.fromkeys(
     ARGUMENTS, "give it to the first source: ShardDataset(urls, {}=...)"
 )
 # Errors of a missing table. S3 denies access to a missing object, instead of reporting it missing,
 # if the user may not list the bucket.
 _NO_TABLE = (ConfigError, AccessDeniedError, NotAllowedError)
-# Options, by their names in `shared_options`, that must be the same for all sources.
+# Entries of `DatasetParts.shared_options` that must be the same for all sources. The second is the
+# one entry for all settings of sessions.
 _ALIKE = ("zero_copy", "socket, daemon, fallback, timeout_s or partial_reads")
 
 Source = ShardReader[Any] | Table
@@ -66,7 +73,7 @@ class JoinedReader(ShardReader[T_co]):
     """
 
     @arguments.checked(
-        _WORDS,
+        _OTHER_WORDS,
         sources=arguments.Accepts(
             'datasets by prefix, {"": ShardDataset(...), "cap": ShardDataset(...)}, the others of '
             "which may be Tables",
@@ -82,7 +89,8 @@ class JoinedReader(ShardReader[T_co]):
         members: Iterable[str] | None = None,
         missing: Missing = "error",
     ) -> None:
-        _check_prefixes(sources)
+        _check_first_has_samples(sources)
+        _check_prefixes(list(sources))
         tables, readers = _tables_and_readers(sources)
         parts = {name: reader.parts for name, reader in readers.items()}
         (first_name, first), *others = parts.items()
@@ -92,34 +100,36 @@ class JoinedReader(ShardReader[T_co]):
 
         # Tables become stages of the pipeline. The shards of other sources become columns of the
         # first source's manifest, unless `members` names nothing of the source.
-        settings = first.sessions.settings
-        access = TableAccess(settings.choice, first.job, settings.patience.limit_s)
-        rows, members, missing = row_stages(tables, decode, members, missing, access)
+        timeout_s = first.sessions.timeout_s
+        access = TableAccess(first.sessions.settings.choice, first.job, timeout_s)
+        table_stages, members, missing = row_stages(tables, decode, members, missing, access)
         pipeline = Pipeline.of(decode, members, missing)
         columns = tuple(
-            _column(f"{prefix}.", first, source, pipeline)
-            for prefix, source in others
-            if members is None or _may_name_members(members, f"{prefix}.")
+            _column(f"{name}.", first, source, pipeline)
+            for name, source in others
+            if members is None or _may_name_members(members, f"{name}.")
         )
         manifest = replace(first.manifest, columns=columns)
 
-        # All other parts are the first source's parts.
         own_prefix = f"{first_name}." if first_name else ""
-        own_decode = replace(pipeline.decode, prefix=own_prefix, url_of=manifest.url_of)
+        # A member may come from another source's shard: `url_of` finds the shard for errors.
+        decode_stage = replace(pipeline.decode, prefix=own_prefix, url_of=manifest.url_of)
+        group = self._runtime.rank_group(first.group.named_ranks, first.urls, timeout_s)
+        # If the ranks share rank 0's list of the first source's shards, they need not compare it.
+        group.settled = first.group.settled
+
+        # All other parts are the first source's parts.
         joined = replace(
             first,
             samples=replace(first.samples, manifest=manifest),
-            sessions=copy(first.sessions),
-            pipeline=replace(pipeline, decode=own_decode, stages=(*rows, *pipeline.stages)),
-            group=self._runtime.rank_group(
-                first.group.named_ranks, first.urls, first.sessions.timeout_s
-            ),
+            sessions=SessionPool(*first.sessions.settings),
+            pipeline=Pipeline(decode_stage, (*table_stages, *pipeline.stages)),
+            group=group,
         )
-        joined.group.settled = first.group.settled
-
         self._others = dict(others)
-        self._rows = rows
+        self._table_stages = table_stages
         self.epoch_reader = EpochReader(joined, self._runtime)
+        # Begin with the epoch or state that was set for the first source.
         self.epoch_reader.bookmark.follow(readers[first_name].epoch_reader.bookmark)
 
     @arguments.checked(predicate=arguments.FUNCTION)
@@ -140,7 +150,8 @@ class JoinedReader(ShardReader[T_co]):
             for prefix, sizes_of in partners.items():
                 sizes |= _prefixed(prefix, sizes_of(entry))
             rows = {
-                stage.prefix.removesuffix("."): stage.row(entry.key) or {} for stage in self._rows
+                stage.prefix.removesuffix("."): stage.row(entry.key) or {}
+                for stage in self._table_stages
             }
             return predicate(replace(entry, sizes=sizes, rows=rows))
 
@@ -199,24 +210,26 @@ def _partner_sizes(
         shard = numbers[entry.url]
         if entry.key.encode("utf-8", "surrogateescape") in column.repeated_in(shard):
             return {}
-        places = [(other_urls[number], entry.key) for number in column.beside(shard)]
+        partner_shards = column.beside(shard)
+        places = [(other_urls[number], entry.key) for number in partner_shards]
         candidates = [sizes_by_place[place] for place in places if place in sizes_by_place]
         return candidates[0] if len(candidates) == 1 else {}
 
     return sizes_of
 
 
-def _check_prefixes(sources: Mapping[str, Source]) -> None:
-    """Raise ConfigError if a source's name cannot be the prefix of its members' names.
-
-    Also raises it if the first source has no samples.
-    """
-    names = list(sources)
-    if isinstance(sources[names[0]], Table):
+def _check_first_has_samples(sources: Mapping[str, Source]) -> None:
+    """Raise ConfigError if the first source is a Table."""
+    name, first = next(iter(sources.items()))
+    if isinstance(first, Table):
         raise ConfigError(
-            f"{names[0]!r}, the first source, is a Table, which has no samples of its own",
+            f"{name!r}, the first source, is a Table, which has no samples of its own",
             remedy="list the shards first, whose samples get the table's rows",
         )
+
+
+def _check_prefixes(names: Sequence[str]) -> None:
+    """Raise ConfigError if a source's name cannot be the prefix of its members' names."""
     for name in names:
         # Names of members are in lower case, ";" separates alternatives, and names with two
         # underscores are not members.
@@ -294,21 +307,21 @@ def _column(
     except _NO_TABLE as exn:
         own_shards = len(first.manifest)
         other_shards = len(other.manifest)
-        # If the table is missing, a ConfigError has a NotFoundError as its cause. Any other
-        # ConfigError is about a table that does not fit, or about urls that are not index files.
-        is_missing = not isinstance(exn, ConfigError) or isinstance(exn.__cause__, NotFoundError)
-        are_indexes = all(map(is_index, (*first.urls, *other.urls)))
-        are_tables_missing = is_missing or not are_indexes
-        would_raise = pipeline.view(0, prefix).unmatched == "error"
-        reason = f"{own_shards} shards are joined with {other_shards} by the tables of their keys"
-        if are_tables_missing and own_shards == other_shards:
+        are_pairs = own_shards == other_shards and _has_no_tables(exn, (*first.urls, *other.urls))
+        # In a join, the view of members is the same for all shards: 0 stands for any of them.
+        is_unmatched_error = pipeline.view(shard=0, column=prefix).unmatched == "error"
+        if are_pairs and is_unmatched_error:
             # Reading shows whether the nth shards belong together: each key without a partner is an
             # error.
-            if would_raise:
-                return JoinedManifest(prefix, other.manifest)
+            return JoinedManifest(prefix, other.manifest)
+        if are_pairs:
             reason = (
                 f"missing={pipeline.decode.missing!r} needs the tables of keys, as partners may be "
                 "in any shard"
+            )
+        else:
+            reason = (
+                f"{own_shards} shards are joined with {other_shards} by the tables of their keys"
             )
         raise ConfigError(
             f"{reason}: {exn.message}",
@@ -316,6 +329,20 @@ def _column(
             remedy="write them next to both index files: shardcache index URL... -o index.json "
             "--samples",
         ) from exn
+
+
+def _has_no_tables(exn: ShardcacheError, urls: Iterable[str]) -> bool:
+    """Return True if an error of reading tables means that one is missing, not that it is wrong.
+
+    Args:
+        exn: one of _NO_TABLE.
+        urls: urls of the sources, which have no tables unless they are index files.
+    """
+    if not all(map(is_index, urls)):
+        return True
+    # A ConfigError about a missing table has a NotFoundError as its cause. Any other ConfigError is
+    # about a table that does not fit its index file.
+    return not isinstance(exn, ConfigError) or isinstance(exn.__cause__, NotFoundError)
 
 
 def _by_tables(prefix: str, first: DatasetParts, other: DatasetParts) -> JoinedManifest:
@@ -365,8 +392,7 @@ def _by_tables(prefix: str, first: DatasetParts, other: DatasetParts) -> JoinedM
 def _are_paired(first: DatasetParts, other: DatasetParts) -> bool:
     """Return True if the nth shards of both have the same keys in the same order, each key once.
 
-    This is the usual case. Finding it takes a fraction of the time and memory of a table of all
-    keys.
+    This check takes a fraction of the time and memory of a table of all keys.
     """
     if first.manifest.counts != other.manifest.counts:
         return False
@@ -375,13 +401,13 @@ def _are_paired(first: DatasetParts, other: DatasetParts) -> bool:
         closing(rows_by_shard(first.manifest, table_rows(first))) as own,
         closing(rows_by_shard(other.manifest, table_rows(other))) as others,
     ):
-        for others_row, own_row in zip_longest(others, own):
-            if own_row is None or others_row is None:
+        for other_placed, own_placed in zip_longest(others, own):
+            if own_placed is None or other_placed is None:
                 return False
-            other_shard, other_row, _ = others_row
-            shard, row, _ = own_row
-            if shard != other_shard or row["keys"] != other_row["keys"]:
+            other_shard, other_row, _ = other_placed
+            own_shard, own_row, _ = own_placed
+            if own_shard != other_shard or own_row["keys"] != other_row["keys"]:
                 return False
-            hashes.extend(map(hash, row["keys"]))
+            hashes.extend(map(hash, own_row["keys"]))
     # Keys are unique if their hashes are. Equal hashes are neighbours when the hashes are sorted.
     return all(one != another for one, another in pairwise(sorted(hashes)))

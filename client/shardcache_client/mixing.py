@@ -7,15 +7,15 @@ manifests one after another, an order that interleaves their samples, and a pipe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from shardcache.errors import ConfigError
 from shardcache_client.arguments import values as arguments
 from shardcache_client.arguments.other_words import OTHER_WORDS
 from shardcache_client.arguments.values import T_co, U
+from shardcache_client.daemon.session_pool import SessionPool
 from shardcache_client.order.dealing.deal import SpanDeal
 from shardcache_client.order.dealing.deal_options import DealOptions
 from shardcache_client.order.mixture import MixedSource, MixtureOptions, weights_of
@@ -45,8 +45,8 @@ def _sources_by_name(sources: Any) -> dict[str, ShardReader[Any]]:
     return by_name
 
 
-# Arguments that a mixture does not have, with the remedy for each.
-_WORDS = OTHER_WORDS | {
+# Arguments that a mixture does not have, with the remedy for each; "{}" stands for the argument.
+_OTHER_WORDS = OTHER_WORDS | {
     **dict.fromkeys(("proportion", "proportions", "probabilities", "ratios"), "write weights=..."),
     **dict.fromkeys(("datasets", "streams", "components"), "write Mixture(sources, weights=...)"),
     **dict.fromkeys(ARGUMENTS, "give it to each source: ShardDataset(urls, {}=...)"),
@@ -64,7 +64,7 @@ class MixtureReader(ShardReader[T_co]):
     """
 
     @arguments.checked(
-        _WORDS,
+        _OTHER_WORDS,
         sources=arguments.Accepts(
             'datasets by name, {"web": ShardDataset(...)}, or a list of them', _sources_by_name
         ),
@@ -79,9 +79,13 @@ class MixtureReader(ShardReader[T_co]):
         samples_per_epoch: int | None = None,
         batches: Grouping = "mixed",
     ) -> None:
-        parts = {name: reader.parts for name, reader in _sources_by_name(sources).items()}
-        first = _first_of_alike(parts)
+        # `checked` has converted the sources to this dict.
+        by_name = cast("dict[str, ShardReader[T_co]]", sources)
+        parts = {name: reader.parts for name, reader in by_name.items()}
+        _check_sources(parts)
+        first = next(iter(parts.values()))
         manifest = Manifest.joined([source.manifest for source in parts.values()])
+        # Seeds of the sources that were given none. States keep these seeds.
         drawn_seeds = {
             name: source.samples.seed
             for name, source in parts.items()
@@ -93,15 +97,16 @@ class MixtureReader(ShardReader[T_co]):
             first.samples.seed,
             drawn_seeds,
         )
+        # Ranks match their mixtures by the names of the sources, as other datasets by their urls.
         group = self._runtime.rank_group(
             first.group.named_ranks, list(parts), first.sessions.timeout_s
         )
         mixed = replace(
             first,
-            urls=(),
+            urls=(),  # only the sources have urls
             samples=samples,
             group=group,
-            sessions=copy(first.sessions),
+            sessions=SessionPool(*first.sessions.settings),
             pipeline=_pipeline(parts),
             scattered=_scattered(parts),
         )
@@ -210,17 +215,13 @@ def _scattered(parts: Mapping[str, DatasetParts]) -> ScatteredRanges | None:
     first_shard = 0
     for source in parts.values():
         if source.scattered is not None:
-            sources += source.scattered.moved(first_shard)
+            sources += source.scattered.sources_from(first_shard)
         first_shard += len(source.manifest)
     return ScatteredRanges(sources) if sources else None
 
 
-def _first_of_alike(sources: Mapping[str, DatasetParts]) -> DatasetParts:
-    """Return the parts of the first source, whose options the mixture takes over.
-
-    Raises ConfigError if an option that must be the same differs between sources, or if a source
-    cannot be mixed.
-    """
+def _check_sources(sources: Mapping[str, DatasetParts]) -> None:
+    """Raise ConfigError if a source cannot be mixed, or if the sources' common options differ."""
     if not sources:
         raise ConfigError(
             "a Mixture needs at least one source",
@@ -237,7 +238,6 @@ def _first_of_alike(sources: Mapping[str, DatasetParts]) -> DatasetParts:
                     f"sources {first_name!r} and {name!r} differ in {option}",
                     remedy="give the same to all sources",
                 )
-    return first
 
 
 def _check_mixable(name: str, parts: DatasetParts) -> None:

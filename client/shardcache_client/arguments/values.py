@@ -297,7 +297,7 @@ def checked(
 
     Args:
         other_words: names of arguments in other libraries, with a remedy for each, for the error
-            about an unknown argument.
+            about an unknown argument. "{}" in a remedy stands for the name.
         passed_on: names of further arguments that the function takes as `**options`. Without any,
             such a function takes arguments of all names.
         refused: arguments that the function takes only in order to refuse them; no error recommends

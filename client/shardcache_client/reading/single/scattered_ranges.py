@@ -41,13 +41,13 @@ class ScatteredRanges:
     def __repr__(self) -> str:
         return f"ScatteredRanges(firsts={[first for first, _ in self._sources]})"
 
-    def moved(self, first: int) -> list[tuple[int, SampleRanges]]:
+    def sources_from(self, first_shard: int) -> list[tuple[int, SampleRanges]]:
         """Return copies of the sources for a mixture that has these shards after other shards.
 
         Args:
-            first: number in the mixture's manifest of the shard that is the first here.
+            first_shard: number in the mixture's manifest of the shard that is the first here.
         """
-        return [(first + own_first, copy(ranges)) for own_first, ranges in self._sources]
+        return [(first_shard + own_first, copy(ranges)) for own_first, ranges in self._sources]
 
     def has(self, shard: int) -> bool:
         """Return whether the samples of a shard are read one by one."""
