@@ -50,8 +50,8 @@ __all__ = [
     "warn_and_stop",
 ]
 
-# Modules of the public names, imported when a name is first used. Most of them need torch, and
-# the command line uses the rest of this package without torch.
+# The module of each public name. It is imported when the name is first used: some modules need
+# torch, and the others must work without it.
 _MODULES = {
     "IndexEntry": "shardcache.tarindex.contents",
     "Joined": ".dataset",

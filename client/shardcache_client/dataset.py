@@ -38,7 +38,8 @@ from shardcache_client.parts.epoch_reader import EpochReader
 from shardcache_client.reader import ShardReader
 from shardcache_client.stages.pack import Block
 
-# Remedies for arguments that belong to a dataset, but were given to its loader.
+# Remedies for arguments that belong to a dataset, but were given to its loader; "{}" stands for the
+# argument.
 _DATASET_REMEDIES = dict.fromkeys(ARGUMENTS, "give it to the dataset: ShardDataset(urls, {}=...)")
 _DATALOADER_ARGUMENTS = [
     name for name in inspect.signature(DataLoader).parameters if name != "dataset"
@@ -46,7 +47,7 @@ _DATALOADER_ARGUMENTS = [
 
 
 def _converted_batch_size(value: Any) -> Any:
-    """Return a loader's `batch_size` as it is kept. Raises TypeError or ValueError."""
+    """Return "dataset", None, or a whole number as an int. Raises TypeError or ValueError."""
     if value in ("dataset", None):
         return value
     return whole(1, MAX_BATCH).converted(value)
@@ -67,9 +68,9 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
 
     Yields dicts: `__key__` and `__url__` (str), and the bytes of each member under its extension.
     An epoch is one sequence of samples, determined by the manifest (the list of shards with their
-    numbers of samples), the seed and the epoch's number. Ranks take spans of this sequence that are
-    equal to the sample, whatever the number of shards; the workers of a rank's DataLoader make its
-    batches in turn.
+    numbers of samples), the seed and the epoch's number. Each rank takes a span of this sequence.
+    The spans have equal numbers of samples, whatever the number of shards. The workers of a rank's
+    DataLoader make its batches in turn.
 
     Without `set_epoch`, each iteration reads the next epoch; ranks that share a key-value store
     read the same epoch. A trainer process and the DataLoader workers that it starts share the
@@ -161,8 +162,8 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
     Raises:
         NoDaemonError, DaemonError, VersionMismatchError: the daemon cannot be used.
         NotFoundError, AccessDeniedError, NotAllowedError, OriginError: `urls` cannot be resolved.
-        ConfigError: an argument is invalid; without `mesh` and `rank`, ranks hold parts of one
-            model; or, at the first sample, a wrapper shards the samples a second time.
+        ConfigError: an argument is invalid; ranks hold parts of one model, and neither `mesh` nor
+            `rank` is given; or, at the first sample, a wrapper shards the samples a second time.
         ManifestMismatchError, RanksError: another rank sees different shards, has other options
             (including another batch_size, unless `even` is None), or does not answer.
         EpochMismatchError: this rank repeatedly ends an epoch early while other ranks continue it.
@@ -194,9 +195,9 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         return super().state_dict()
 
     @checked(
-        _DATASET_REMEDIES,
-        _DATALOADER_ARGUMENTS,
-        ORDER_OPTIONS,
+        _DATASET_REMEDIES,  # for unknown arguments
+        _DATALOADER_ARGUMENTS,  # names that `**options` may have
+        ORDER_OPTIONS,  # names among them that are refused
         batch_size=Accepts(
             "a whole number, 1 or more; or None for samples one by one", _converted_batch_size
         ),
@@ -224,7 +225,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         persistent_workers: bool | None = None,
         **options: Any,
     ) -> ShardLoader[B_co]:
-        """Return a loader of this dataset's batches, with separate epochs, length and state::
+        """Return a loader of this dataset's batches, which has an epoch, a length and a state::
 
             loader = dataset.loader(batch_size=256, num_workers=8)
             for epoch in range(loader.epoch, 90):
@@ -232,8 +233,8 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
                 for batch in tqdm(loader, initial=done, total=len(loader)):
                     ...  # torch.save(loader.state_dict(), ...) at any batch
 
-        The loader begins where the dataset would; a `set_epoch` or `load_state_dict` of the dataset
-        holds for its loaders, too.
+        The loader begins where the dataset would, and then counts its own epochs. A `set_epoch` or
+        `load_state_dict` of the dataset holds for its loaders, too.
 
         Args:
             batch_size: samples per batch; None for samples one by one. Default: the dataset's
@@ -261,8 +262,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
                 "made ahead: prefetch_factor=",
             )
         if batch_size == "dataset":
-            # A dataset's batch_size counts samples. It does not count the groups that a stage makes
-            # of samples.
+            # A dataset's batch_size counts samples, and not the groups of them that a stage yields.
             batch_size = self.batch_size if self.parts.stage is None else None
         reader = self._reader_in_batches_of(batch_size)
         options |= {
@@ -278,7 +278,8 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         """Return a reader for a loader's batches, with a separate position.
 
         Args:
-            batch_size: the loader's; None stands for samples one by one, or groups of a stage.
+            batch_size: the loader's; None if it yields samples, or groups of a stage, one by one.
+                States then count batches of the dataset's own size.
         """
         size = self.batch_size if batch_size is None else batch_size
         samples = self.parts.samples
@@ -290,7 +291,9 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
                 f"the loader's batch_size is {size}, each rank's {kind} {self.batch_size}",
                 remedy="omit it; another size of batches needs another dataset",
             )
-        return self.epoch_reader.derived(name=str(size), samples=samples)
+        # Ranks match their loaders by this name.
+        name = str(size)
+        return self.epoch_reader.derived(name, samples=samples)
 
 
 class Mixture(MixtureReader[T_co], ShardDataset[T_co]):
@@ -315,10 +318,10 @@ class Mixture(MixtureReader[T_co], ShardDataset[T_co]):
     each. With `global_batch_size`, only the samples of one batch are consecutive, and each of its
     `canonical_nodes` parts has its own error.
 
-    Each source keeps its own order and its own `shuffle_window`, and is read one round after
-    another. If an epoch takes more than all samples of a source, the samples come again in another
-    order; if it takes fewer, the next epoch continues after them. The daemon gets one plan for all
-    sources.
+    Each source keeps its own order and its own `shuffle_window`, and is read in rounds: a round has
+    each of its samples once, and a shuffled source has another order in each round. An epoch may
+    take several rounds of a source, or part of one; the next epoch continues after it. The daemon
+    gets one plan for all sources.
 
     A state has, under "sources", two numbers for each source: the place in the sequence of its
     rounds at which the epoch starts ("start"), and the number of its samples in the epoch
@@ -335,11 +338,11 @@ class Mixture(MixtureReader[T_co], ShardDataset[T_co]):
     says that the mixture has changed.
 
     Args:
-        sources: datasets by name, or a list of datasets, whose names are then their numbers; all of
-            them counted. Each keeps its urls, `shuffle`, `shuffle_window`, `seed`,
-            `canonical_nodes`, `decode`, `members` and `missing`, and the functions that `map` and
-            `filter` have added. All other options must be the same for all sources, and become the
-            mixture's own.
+        sources: datasets by name, or a list of datasets, whose names are then their numbers. Their
+            samples must be counted, as `shardcache index` does. Each source keeps its urls,
+            `shuffle`, `shuffle_window`, `seed`, `canonical_nodes`, `decode`, `members` and
+            `missing`, and the functions that `map` and `filter` have added. All other options must
+            be the same for all sources, and become the mixture's own.
         weights: a weight for each source, by name or in their order; only the ratios count. To
             change weights between epochs, give weights by the epoch from which they hold: `{0:
             {"web": 9, "code": 1}, 5: {"web": 1, "code": 1}}`. Default: the sizes of the sources, so
@@ -349,13 +352,13 @@ class Mixture(MixtureReader[T_co], ShardDataset[T_co]):
         batches: "mixed": batches have samples of all sources. "source": each batch has samples of
             one source, the same source on all ranks at each step, chosen by weight; with
             `global_batch_size`, each global batch has samples of one source. "rank-source": each
-            rank has its own sequence of sources. Batches of one source have the `batch_size` of the
-            sources, as has every loader, and are whole: an epoch is rounded to whole steps of all
-            ranks, up (`even="pad"`) or down ("drop"), and the samples that a source has beyond its
-            last batch come first in the next epoch.
+            rank has its own sequence of sources. Batches of one source are whole, and have the
+            `batch_size` of the sources; loaders must have it, too. An epoch is rounded to whole
+            steps of all ranks, up (`even="pad"`) or down ("drop"), and the samples that a source
+            has beyond its last batch come first in the next epoch.
 
-    Raises ConfigError if an argument is invalid, the sources' options differ, or a source is not
-    counted.
+    Raises ConfigError if an argument is invalid, the sources' options differ, or the samples of a
+    source are not counted.
     """
 
     if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from shardcache_client.ranks.agreement import agreement_of
 from shardcache_client.ranks.key_value_store import MeetingPlace
 from shardcache_client.stages.by_length import ByLength
 
-_calls: Counter[str] = Counter()  # number of calls of `batch_by_length`, by their arguments
+_calls: Counter[str] = Counter()  # number of calls of `batch_by_length`, by some arguments
 
 
 @checked(
@@ -90,11 +90,12 @@ def batch_by_length(
             "samples",
             remedy="omit global_batch_size",
         )
-    kind = f"{dataset.seed}/{max_tokens}/{sort_buffer}"
-    _calls[kind] += 1
     # Ranks agree under a name. The name is the same on all ranks, because they call this function
-    # in the same order.
-    agreement = partial(agreement_of, f"batches/{kind}/{_calls[kind]}", timeout_s, MeetingPlace())
+    # with the same arguments in the same order.
+    arguments = f"{dataset.seed}/{max_tokens}/{sort_buffer}"
+    _calls[arguments] += 1
+    name = f"batches/{arguments}/{_calls[arguments]}"
+    agreement = partial(agreement_of, name, timeout_s, MeetingPlace())
     stage = ByLength(
         max_tokens, length, sort_buffer, collate or list, handler_of(on_error), agreement
     )
@@ -157,7 +158,8 @@ class LengthBatches(IterableDataset[B_co], Generic[B_co]):
         run resumes with exactly the samples that were in no batch yet, from the states of all
         ranks. One rank's state is enough only if it was taken between two buffers, and if no
         handler, `missing="skip"` or filter may leave out samples before they are batched; otherwise
-        the next iteration raises a ConfigError. Uncounted shards stay with their ranks.
+        the next iteration raises a ConfigError. If the shards' samples are not counted, the numbers
+        of ranks and workers cannot change.
         """
         self._batches_at_position().load_state_dict(state)
 

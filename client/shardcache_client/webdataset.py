@@ -140,11 +140,9 @@ class WebDataset(OriginalWebDataset):  # type: ignore[misc]
         ShardcacheError: as ShardDataset.
     """
 
-    # `_OPTIONS` comes twice: its names are those that `**options` may have, and its rules are for
-    # their values.
     @checked(
-        OTHER_WORDS | _REMEDIES,
-        _OPTIONS.keys(),
+        OTHER_WORDS | _REMEDIES,  # remedies for unknown arguments
+        _OPTIONS.keys(),  # names that `**options` may have
         urls=Accepts(URLS.what, _parts_or_urls),
         handler=ARGUMENTS["on_error"],
         mode=TEXT.or_none(),
