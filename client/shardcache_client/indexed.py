@@ -2,7 +2,7 @@
 
 A sample is read in one of two ways: by its range (its bytes alone are fetched, if a table of
 samples lists its range), or from its shard, which is then held, that is, leased and mapped for
-further samples. The samples of a selection are those that a split, for example, has chosen.
+further samples.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class _SampleQuery:
     """A request for one sample, by its number or its key.
 
     Attributes:
-        key: key that the sample must have; empty if the sample is asked for by its number.
+        key: key that the sample must have; None if the sample is asked for by its number.
         numbers: numbers of the samples that may have the key. There may be several, as only a check
             (a short hash) of each key is kept in memory.
     """
 
-    key: str
+    key: str | None
     numbers: Sequence[int]
 
     def matches(self, sample: Sample) -> bool:
         """Return whether a sample with one of the numbers has the key, if a key is asked for."""
-        return not self.key or sample["__key__"] == self.key
+        return self.key is None or sample["__key__"] == self.key
 
     def repeated_error(self) -> SampleKeyError:
         """Return the error for a key that several samples have."""
@@ -135,22 +135,22 @@ class IndexedShards(Divisible, Generic[T_co]):
         self._tables = tables
         # For each shard, the number of samples in all shards up to its end.
         self._ends = list(accumulate(counts_of(manifest)))
-        # For each shard of a selection: the numbers, in the tar, of the samples that were selected.
-        # A shard of which all samples are selected has no entry.
+        # If the user has selected samples, as by a split: for each shard, the numbers in the tar of
+        # the selected samples. A shard of which all samples are selected has no entry.
         self._selected_numbers: dict[int, array[int]] = {}
         self._keys: SampleKeys | None = None  # read when a sample is first asked for by its key
         self._ranges = SampleRanges(manifest, tables, sessions, pipeline)
         self._hold_nothing()
 
     def _hold_nothing(self) -> None:
-        """Begin without sessions, shards and ranges."""
+        """Begin without sessions, held shards and records of their use."""
         self._held = HeldShards(self._manifest, self._pipeline, self._sessions, self._window)
         self._recent = RecentRanges(self._window)
         self._scattered = ScatteredSamples(self._manifest, self._pipeline, self._sessions)
-        self._pid = os.getpid()
         # Guards the held shards and the tables: no thread may close a shard that another thread is
         # reading.
         self._lock = Lock()
+        self._pid = os.getpid()  # set last: a thread that finds this process's id takes the lock
 
     @property
     def manifest(self) -> Manifest:
@@ -187,11 +187,11 @@ class IndexedShards(Divisible, Generic[T_co]):
 
         A negative number counts from the end.
         """
-        # An array of numpy or torch has `__index__` as well, whatever its number of dimensions.
-        has_several = isinstance(number, list | tuple) or getattr(number, "ndim", 0) > 0
-        # A list or a tuple would pass the second test as well, but a test for the protocol
-        # `SupportsIndex` takes much longer.
-        if has_several or not isinstance(number, str | SupportsIndex):
+        # A list is recognised before the test for the protocol, which takes much longer. An array
+        # of numpy or torch passes that test, too, whatever its number of dimensions.
+        is_list = isinstance(number, list | tuple)
+        is_array = getattr(number, "ndim", 0) > 0
+        if is_list or is_array or not isinstance(number, str | SupportsIndex):
             return self.__getitems__(list(cast("Iterable[SupportsIndex | str]", number)))
         (item,) = self.__getitems__([number])
         return item
@@ -218,6 +218,7 @@ class IndexedShards(Divisible, Generic[T_co]):
             items[nth] = self._decoded(sample)
         for nth, query in enumerate(queries):
             if nth not in items:
+                assert query.key is not None  # a query by number always has its sample
                 raise self._unknown_key(query.key)
         return [items[nth] for nth in range(len(queries))]
 
@@ -245,19 +246,20 @@ class IndexedShards(Divisible, Generic[T_co]):
             chosen, self._pipeline, self._sessions, self._window, self._mesh, self._tables
         )
 
-    def _query(self, number: SupportsIndex | str) -> _SampleQuery:
+    def _query(self, number_or_key: SupportsIndex | str) -> _SampleQuery:
         """Return the query for a number or key. Raises IndexError, and any error of the tables."""
-        if isinstance(number, str):
+        if isinstance(number_or_key, str):
+            key = number_or_key
             with self._lock:
                 if self._keys is None:
                     self._keys = SampleKeys(self._key_checks(), self._ends[-1])
-            return _SampleQuery(number, self._keys.numbers(number))
-        index = operator.index(number)
+            return _SampleQuery(key, self._keys.numbers(key))
+        number = operator.index(number_or_key)
         samples = self._ends[-1]
-        if not -samples <= index < samples:
-            raise IndexError(f"sample {shown(index)} of a dataset with {samples} samples")
-        # The empty key means that no key is asked for. A negative number counts from the end.
-        return _SampleQuery("", [index % samples])
+        if not -samples <= number < samples:
+            raise IndexError(f"sample {shown(number)} of a dataset with {samples} samples")
+        # A negative number counts from the end.
+        return _SampleQuery(None, [number % samples])
 
     def _sample_id(self, number: int) -> SampleId:
         """Return the shard of a sample, and its number in the tar."""
@@ -274,11 +276,12 @@ class IndexedShards(Divisible, Generic[T_co]):
 
         Returns None if all samples of the shard are selected.
         """
-        if self._manifest.choices is None or self._manifest.choices[shard] is None:
+        choices = self._manifest.choices
+        choice = None if choices is None else choices[shard]
+        if choice is None:
             return None
         if shard not in self._selected_numbers:
-            # `chosen` returns the numbers of the choice that was tested above, so it is not None.
-            self._selected_numbers[shard] = array("I", self._manifest.chosen(shard) or ())
+            self._selected_numbers[shard] = array("I", choice.numbers())
         return self._selected_numbers[shard]
 
     def _key_checks(self) -> Iterator[int]:
@@ -315,21 +318,23 @@ class IndexedShards(Divisible, Generic[T_co]):
 
         Each sample comes with its index in `sample_ids`.
         """
+        # Indices in `sample_ids`, in the order of the samples' shards and numbers.
+        indices = sorted(range(len(sample_ids)), key=sample_ids.__getitem__)
+
         # 1. Read samples that are best read by their ranges, all at the same time.
-        by_range: dict[int, SampleRange] = {}  # by index in `sample_ids`
-        by_shard = sorted(range(len(sample_ids)), key=sample_ids.__getitem__)
+        range_of_index: dict[int, SampleRange] = {}
         with self._lock:
-            for index in by_shard:
+            for index in indices:
                 shard, number = sample_ids[index]
                 byte_range = self._range_if_better(shard, number)
                 if byte_range is not None:
-                    by_range[index] = byte_range
-        yield from self._read_ranges(by_range)
+                    range_of_index[index] = byte_range
+        yield from self._read_ranges(range_of_index)
 
         # 2. Read the other samples from their shards, one shard after another.
-        beyond_capacity: dict[int, SampleRange] = {}
-        for index in by_shard:
-            if index in by_range:
+        beyond_capacity: dict[int, SampleRange] = {}  # by index as well
+        for index in indices:
+            if index in range_of_index:
                 continue
             shard, number = sample_ids[index]
             with self._lock:
@@ -346,14 +351,14 @@ class IndexedShards(Divisible, Generic[T_co]):
         # 3. If the cache had no space for a shard, read its samples by their ranges after all.
         yield from self._read_ranges(beyond_capacity)
 
-    def _read_ranges(self, by_range: dict[int, SampleRange]) -> Iterator[tuple[int, Sample]]:
-        """Yield samples that are read by their ranges, each with its key in `by_range`."""
-        samples = self._scattered.read(list(by_range.values()))
-        for index, (sample, is_cached) in zip(by_range, samples, strict=True):
+    def _read_ranges(self, range_of_index: dict[int, SampleRange]) -> Iterator[tuple[int, Sample]]:
+        """Yield samples that are read by their ranges, each with its index."""
+        samples = self._scattered.read(list(range_of_index.values()))
+        for index, (sample, is_cached) in zip(range_of_index, samples, strict=True):
             if is_cached:
                 # After several reads from a shard that is cached as a whole, `_range_if_better`
-                # holds the shard, since a held shard is faster to read.
-                self._recent.note_cached(by_range[index].shard)
+                # prefers to hold the shard, which is then faster to read.
+                self._recent.note_cached(range_of_index[index].shard)
             yield index, sample
 
     def _range_if_better(self, shard: int, number: int) -> SampleRange | None:
@@ -366,14 +371,15 @@ class IndexedShards(Divisible, Generic[T_co]):
         byte_range = self._range_of(shard, number)
         if byte_range is None:
             return None
+        # Requests for samples of this shard so far decide whether holding the shard pays off.
         is_better_held = self._recent.note_request(shard, number)
         return None if is_better_held else byte_range
 
     def _hold(self, shard: int, number: int) -> bool:
         """Hold a sample's shard; return False if the cache has no space for the shard.
 
-        The sample is then to be read by its range. Raises CapacityError if it has none, and any
-        error of opening the shard.
+        If it returns False, the sample is to be read by its range. Raises CapacityError if the
+        cache has no space and the sample has no range, and any error of opening the shard.
         """
         if shard in self._held:
             return True
