@@ -399,7 +399,7 @@ class Fetcher:
         return self._origins.table(partial.obj.url).require_adjacent
 
     def _close_reservation(self, reservation: Reservation, key: str, transfer: Transfer) -> None:
-        """Close a transfer's reservation, and keep its finished parts on disk as a leftover.
+        """Close a transfer's reservation, and keep the finished parts on disk as a leftover.
 
         Early readers of a shard that was not published get an error.
         """

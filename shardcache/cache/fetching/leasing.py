@@ -251,7 +251,7 @@ class Leasing:
             return None
         return file
 
-    def may_have(self, ref: ShardRef) -> bool:
+    def may_serve_cached(self, ref: ShardRef) -> bool:
         """Return whether the cached bytes of a shard may be served without asking its origin.
 
         For a signed url, this is so only if the origin has accepted the signature.

@@ -6,9 +6,8 @@ with the parts of one object that are cached. `Fetcher` calls `PartFiller.fill` 
 a whole object: as long as there is no space for the whole, or nobody wants it, readers get the
 ranges that they wait for.
 
-The waits of all the object's readers are found through the claim (`KeyClaim`) on the object. The
-claim moves, which means that its signal `moved` is notified, whenever a wait, a part or an error is
-added.
+The waits of all the object's readers are found through the claim (`KeyClaim`) on the object. When
+a wait, a part or an error is added, the claim's signal `moved` is notified: the claim moves.
 """
 
 import asyncio

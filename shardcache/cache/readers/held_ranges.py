@@ -205,7 +205,7 @@ class HeldRanges:
             is_awaited: whether the reader has nothing else to read.
         """
         # 1. The object store may have to be asked for the version, or about the url's signature.
-        if ref.version is None or not self._leasing.may_have(ref):
+        if ref.version is None or not self._leasing.may_serve_cached(ref):
             return None
 
         # 2. The bytes may have to be fetched or checked.

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from shardcache.cache.fetching import reserving
 from shardcache.cache.fetching.reserving import WholeSpace
@@ -111,6 +112,29 @@ async def test_shard_larger_than_the_cache_names_both_sizes(tmp_path: Path) -> N
             await fetched(here, ShardRef(f"file://{path}"))
         assert here.counters.origin_bytes == 0
     assert "--capacity" in caught.value.remedy
+
+
+async def test_damage_that_no_reader_sees_is_not_reported_as_in_use(tar: Path, tmp_path: Path) -> None:
+    """The check before indexing keeps the shard for itself, which does not count as a reader."""
+    ref = ShardRef(f"file://{tar}")
+    async with ground(tmp_path) as here:
+        parts = here.parts()
+        monitor = asyncio.create_task(parts.core.health.run())
+        transfers = parts.fetching.transfers
+        damaged = await transfers.wait("name", ref._replace(is_file=True), PriorityClass.PLANNED, Wait())
+        assert isinstance(damaged, Shard)
+        path = here.store.layout.tar(damaged.key)
+        path.chmod(0o640)
+        path.write_bytes(bytes(tar.stat().st_size))
+        with capture_logs() as logs:
+            sound = await transfers.wait("name", ref, PriorityClass.PLANNED, Wait())
+        monitor.cancel()
+        assert isinstance(sound, Shard)
+        assert sound is not damaged
+        assert here.store.layout.tar(sound.key).read_bytes() == tar.read_bytes()
+    events = [log["event"] for log in logs]
+    assert "cached shard is damaged; quarantined" in events
+    assert "corrupt shard is in use" not in events
 
 
 async def test_space_for_a_whole_object_is_tried_again_only_after_a_change(
