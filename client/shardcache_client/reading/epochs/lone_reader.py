@@ -58,7 +58,11 @@ class LoneShardReader:
         with self._lock:
             try:
                 sample = self._open(shard).sample(number)
-            except (SampleError, *SHARD_ERRORS) as exn:
+            except SampleError as exn:
+                return exn.with_traceback(None)
+            except SHARD_ERRORS as exn:
+                # The shard cannot be read any further. The next sample of it opens it again.
+                self._release()
                 return exn.with_traceback(None)
         self._form.name_source(sample, shard)
         return sample
@@ -67,10 +71,7 @@ class LoneShardReader:
         """Open a shard in place of the previous one, unless it is open already; return it."""
         if self._leased_shard is not None and self._shard == shard:
             return self._leased_shard
-        if self._window is not None:
-            self._window.empty()
-        self._leased_shard = None
-
+        self._release()
         if self._session is None:
             self._session = self._open_session()
         form = self._form
@@ -83,11 +84,16 @@ class LoneShardReader:
         self._leased_shard = leased_shard
         return leased_shard
 
+    def _release(self) -> None:
+        """Release the shard that is open, if any."""
+        if self._window is not None:
+            self._window.empty()
+        self._leased_shard = None
+
     def close(self) -> None:
         """Close the session, if there is one."""
         with self._lock:
-            if self._window is not None:
-                self._window.empty()
+            self._release()
             if self._session is not None:
                 self._session.close()
 

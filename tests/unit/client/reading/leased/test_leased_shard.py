@@ -3,7 +3,7 @@
 import os
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,11 @@ from shardcache_client.order.topology import Topology
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.staged_state import Resume
 from shardcache_client.reading.epochs.epoch_plans import SampleForm
+from shardcache_client.reading.epochs.lone_reader import LoneShardReader
 from shardcache_client.reading.leased.joined_samples import find_partners
 from shardcache_client.reading.leased.leased_shard import LeasedShard
 from shardcache_client.stages.pipeline import Pipeline
-from support.network.peer import Json, Peer, Script, Step, arriving, begun, granted, refused, scripted
+from support.network.peer import Json, Peer, Script, Step, accepted, arriving, begun, granted, refused, scripted
 from support.programs.daemon import eventually
 from support.shards.tars import make_tar, pack, published, random_samples
 
@@ -303,6 +304,22 @@ def test_a_handler_decides_about_a_shard_that_fails_midway(socket: Path, folder:
             found += (sample["__key__"] for _, sample in chunks.placed(Bad(), deque()))
     assert found == KEYS[:4] + (["000100", "000101"] if handler is ignore_and_continue else [])
     assert seen == [4]
+
+
+def test_lone_reader_opens_a_shard_again_that_failed_midway(socket: Path, folder: Folder) -> None:
+    """The failure is the result of one sample; the next sample of the same shard is read by a new lease."""
+    down = OriginUnavailableError("down", url=URLS[0])
+    more_and_second_try = (refused(down), refused(down))
+    script = begun(folder.arriving(7, FOUR_READY), *more_and_second_try, accepted, folder.whole(8))
+
+    def open_session() -> Session:
+        return Session(DaemonChoice(socket), READER, Patience(), partial_reads=True)
+
+    with scripted(socket, script), closing(LoneShardReader(open_session, SampleForm(PLAN.manifest))) as reader:
+        assert isinstance(reader.read((0, 5)), OriginUnavailableError)
+        sample = reader.read((0, 5))
+    assert isinstance(sample, dict)
+    assert sample["__key__"] == KEYS[5]
 
 
 KEYS_OF_SHARD = st.lists(st.integers(0, 9).map(lambda number: b"%d" % number), max_size=8)
