@@ -180,10 +180,9 @@ class ShardDatasource(Datasource):  # type: ignore[misc]  # ray has no types whe
             ReadTask(
                 partial(self._read_tables, part),
                 BlockMetadata(
-                    # Numbers of rows and bytes, and None for statistics of the run.
-                    part.samples,
-                    _size_bytes(part),
-                    None,
+                    num_rows=part.samples,
+                    size_bytes=_size_bytes(part),
+                    exec_stats=None,
                     input_files=tuple(shard.url for shard in part),
                 ),
                 per_task_row_limit=per_task_row_limit,
@@ -236,6 +235,7 @@ def _task_on(node: str, function: Any) -> Any:
 
 def _cached_here() -> Collection[str]:
     """Return the urls that this node has cached. Raises NoDaemonError."""
+    # A node without a daemon that was set up reads through a private daemon, as ShardDataset does.
     socket = DaemonChoice.of().node_socket or ensure_started()
     try:
         return frozenset(cached_urls(socket, _STATUS_TIMEOUT_S))
@@ -262,8 +262,11 @@ def _read_tables(
     deal = DealOptions(even=None).deal(manifest, counted=False)
     reader = ReaderSessions(sessions, ReaderIdentity(job_name()))
     reading = Reading(deal, SampleForm(manifest), Pipeline(), reader, on_error, epochs=1)
-    chunks = RankChunks(reading, Resume(Progress()), Topology(), size=1)
-    samples = (item for _, item in chunks.placed(Bad(), deque()))
+    from_the_start = Resume(Progress())
+    chunks = RankChunks(reading, from_the_start, Topology(), size=1)
+    # Bad samples and steps are recorded for states, which Ray does not save.
+    placed = chunks.placed(bad=Bad(), steps=deque())
+    samples = (item for _, item in placed)
     yield from map(_table, _batches(samples))
 
 

@@ -42,7 +42,7 @@ from shardcache_client.parts.shuffling import (
     check_permuted,
     deal_samples,
     shuffle_of,
-    with_ranges,
+    with_scattered_ranges,
 )
 from shardcache_client.ranks.environment import job_name
 from shardcache_client.ranks.mesh import MeshRanks, given_ranks
@@ -139,6 +139,7 @@ class ShardReader(Selecting, Generic[T_co]):
             samples_per_epoch=samples_per_epoch,
             global_batch_size=global_batch_size,
             spans=canonical_nodes,
+            # Blocks of tokens are other samples than the tars' own.
             unit="" if tokens is None else repr(tokens),
         )
         choice = DaemonChoice.of(socket, daemon, fallback)
@@ -157,7 +158,9 @@ class ShardReader(Selecting, Generic[T_co]):
             epochs=epochs,
             handover=_handover(zero_copy),
         )
-        self.epoch_reader = EpochReader(with_ranges(parts, deal_options), self._runtime)
+        if deal_options.is_global:
+            parts = with_scattered_ranges(parts)
+        self.epoch_reader = EpochReader(parts, self._runtime)
 
     def __repr__(self) -> str:
         return (
@@ -296,9 +299,9 @@ class ShardReader(Selecting, Generic[T_co]):
     def filter(self, function: Callable[[T_co], object]) -> Self:
         """Return a dataset that yields only the items for which `function(item)` is true.
 
-        The new dataset's length is unknown, and ranks get different numbers of items: with several
-        ranks, the dataset needs `even=None`, and resuming needs the states of all ranks. Otherwise
-        `filter` is like `map`.
+        The new dataset is like that of `map`, except that its length is unknown, and ranks get
+        different numbers of items: with several ranks, the dataset needs `even=None`, and resuming
+        needs the states of all ranks.
         """
         self._check_yields_samples("filter()")
         return self._derived(pipeline=self.parts.pipeline.then(Filter(function)))
@@ -374,16 +377,16 @@ class ShardReader(Selecting, Generic[T_co]):
                 reads the blocks. With a larger window, blocks of long samples are fuller.
             per_source: in a mixture, make each block of samples of one source, which the block
                 names as its `source`, instead of samples of all sources in the mixture's
-                proportions. Sources come in proportion to their tokens. As `window` then holds for
-                all sources together, give 512 for each source.
+                proportions. Sources come in proportion to their tokens. As the samples of all
+                sources share the window, make it 512 times the number of sources.
             on_error: called with the SampleError of a sample that is longer than `max_tokens`, has
                 no tokens, or whose length is not a whole number. See `handlers`.
             timeout_s: how long a rank waits for the others to fill their windows.
 
         Raises:
             ConfigError: an argument is invalid, numpy is missing, or the dataset has
-                `global_batch_size`, or items that are not samples; or, when iterating, the ranks
-                share no key-value store over which to agree, or a rank has no samples at all.
+                `global_batch_size`, or yields groups of samples already; or, when iterating, the
+                ranks share no key-value store over which to agree, or a rank has no samples at all.
             RankTimeoutError, RanksError: a rank does not answer.
         """
         self._check_can_pack(length, tokens)
@@ -462,15 +465,14 @@ class ShardReader(Selecting, Generic[T_co]):
                 "loader(collate_fn=...)",
             )
 
-    def _derived(self, name: str = "", **changes: Any) -> Self:
+    def _derived(self, **changes: Any) -> Self:
         """Return a dataset with some other parts and a separate position.
 
         Args:
-            name: tells the derived reader from others; see `EpochReader.derived`.
-            changes: the parts that differ, by name.
+            changes: the parts that differ, by their names in `DatasetParts`.
         """
         derived = copy(self)
-        derived.epoch_reader = self.epoch_reader.derived(name, **changes)
+        derived.epoch_reader = self.epoch_reader.derived(**changes)
         return derived
 
     def __getstate__(self) -> dict[str, Any]:

@@ -27,8 +27,9 @@ from shardcache_client.stages.rows import Rows
 from shardcache_client.tables import node_tables, row_files
 from shardcache_client.tables.node_tables import NodeTable
 
+# Version of the form in which a table's rows are stored. It is part of the table's identity: tables
+# of other versions are not used.
 _LAYOUT = "2"
-"""Version of a table's rows and of its file: it changes with either, as does the file's name."""
 
 # Maximum age of a listing of the files that the daemon may answer with. It is short, so that a run
 # sees files that were replaced before the run began. It is long enough for one listing to serve all
@@ -234,9 +235,10 @@ def row_stages(
                 "members names only columns of tables", remedy="name a member of the shards, too"
             )
     if isinstance(missing, Mapping):
-        # If no default value is left, a sample that lacks a member of the shards is an error.
-        missing = {name: value for name, value in missing.items() if not name.startswith(prefixes)}
-    return tuple(stages), names, missing or "error"
+        defaults = {name: value for name, value in missing.items() if not name.startswith(prefixes)}
+        # Without a default value, a sample that lacks a member of the shards is an error.
+        missing = defaults or "error"
+    return tuple(stages), names, missing
 
 
 def _check_decode(tables: Mapping[str, Table], decode: Mapping[str, Spec]) -> None:

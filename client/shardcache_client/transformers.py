@@ -47,9 +47,9 @@ class ShardTrainer(Trainer):  # type: ignore[misc]
     `gradient_accumulation_steps`. With `ignore_data_skip=True`, the epoch begins again; checkpoints
     of such a run have no position.
 
-    Of the arguments for loaders, `dataloader_num_workers`, `dataloader_pin_memory`,
-    `dataloader_prefetch_factor` and `dataloader_drop_last` apply, and `auto_find_batch_size`.
-    Training workers persist.
+    Of the arguments for loaders, these apply: `dataloader_num_workers`, `dataloader_pin_memory`,
+    `dataloader_prefetch_factor`, `dataloader_drop_last` and `auto_find_batch_size`. Training
+    workers persist.
 
     To combine it with another subclass of Trainer, name that class second: `class
     MyTrainer(ShardTrainer, Seq2SeqTrainer)`.
@@ -169,9 +169,9 @@ class LoaderPosition(TrainerCallback, ExportableState):  # type: ignore[misc]
         saved = entry.get("attributes", {})
         if not state.global_step:
             return
-        # The epoch begins again. From now on, Trainer's number of steps does not tell where an
-        # epoch ends, so no position is saved any more.
         if args.ignore_data_skip:
+            # The epoch begins again. From now on, Trainer's number of steps does not tell where an
+            # epoch ends, so no position is saved any more.
             self._loader = None
             return
         if "position" not in saved:

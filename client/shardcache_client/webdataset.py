@@ -131,8 +131,8 @@ class WebDataset(OriginalWebDataset):  # type: ignore[misc]
         options: further arguments of ShardDataset, such as `batch_size`, `even` or `socket`.
             `shuffle_window` is 0 by default, so that `.shuffle()` mixes as in webdataset. For exact
             resuming, set `shuffle_window` in place of `.shuffle()`, and let the DataLoader batch in
-            place of `.batched()`, which takes the first sample of the next batch before it yields
-            one, so that a state counts this sample as read.
+            place of `.batched()`: these two take samples before they yield earlier ones, and states
+            count such samples as read.
 
     Raises:
         ConfigError: an argument is not supported over shardcache, such as `rename_files` or a yaml
@@ -225,8 +225,9 @@ class WebDataset(OriginalWebDataset):  # type: ignore[misc]
         """Raise ConfigError if a stage may yield several items for a position of the source."""
         for stage in self.pipeline:
             is_source = isinstance(stage, _SourceStage)
-            is_exact = is_source or _is_item_by_item(stage) or _holds_samples(stage)
-            if not is_exact:
+            # Of a stage that holds samples back, resuming skips these, as `load_state_dict` warns.
+            can_resume = is_source or _is_item_by_item(stage) or _holds_samples(stage)
+            if not can_resume:
                 name = _name_of(stage)
                 raise _unsupported(
                     f"a state with the stage {name}, which may yield several items per sample",

@@ -84,20 +84,10 @@ def check_permuted(
         )
 
 
-def with_ranges(parts: DatasetParts, deal_options: DealOptions) -> DatasetParts:
-    """Return the parts with the ranges of all samples, if their order needs these.
+def with_scattered_ranges(parts: DatasetParts) -> DatasetParts:
+    """Return the parts with the ranges of all samples in their tars, for `shuffle="global"`.
 
-    Raises ConfigError if there can be no table of them.
-    """
-    if not deal_options.is_global:
-        return parts
-    return replace(parts, scattered=_ranges_of(parts))
-
-
-def _ranges_of(parts: DatasetParts) -> ScatteredRanges:
-    """Return the ranges of a dataset's samples in their tars.
-
-    Raises ConfigError if there can be no table of them.
+    Raises ConfigError if there can be no table of the ranges.
     """
     tables = tables_beside(parts)
     if not tables:
@@ -111,7 +101,7 @@ def _ranges_of(parts: DatasetParts) -> ScatteredRanges:
     ranges = SampleRanges(parts.manifest, tables, sessions, parts.pipeline)
     # The number is 0, as the manifest has the shards of a single dataset.
     first_shard = 0
-    return ScatteredRanges([(first_shard, ranges)])
+    return replace(parts, scattered=ScatteredRanges([(first_shard, ranges)]))
 
 
 def deal_samples(
