@@ -171,7 +171,7 @@ class LengthBatches(IterableDataset[B_co], Generic[B_co]):
         and no `collate_fn`, as the samples are in batches already.
         """
         for name in ("batch_size", "collate_fn", "drop_last"):
-            if options.get(name) is not None:
+            if options.pop(name, None) is not None:
                 raise ConfigError(
                     f"loader() of batches by length does not take {name}: they are batches already",
                     remedy="omit it; give collate to batch_by_length",

@@ -27,6 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from shardcache.errors import NoDaemonError
 from shardcache.shared.unix_socket import cached_urls
 from shardcache.shared.urls.local_urls import patterns_from_here
+from shardcache_client.arguments.values import converted
 from shardcache_client.batches.maker import Bad
 from shardcache_client.batches.rank_chunks import RankChunks
 from shardcache_client.batches.rank_work import Reading
@@ -41,6 +42,7 @@ from shardcache_client.handlers import Handler, reraise
 from shardcache_client.order.dealing.deal_options import DealOptions
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.order.topology import Topology
+from shardcache_client.parts.dataset_arguments import ARGUMENTS
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.staged_state import Resume
 from shardcache_client.ranks.environment import job_name
@@ -54,7 +56,7 @@ _STATUS_TIMEOUT_S = 60.0  # time limit for a daemon's list of its cached shards
 def read_shards(
     urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
-    on_error: Handler = reraise,
+    on_error: Handler | str = reraise,
     fallback: Fallback = "error",
     timeout_s: float = 300.0,
     override_num_blocks: int | None = None,
@@ -79,11 +81,13 @@ def read_shards(
 
     Raises:
         NoDaemonError: no node has a daemon.
+        ConfigError: `on_error` is neither a function nor the name of a handler.
         NotFoundError, AccessDeniedError, NotAllowedError, OriginError: `urls` cannot be resolved.
     """
+    handler = converted("on_error", on_error, ARGUMENTS["on_error"])
     patterns = patterns_from_here(urls)
     manifest, cached = _resolve_and_locate(patterns, fallback, timeout_s)
-    read = partial(_read_tables, on_error=on_error, fallback=fallback, timeout_s=timeout_s)
+    read = partial(_read_tables, on_error=handler, fallback=fallback, timeout_s=timeout_s)
     parts = []
     for node, shards in assign(manifest, cached).items():
         tasks: int | None = None

@@ -222,7 +222,8 @@ class ShardReader(Selecting, Generic[T_co]):
             """Raise TypeError: samples come in the order of the epoch. See `indexed`."""
             by_number = f".indexed()[{number!r}]"
             if isinstance(number, slice):
-                by_number = f".subset(range({number.start or 0}, {number.stop}))"
+                chosen = range(self.manifest.samples or 0)[number]
+                by_number = f".subset({chosen})" if chosen else ".subset(range(...))"
             raise TypeError(f"a {type(self).__name__} has no samples by number; write {by_number}")
 
     @property

@@ -125,7 +125,9 @@ class Table:
             wanted="files",
             max_age_s=_MAX_AGE_S,
         )
-        pattern = "" if self.pattern is None else self.pattern.pattern
+        pattern = ""
+        if self.pattern is not None:
+            pattern = f"{self.pattern.flags}:{self.pattern.pattern}"
         # Everything that the rows depend on; a table with the same identity is shared.
         identity = (_LAYOUT, manifest.fingerprint, self.key, repr(self.columns), pattern)
 

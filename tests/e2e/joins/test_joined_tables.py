@@ -172,6 +172,15 @@ def test_keys_are_found_by_a_pattern_or_a_function(make: Make, tmp_path: Path) -
         list(make(Table(url, key="audio_filepath", key_of=lambda key: 7)))  # type: ignore[arg-type, return-value]
 
 
+def test_flags_of_a_pattern_are_part_of_it(make: Make, tmp_path: Path) -> None:
+    """Two patterns that differ in their flags alone find other keys, each by a table of its own."""
+    url = manifest(tmp_path, json_lines({f"X_{key}": row for key, row in ROWS.items()}))
+    pattern = r"(?:x_)?(.*)"
+    with pytest.raises(UnmatchedKeyError, match="some keys of the table are 'X_"):
+        list(make(Table(url, key="id", pattern=pattern)))
+    assert content(make(Table(url, key="id", pattern=re.compile(pattern, re.IGNORECASE)))) == with_rows()
+
+
 def test_table_without_rows_says_so(make: Make, tmp_path: Path) -> None:
     """There are no keys to show."""
     with pytest.raises(UnmatchedKeyError, match="it has no rows"):

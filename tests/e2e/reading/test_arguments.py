@@ -269,6 +269,24 @@ def test_the_list_of_a_loaders_arguments_has_none_that_it_refuses(refused: str, 
     assert refused in refusal(loader, **{refused: [1]})
 
 
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (3, "write .indexed()[3]"),
+        (slice(4), "write .subset(range(0, 4))"),
+        (slice(5, None), "write .subset(range(5, 200))"),
+        (slice(-3, None), "write .subset(range(197, 200))"),
+        (slice(0, 9, 2), "write .subset(range(0, 9, 2))"),
+    ],
+)
+def test_samples_by_number_are_refused_with_what_to_write(daemon: Daemon, index: str, number: Any, remedy: str) -> None:
+    """Of a slice, the numbers that it means."""
+    dataset: Any = ShardDataset(index, socket=daemon.socket)
+    with pytest.raises(TypeError) as raised:
+        dataset[number]
+    assert str(raised.value).endswith(remedy)
+
+
 def test_samples_beyond_any_number_are_out_of_range(daemon: Daemon, index: str) -> None:
     """With thousands of digits, too, which no message can show."""
     dataset = ShardDataset(index, socket=daemon.socket)

@@ -14,7 +14,7 @@ ray = pytest.importorskip("ray", reason="`make ecosystem` installs it")
 from ray.cluster_utils import Cluster  # noqa: E402
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # noqa: E402
 
-from shardcache.errors import NoDaemonError  # noqa: E402
+from shardcache.errors import ConfigError, NoDaemonError  # noqa: E402
 from shardcache.shared.unix_socket import cached_urls  # noqa: E402
 from shardcache_client.ray import read_shards  # noqa: E402
 from support.programs.cli import clean_environment, shardcache  # noqa: E402
@@ -104,6 +104,8 @@ def test_shards_are_read_where_they_are_cached(cluster: TwoNodes, urls: str) -> 
     """A node reads what it has, the other what neither has; nothing is fetched twice until a node is killed."""
     with pytest.raises(NoDaemonError, match="none of the 2 nodes"):
         read_shards(urls)
+    with pytest.raises(ConfigError, match="on_error is 'sometimes'"):
+        read_shards(urls, on_error="sometimes")
     cluster.start_daemons()
     early = {f"s3://ray/{number}.tar" for number in range(SHARDS // 2)}
     late = {f"s3://ray/{number}.tar" for number in range(SHARDS // 2, SHARDS)}
