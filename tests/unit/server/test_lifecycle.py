@@ -1,7 +1,10 @@
 """Messages to the service manager, and silence without one."""
 
 import asyncio
+import socket
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,8 +13,8 @@ from shardcache.config.amounts import DiskAmount
 from shardcache.server.process.service_notifier import Liveness, ServiceNotifier, liveness
 from shardcache.store.folder.cache_folder import CacheFolder
 from shardcache.store.store import Store
-from support.platforms.manager import ServiceManager
 from support.programs.daemon import eventually
+from support.programs.guard import GUARD_S
 from support.shards.stores import health_of, open_store
 
 WELL = {"error": None, "silent_s": 0.0}
@@ -26,16 +29,26 @@ def test_the_variables_are_taken_out() -> None:
     assert repr(ServiceNotifier.take({"WATCHDOG_USEC": "0"}, 7)) == "ServiceNotifier(None, every 10 s)"
 
 
+@contextmanager
+def manager_at(address: str) -> Iterator[Callable[[], dict[str, str]]]:
+    """Listen as a service manager does; yield the function that returns the fields of the next message."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
+        ear.bind(address.replace("@", "\0", 1))
+        ear.settimeout(GUARD_S)
+        yield lambda: dict(line.split("=", 1) for line in ear.recv(4096).decode().splitlines())
+
+
 @pytest.mark.parametrize("form", ["{}/notify", "@{}"], ids=["path", "abstract"])
 async def test_only_the_living_feed_the_watchdog(form: str, tmp_path: Path) -> None:
     """One that is dead still says why, whatever is in that, by a socket with a path or without."""
     ways = [Liveness(False, "Hung.\nWATCHDOG=1"), Liveness(True, "Well.")]
-    with ServiceManager(form.format(tmp_path)) as listener:
+    address = form.format(tmp_path)
+    with manager_at(address) as hear:
         async with asyncio.TaskGroup() as group:
-            watching = group.create_task(ServiceNotifier(listener.address, watchdog_s=0.03).watch(lambda: ways[-1]))
-            assert await asyncio.to_thread(listener.hear) == {"STATUS": "Well.", "WATCHDOG": "1"}
+            watching = group.create_task(ServiceNotifier(address, watchdog_s=0.03).watch(lambda: ways[-1]))
+            assert await asyncio.to_thread(hear) == {"STATUS": "Well.", "WATCHDOG": "1"}
             ways.pop()
-            while "WATCHDOG" in (told := await asyncio.to_thread(listener.hear)):
+            while "WATCHDOG" in (told := await asyncio.to_thread(hear)):
                 pass  # what was said before
             watching.cancel()
         assert told == {"STATUS": "Hung. WATCHDOG=1"}
@@ -43,11 +56,12 @@ async def test_only_the_living_feed_the_watchdog(form: str, tmp_path: Path) -> N
 
 async def test_a_long_start_asks_for_time(tmp_path: Path) -> None:
     """While the folder is searched the manager is told to wait; what is found, or raised, comes through."""
-    with ServiceManager(tmp_path / "notify") as listener:
-        manager, go_on = ServiceNotifier(listener.address, watchdog_s=0.03), threading.Event()
+    address = str(tmp_path / "notify")
+    with manager_at(address) as hear:
+        manager, go_on = ServiceNotifier(address, watchdog_s=0.03), threading.Event()
         async with asyncio.TaskGroup() as group:
             work = group.create_task(manager.keep_alive_during("Searching.", go_on.wait))
-            told = await asyncio.to_thread(listener.hear)
+            told = await asyncio.to_thread(hear)
             go_on.set()
         assert await work is True
         assert told == {"STATUS": "Searching.", "EXTEND_TIMEOUT_USEC": "30000000"}
