@@ -5,49 +5,40 @@ from collections.abc import Mapping
 from typing import Any
 
 import google_crc32c
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+
+_EXAMPLE = """
+syntax: "proto3" name: "example.proto" package: "tf"
+message_type { name: "BytesList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES } }
+message_type { name: "FloatList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_FLOAT } }
+message_type { name: "Int64List" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
+message_type {
+  name: "Feature"
+  oneof_decl { name: "kind" }
+  field { name: "bytes_list" number: 1 type: TYPE_MESSAGE type_name: ".tf.BytesList" oneof_index: 0 }
+  field { name: "float_list" number: 2 type: TYPE_MESSAGE type_name: ".tf.FloatList" oneof_index: 0 }
+  field { name: "int64_list" number: 3 type: TYPE_MESSAGE type_name: ".tf.Int64List" oneof_index: 0 }
+}
+message_type {
+  name: "Features"
+  field { name: "feature" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".tf.Features.FeatureEntry" }
+  nested_type {
+    name: "FeatureEntry"
+    options { map_entry: true }
+    field { name: "key" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
+    field { name: "value" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".tf.Feature" }
+  }
+}
+message_type { name: "Example" field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".tf.Features" } }
+"""
 
 
 def _messages(*, is_packed: bool) -> Any:
-    """Return the class of tf.train.Example, made from its definition."""
-    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="tf", syntax="proto3")
-    field = descriptor_pb2.FieldDescriptorProto
-    types = {"BytesList": field.TYPE_BYTES, "FloatList": field.TYPE_FLOAT, "Int64List": field.TYPE_INT64}
-    for name, kind in types.items():
-        message = file.message_type.add(name=name)
-        values = message.field.add(name="value", number=1, type=kind, label=field.LABEL_REPEATED)
-        if kind != field.TYPE_BYTES:
-            values.options.packed = is_packed
-    feature = file.message_type.add(name="Feature")
-    feature.oneof_decl.add(name="kind")
-    for number, name in enumerate(("bytes_list", "float_list", "int64_list"), 1):
-        inner = f".tf.{name.title().replace('_', '')}"
-        feature.field.add(
-            name=name,
-            number=number,
-            type=field.TYPE_MESSAGE,
-            type_name=inner,
-            label=field.LABEL_OPTIONAL,
-            oneof_index=0,
-        )
-    features = file.message_type.add(name="Features")
-    entry = features.nested_type.add(name="FeatureEntry")
-    entry.options.map_entry = True
-    entry.field.add(name="key", number=1, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL)
-    entry.field.add(
-        name="value", number=2, type=field.TYPE_MESSAGE, type_name=".tf.Feature", label=field.LABEL_OPTIONAL
-    )
-    features.field.add(
-        name="feature",
-        number=1,
-        type=field.TYPE_MESSAGE,
-        type_name=".tf.Features.FeatureEntry",
-        label=field.LABEL_REPEATED,
-    )
-    example = file.message_type.add(name="Example")
-    example.field.add(
-        name="features", number=1, type=field.TYPE_MESSAGE, type_name=".tf.Features", label=field.LABEL_OPTIONAL
-    )
+    """Return the class of tf.train.Example; numbers are packed, as TensorFlow writes them, or not."""
+    file = text_format.Parse(_EXAMPLE, descriptor_pb2.FileDescriptorProto())
+    for message in file.message_type:
+        if message.name in ("FloatList", "Int64List"):
+            message.field[0].options.packed = is_packed
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("tf.Example"))
