@@ -27,7 +27,7 @@ from shardcache_client.order.shards.declared_plan import Plan
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.reading.leased.shard_window import ShardWindow
 from support.disks.shim import CHANGES, FOR_EVER, HAS_CC, Action, Shim
-from support.network.peer import Peer, scripted
+from support.network.peer import Peer, arriving, refused, scripted
 from support.programs.daemon import Daemon, PrivateHome, eventually, private_home
 from support.programs.guard import GUARD_S
 from support.shards.tars import write_shards
@@ -108,7 +108,7 @@ def test_bad_disk_is_avoided_with_one_warning(root: Path, plan: Plan, caplog: py
 
     def script(peer: Peer) -> None:
         peer.begin()
-        peer.refuse(DiskFullError("no room left"))
+        refused(DiskFullError("no room left"))(peer)
         peer.stay()
 
     with scripted(socket, script) as heard:
@@ -127,7 +127,7 @@ def test_shard_that_was_arriving_is_read_to_its_end(root: Path, plan: Plan) -> N
     def script(peer: Peer) -> None:
         peer.begin()
         place = {"url": shards[0].url, "version": shards[0].version, "path": str(path)}
-        peer.arrive(1, ready_bytes=5 * 1024, size_bytes=path.stat().st_size, **place)
+        arriving(1, ready_bytes=5 * 1024, size_bytes=path.stat().st_size, **place)(peer)
         while peer.hear()["type"] != "more":
             pass
 
@@ -208,7 +208,7 @@ def test_errors_of_the_origin_do_not_lead_to_the_fallback(root: Path, plan: Plan
 
     def script(peer: Peer) -> None:
         peer.begin()
-        peer.refuse(error)
+        refused(error)(peer)
         peer.stay()
 
     with scripted(socket, script), pytest.raises(type(error), match=error.message):

@@ -38,20 +38,10 @@ class Peer:
 
     def hear(self) -> Json:
         """Return the next message, but for needs, and note it in `heard`."""
-        while (message := self._next())["type"] == "need":
+        while (message := parse(self.websocket.recv()))["type"] == "need":
             self.heard.needs.append(message["of"])
         self.heard.append(message)
         return message
-
-    def hear_need(self) -> int:
-        """Return what is needed, which has to be the next message, and note it in `heard`."""
-        message = self._next()
-        assert message["type"] == "need", message
-        self.heard.needs.append(message["of"])
-        return self.heard.needs[-1]
-
-    def _next(self) -> Json:
-        return parse(self.websocket.recv())
 
     def say(self, **message: Any) -> None:
         self.websocket.send(json.dumps(message))
@@ -64,24 +54,10 @@ class Peer:
         self.welcome()
         accepted(self)
 
-    def grant(self, lease: int, **fields: Any) -> None:
-        """Hear one request and answer it as a granted lease."""
-        self.lend(self.hear()["id"], lease, **fields)
-
     def lend(self, request: int, lease: int, **fields: Any) -> None:
         """Answer a request that was heard as a granted lease."""
         place = {"url": "s3://bucket/a.tar", "version": "v1", "path": "/nowhere.tar", "index_path": "/nowhere.idx"}
         self.say(type="leased", id=request, lease=lease, **({"size_bytes": 10_240, "samples": 1} | place | fields))
-
-    def arrive(self, lease: int, ready_bytes: int, **fields: Any) -> None:
-        """Hear one request and answer it with the beginning of a shard."""
-        place = {"url": "s3://bucket/a.tar", "version": "v1", "path": "/nowhere.part", "size_bytes": 10_240} | fields
-        path = Path(str(place["path"]))
-        inode = path.stat().st_ino if path.exists() else 0
-        self.say(type="arriving", id=self.hear()["id"], lease=lease, ready_bytes=ready_bytes, inode=inode, **place)
-
-    def refuse(self, error: ShardcacheError) -> None:
-        self.say(type="error", id=self.hear()["id"], error=error.to_json())
 
     def stay(self) -> None:
         """Hear whatever still comes, until the other side leaves."""
@@ -113,28 +89,24 @@ def begun(*steps: Step, stays: bool = True) -> Script:
 
 def granted(lease: int, **fields: Any) -> Step:
     """Return the step that hears one request and answers it as a granted lease."""
-    return lambda peer: peer.grant(lease, **fields)
+    return lambda peer: peer.lend(peer.hear()["id"], lease, **fields)
 
 
-def arriving(lease: int, ready_bytes: int) -> Step:
+def arriving(lease: int, ready_bytes: int, **fields: Any) -> Step:
     """Return the step that hears one request and answers it with the beginning of a shard."""
-    return lambda peer: peer.arrive(lease, ready_bytes)
+    place = {"url": "s3://bucket/a.tar", "version": "v1", "path": "/nowhere.part", "size_bytes": 10_240} | fields
+
+    def arrive(peer: Peer) -> None:
+        path = Path(str(place["path"]))
+        inode = path.stat().st_ino if path.exists() else 0
+        peer.say(type="arriving", id=peer.hear()["id"], lease=lease, ready_bytes=ready_bytes, inode=inode, **place)
+
+    return arrive
 
 
 def refused(error: ShardcacheError) -> Step:
     """Return the step that hears one request and answers it with an error."""
-    return lambda peer: peer.refuse(error)
-
-
-def explaining(reason: str, **fields: Any) -> Step:
-    """Return the step that hears the question for the reason of a wait, and answers it."""
-
-    def explain(peer: Peer) -> None:
-        question = peer.hear()
-        assert question["type"] == "explain"
-        peer.say(type="waiting", id=question["id"], of=question["of"], reason=reason, **fields)
-
-    return explain
+    return lambda peer: peer.say(type="error", id=peer.hear()["id"], error=error.to_json())
 
 
 def accepted(peer: Peer) -> None:

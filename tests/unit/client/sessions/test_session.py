@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shardcache.errors import CapacityError, NoDaemonError, ShardTimeoutError
-from shardcache.shared.protocol import ShardRef
+from shardcache.shared.protocol import ShardRef, parse
 from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.patience import Deadline, Patience
@@ -26,7 +26,6 @@ from support.network.peer import (
     Step,
     accepted,
     begun,
-    explaining,
     granted,
     refused,
     scripted,
@@ -57,6 +56,25 @@ def session_with(
         session.close()
 
 
+def needed(peer: Peer) -> int:
+    """Return what the client says that it needs, which has to be its next message, and note it."""
+    message = parse(peer.websocket.recv())
+    assert message["type"] == "need", message
+    peer.heard.needs.append(message["of"])
+    return peer.heard.needs[-1]
+
+
+def explaining(reason: str, **fields: Any) -> Step:
+    """Return the step that hears the question for the reason of a wait, and answers it."""
+
+    def explain(peer: Peer) -> None:
+        question = peer.hear()
+        assert question["type"] == "explain"
+        peer.say(type="waiting", id=question["id"], of=question["of"], reason=reason, **fields)
+
+    return explain
+
+
 def kinds(heard: list[Json]) -> list[str]:
     """Return the types of messages."""
     return [message["type"] for message in heard]
@@ -72,11 +90,11 @@ def test_a_shard_is_needed_when_it_is_waited_for(path: Path) -> None:
 
     def script(peer: Peer) -> None:
         first, ahead = peer.hear()["id"], peer.hear()["id"]
-        assert peer.hear_need() == first
+        assert needed(peer) == first
         for request, lease in ((first, 7), (ahead, 8)):
             peer.lend(request, lease)
         assert peer.hear() == {"type": "release", "lease": 7}
-        assert peer.hear_need() == ahead
+        assert needed(peer) == ahead
 
     with session_with(path, begun(script)) as (session, heard):
         first, ahead = session.lease(0), session.lease(1)

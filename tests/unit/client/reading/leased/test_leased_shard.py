@@ -70,13 +70,13 @@ class Folder:
             with open(path, "r+b" if path.exists() else "w+b") as file:
                 os.truncate(file.fileno(), len(tar))
                 file.write(tar[:ready_bytes])
-            peer.arrive(lease, ready_bytes, path=str(path), version="v1", size_bytes=len(tar))
+            arriving(lease, ready_bytes, path=str(path), version="v1", size_bytes=len(tar))(peer)
 
         return step
 
     def whole(self, lease: int, tar: bytes = TAR, version: str = "v1", **fields: Any) -> Step:
         """Publish a shard, and grant it."""
-        return lambda peer: peer.grant(lease, **self.publish(tar, version), **fields)
+        return lambda peer: granted(lease, **self.publish(tar, version), **fields)(peer)
 
     def publish(self, tar: bytes, version: str) -> Json:
         """Publish a shard; return the fields of its grant."""
@@ -244,7 +244,7 @@ def test_unpublished_file_that_has_moved_is_waited_for(socket: Path, folder: Fol
     """It is not found once it is published; a file that has taken its place is another transfer's, and not read."""
 
     def moved(peer: Peer) -> None:
-        peer.grant(3, inode=1, **(folder.publish(bytes(len(TAR)), "v1") if is_there else {}))
+        granted(3, inode=1, **(folder.publish(bytes(len(TAR)), "v1") if is_there else {}))(peer)
 
     with passing(socket, begun(moved, folder.whole(3))) as (leased_shard, heard):
         assert keys(leased_shard) == KEYS
@@ -283,7 +283,7 @@ def test_a_handler_decides_about_a_shard_that_fails_midway(socket: Path, folder:
         peer.begin()
         folder.arriving(7, FOUR_READY)(peer)
         ahead = peer.hear()["id"]
-        peer.refuse(CorruptShardError("damaged", url=URLS[0]))
+        refused(CorruptShardError("damaged", url=URLS[0]))(peer)
         peer.lend(ahead, 8, url=URLS[1], **folder.publish(make_tar(random_samples(2, first=100)), "next"))
         peer.stay()
 
