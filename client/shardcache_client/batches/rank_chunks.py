@@ -158,7 +158,8 @@ class RankChunks(RankWork):
         plans = EpochPlans(session, form, self._epoch, shards_after, check, is_shared=is_shared)
         if self._counted is not None:
             return reader_of(session, plans, self._counted, self._reading.sessions, check)
-        return UncountedReader(plans, self._uncounted, self._resume.reached.step, steps)
+        step = self._resume.reached.step
+        return UncountedReader(plans, self._uncounted, step, self._start, steps)
 
     def _shards_of_next_epoch(self) -> Callable[[], Iterator[int]]:
         """Return a function that finds the first shards of the next epoch.

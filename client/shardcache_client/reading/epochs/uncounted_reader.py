@@ -63,6 +63,8 @@ class UncountedReader:
         plans: declares parts of the epoch to the daemon.
         epoch: the reader's part of the epoch.
         start: the step to begin at.
+        resumed_at: the place that the epoch is read from, in the step `start`. Samples at the
+            step's earlier places were read before the epoch was interrupted.
         begun: steps whose places are known; this reader adds each step that it begins.
 
     Raises NoDaemonError if the daemon stays away for longer than the session's patience.
@@ -73,10 +75,12 @@ class UncountedReader:
         plans: EpochPlans,
         epoch: UncountedEpoch,
         start: StepPlace,
+        resumed_at: int,
         begun: deque[StepPlace],
     ) -> None:
         self._plans = plans
         self._epoch = epoch
+        self._resumed_at = resumed_at
         self._begun = begun
         self._place = start.before  # the next place: the number of places before `start`
         self._unread = self._all_samples(start)
@@ -164,19 +168,28 @@ class UncountedReader:
     ) -> Iterator[Callable[[], ReadResult]]:
         """Yield the samples of a step that is one shard, which may still be arriving."""
         shard = mix.pieces[step].shard
-        # Another reader of the epoch may have been given samples of the shard already.
-        is_fresh = not self._plans.is_shared
         whole_shard = (0, None)
-        leased = window.take(shard, count=None, span=whole_shard, is_fresh=is_fresh)
+        leased = window.take(shard, count=None, span=whole_shard, is_fresh=self._is_fresh)
         try:
             leased.open()
             window.ask(1)  # request the next shard ahead, now that this shard is open
             yield from self._arriving_samples(leased)
         except SHARD_ERRORS as exn:
+            # If the epoch was interrupted within this shard, the shard had samples at the places up
+            # to that one. The error comes after them, as nobody asks for their results any more.
+            self._place = max(self._place, self._resumed_at)
             # The traceback is removed: its frames would keep the session of a reader that is gone.
             yield partial(_already_read, exn.with_traceback(None))
         finally:
             window.give_back(leased)
+
+    @property
+    def _is_fresh(self) -> bool:
+        """True if nobody has been given samples of a shard that begins at the present place.
+
+        Other readers of the epoch may have been, and so may this one before it was interrupted.
+        """
+        return not self._plans.is_shared and self._place >= self._resumed_at
 
     def _arriving_samples(self, leased: LeasedShard) -> Iterator[Callable[[], ReadResult]]:
         """Yield the samples of a shard as they arrive.
@@ -212,9 +225,8 @@ class UncountedReader:
                 window.ask(min(missing, MAX_AT_ONCE))
                 missing -= 1
                 piece = mix.pieces[number]
-                # The first step that reads a piece has the piece's number. So nobody has been given
-                # samples of the piece if this is that step, and if only this reader reads it.
-                is_fresh = step == number and not self._plans.is_shared
+                # The first step that reads a piece has the piece's number.
+                is_fresh = step == number and self._is_fresh
                 leased = window.take(piece.shard, count=None, is_fresh=is_fresh)
                 held[number] = _open(leased, piece)
             error = held[number].error

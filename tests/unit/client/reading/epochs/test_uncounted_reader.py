@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardcache.errors import NotFoundError
+from shardcache.errors import NotFoundError, OutdatedError
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.handlers import ignore_and_continue
 from support.cases import first_quick
@@ -119,9 +119,10 @@ def test_quota_is_filled_from_the_only_shard_with_good_samples(daemon: Daemon, t
         assert set(keys) == kept_keys
 
 
-def test_lost_shard_ends_an_epoch_whose_handler_raises(daemon: Daemon, tmp_path: Path) -> None:
+@pytest.mark.parametrize("window", first_quick([0, 3]))
+def test_lost_shard_ends_an_epoch_whose_handler_raises(daemon: Daemon, tmp_path: Path, window: int) -> None:
     """Also if it is lost after the run was interrupted within it: nothing of it is left out in silence."""
-    shards = Shards(daemon, tmp_path / "d", [6, 6, 6], world_size=1)
+    shards = Shards(daemon, tmp_path / "d", [6, 6, 6], world_size=1, shuffle_window=window)
     loader = shards.loader()
     batches = iter(loader)
     assert list(islice(batches, 3))
@@ -132,3 +133,31 @@ def test_lost_shard_ends_an_epoch_whose_handler_raises(daemon: Daemon, tmp_path:
     daemon.empty()
     with pytest.raises(NotFoundError):
         list(shards.loader(state))
+
+
+@pytest.mark.parametrize("window", first_quick([0, 3]))
+def test_resumed_epoch_does_not_mix_versions_of_a_shard(daemon: Daemon, tmp_path: Path, window: int) -> None:
+    """The samples before the place of the state came from the version that has been replaced since."""
+    folder = tmp_path / "d"
+    counts = [6, 6, 6, 6]
+    write_indexed(folder, counts)
+    # A folder's listing has versions, and no counts.
+    dataset: ShardDataset[Any] = ShardDataset(
+        f"file://{folder}/",
+        socket=daemon.socket,
+        shuffle=window > 0,
+        shuffle_window=window,
+        rank=0,
+        world_size=2,
+        even=None,
+    )
+    loader = dataset.loader(batch_size=1, num_workers=0, collate_fn=keys_of)
+    batches = iter(loader)
+    assert len(list(islice(batches, 3))) == 3
+    state = loader.state_dict()
+    batches.close()
+    write_indexed(folder, counts)
+    daemon.empty()
+    loader.load_state_dict(state)
+    with pytest.raises(OutdatedError):
+        list(loader)
