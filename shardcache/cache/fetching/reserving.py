@@ -17,7 +17,7 @@ from shardcache.plan.reader_plan import NOW
 from shardcache.store.space import footprint_bytes
 
 # Minimum interval between attempts to reserve the space of a whole object. Readers of ranges cause
-# many changes, most of which free no space.
+# many changes, most of which free no space, and an attempt takes time for each cached part.
 _TRY_AGAIN_S = 0.05
 
 
@@ -86,11 +86,9 @@ class WholeSpace:
 
         No-op, which returns False, if the last attempt was a moment ago.
         """
-        now_s = time.monotonic()
-        self._is_put_off = now_s < self._next_try_s
+        self._is_put_off = not self._may_try()
         if self._is_put_off:
             return False
-        self._next_try_s = now_s + _TRY_AGAIN_S
         needed_at_s = _needed_at_s(self._residency, self._claim, self._key)
         with self._keeping_own_parts():
             wanted_bytes = self._wanted_bytes()
@@ -108,10 +106,17 @@ class WholeSpace:
 
         This is for an object that nobody needs as a whole. Waiting for its space could deadlock
         with other objects of which some parts are cached, and which wait as well.
+
+        No-op, which returns False, if the last attempt was a moment ago.
         """
+        if not self._may_try():
+            return False
         with self._keeping_own_parts():
             wanted_bytes = self._wanted_bytes()
-            return await self._residency.reserve_at_once(self._claim, wanted_bytes)
+            if not await self._residency.reserve_at_once(self._claim, wanted_bytes):
+                return False
+        self._next_try_s = 0.0
+        return True
 
     async def wait(self, url: str) -> None:
         """Wait until there may be space, or something else changes for the claim's transfers.
@@ -139,6 +144,14 @@ class WholeSpace:
         """End the wait for space; no-op if there is none."""
         self._is_waiting = False
         self._mark.close()
+
+    def _may_try(self) -> bool:
+        """Return whether the caller may make an attempt now, and record that it does so."""
+        now_s = time.monotonic()
+        if now_s < self._next_try_s:
+            return False
+        self._next_try_s = now_s + _TRY_AGAIN_S
+        return True
 
     def _wanted_bytes(self) -> int:
         """Return how much space the whole object needs in addition to what it has already.
