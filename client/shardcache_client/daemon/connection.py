@@ -394,7 +394,8 @@ def _connection_error(exn: OSError, socket: str) -> errors.ShardcacheError:
         )
     if isinstance(exn, FarewellError):
         return errors.StoppingError("the daemon is stopping", url=socket)
-    if isinstance(exn, TimeoutError):
+    # BlockingIOError: as many connections as the kernel allows wait for the daemon to accept them.
+    if isinstance(exn, TimeoutError | BlockingIOError):
         return hanging_daemon(socket, str(exn))
     # Python checks the length of a socket's path itself, and raises an OSError without an errno.
     if exn.errno is None and "too long" in str(exn):

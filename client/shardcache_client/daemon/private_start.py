@@ -85,6 +85,7 @@ def _spawn() -> "subprocess.Popen[str]":
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            errors="replace",  # the dynamic linker may write paths that are not text
             # No signal to this job's process group reaches the daemon, even while it starts.
             start_new_session=True,
         )

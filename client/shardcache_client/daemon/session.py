@@ -143,6 +143,7 @@ class Session(DaemonLink):
         All leases of an earlier plan must have ended.
         """
         self._return_to_node()
+        self.flush()  # `_declare` drops the releases that were put off
         self._plan = plan
         self._failover.forget_unreadable()
         with self._counted_as_wait():
@@ -280,7 +281,8 @@ class Session(DaemonLink):
         Waits as `wait` does. Returns None if the connection broke: the earlier grant has ended, and
         its file must not be read any further; `wait` returns a new grant.
         """
-        assert lease.grant is not None
+        if lease.grant is None:  # another connection was opened since the earlier grant
+            return None
         lease.grant = None
         deadline = Deadline(self._patience.limit_s)
         self._failover.begin_wait()

@@ -281,6 +281,16 @@ def test_daemon_has_neither_the_niceness_nor_the_soft_limits_of_its_starter(root
     assert soft == hard
 
 
+@pytest.mark.slow
+def test_start_command_whose_messages_are_not_utf_8_starts_the_daemon(root: Path, home: PrivateHome) -> None:
+    """The dynamic linker writes a library's path as it is, before Python begins."""
+    env = os.environb | {b"LD_PRELOAD": b"/caf\xe9.so"}
+    command = [sys.executable, "-c", READ, f"{root}/data/"]
+    ran = subprocess.run(command, capture_output=True, env=env, timeout=GUARD_S)
+    assert b"/caf\xe9.so" in ran.stderr
+    assert ran.stdout.decode().split() == KEYS, ran.stderr
+
+
 NO_FILES = ("sh", "-c", 'ulimit -S -f 0; exec "$@"', "sh")
 NO_FILES_EVER = ("sh", "-c", 'ulimit -f 0; exec "$@"', "sh")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,21 @@ def test_granted_range_needs_no_need(path: Path) -> None:
         for lease in leases:
             session.wait(lease)
     assert heard.needs in ([leases[0].number], [])  # the first may have come by then as well
+
+
+def test_releases_that_were_put_off_are_sent_before_the_next_plan(path: Path) -> None:
+    """The daemon would keep the ranges of an epoch for as long as the session lasts."""
+
+    def script(peer: Peer) -> None:
+        begin(peer, bundles=True)
+        peer.say(**arriving(peer.hear()["id"]))
+        assert peer.hear()["type"] == "release"
+        accepted(peer)
+        peer.stay()
+
+    with session_with(path, script) as (session, heard):
+        (lease,) = session.lease_ranges(RANGES[:1], needed=False)
+        session.wait(lease)
+        session.release_later(lease)
+        session.declare(replace(PLAN, epoch=1))
+    assert [message["type"] for message in heard] == ["hello", "plan", "lease", "release", "plan"]

@@ -79,9 +79,10 @@ def test_connection_waits_for_its_turn_in_a_full_backlog(path: Path) -> None:
             with listener.accept()[0] as connection:
                 assert connection.recv(5) == b"GET /"
             assert isinstance(opening.exception(), ConnectionError)
-        with pytest.raises(NoDaemonError, match="temporarily"):
+        with pytest.raises(NoDaemonError, match="temporarily") as caught:
             stack.enter_context(socket.socket(socket.AF_UNIX)).connect(str(path))
             DaemonConnection(path, READER, time.monotonic() + 0.01)
+        assert "which process to end if it hangs" in caught.value.remedy
 
 
 def test_sending_in_a_forked_child_is_a_lost_connection(path: Path) -> None:

@@ -25,6 +25,7 @@ from support.network.peer import (
     Script,
     Step,
     accepted,
+    arriving,
     begun,
     granted,
     refused,
@@ -126,6 +127,23 @@ def test_the_next_plan_goes_over_the_same_connection(path: Path) -> None:
     with session_with(path, begun(accepted)) as (session, heard):
         session.declare(Plan.of(MANIFEST, 1, [2, 1, 0]))
     assert kinds(heard) == ["hello", "plan", "plan"]
+
+
+def test_more_of_a_shard_from_before_a_break_is_not_asked_for(path: Path) -> None:
+    """A grant ends with its connection, also if another shard's wait has opened the next one."""
+
+    def second(peer: Peer) -> None:
+        request = peer.hear()["id"]
+        peer.lend(request, request)
+
+    with session_with(path, begun(arriving(1, 5_000), Peer.hear, stays=False), begun(second), partial=True) as (
+        session,
+        _,
+    ):
+        first = session.lease(0)
+        session.wait(first)
+        session.wait(session.lease(1))
+        assert session.more(first, 5_000) is None
 
 
 def test_leases_are_taken_again_after_a_break(path: Path, caplog: pytest.LogCaptureFixture) -> None:
