@@ -16,6 +16,7 @@ from typing import TypeVar
 from shardcache.access.urls import store_of
 from shardcache.config.settings import Settings
 from shardcache.errors import (
+    OriginBusyError,
     OriginUnavailableError,
     OutdatedError,
     ShardcacheError,
@@ -414,6 +415,9 @@ class Downloader:
         while True:
             try:
                 return await self._requests.fetch(span)
+            except OriginBusyError:
+                # An origin that throttles has answered: the pause did not break the request.
+                raise
             except OriginUnavailableError:
                 # An origin may close a connection that the scheduler has paused. That is no failure
                 # of the origin, so it does not count as an attempt.

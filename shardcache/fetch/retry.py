@@ -91,7 +91,8 @@ class Retry:
         attempts: the most attempts at a request, the first included.
         counters: the daemon's statistics.
         backoff: the pauses between attempts.
-        failing: the latest failed attempt at each request that is under way, by url.
+        failing: the latest failed attempt at a request about each url, while that request is
+            repeated.
     """
 
     attempts: int
@@ -110,6 +111,7 @@ class Retry:
             attempt: sends the request once.
         """
         number = 0
+        failed: FailedAttempt | None = None
         try:
             while True:
                 number += 1
@@ -118,7 +120,8 @@ class Retry:
                 except OriginUnavailableError as exn:
                     if number == self.attempts:
                         raise _given_up(exn, number) from exn
-                    self._record(url, FailedAttempt(number, self.attempts, exn.message))
+                    failed = FailedAttempt(number, self.attempts, exn.message)
+                    self._record(url, failed)
                     retry_after_s = min(exn.retry_after_s, _MAX_RETRY_AFTER_S)
                 pause_s = self.backoff.pause_s(number, random.random())
                 await asyncio.sleep(retry_after_s + pause_s)
@@ -126,7 +129,9 @@ class Retry:
             self.counters.measures.given_up[exn.code] += 1
             raise
         finally:
-            self.failing.pop(url, None)
+            # Another request about the same url, such as for another part, may still be failing.
+            if failed is not None and self.failing.get(url) is failed:
+                del self.failing[url]
 
     def _record(self, url: str, failed: FailedAttempt) -> None:
         """Count a failed attempt, and log some of them."""

@@ -14,6 +14,7 @@ from shardcache.access.urls import store_of
 from shardcache.errors import (
     AccessDeniedError,
     CorruptShardError,
+    OriginBusyError,
     OriginUnavailableError,
     OutdatedError,
     ShardChangedError,
@@ -333,6 +334,34 @@ async def test_bytes_count_as_they_come(rig: Rig) -> None:
         assert (rig.progress, unfinished.received_bytes) == ([0], 3 * (PART // 2))
         origin.let.set()
     assert (rig.progress[-1], unfinished.received_bytes) == (3 * PART, 0)
+
+
+class ThrottlingOrigin(HalfwayOrigin):
+    """A store that throttles its first request once it is let, and answers all others."""
+
+    async def fetch(self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None) -> list[PartSums]:
+        """Write zeros, or refuse."""
+        self.open += 1
+        if self.open > 1:
+            return write_parts(parts, bytes(parts.size_bytes))
+        self.halves.release()
+        await self.let.wait()
+        raise OriginBusyError("slow down", url=obj.url)
+
+
+async def test_a_throttled_request_counts_as_an_attempt_though_it_was_paused(rig: Rig) -> None:
+    """The pause does not make the store throttle: the store's Retry-After has to pass."""
+    rig.downloader, origin = rig.make(max_connections=1), ThrottlingOrigin()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(halfway(rig, origin, 1, number=0))
+        await origin.halves.acquire()
+        urgent = Partial.open(rig.layout, RemoteObject("held://1", "1", PART), PART)
+        await rig.downloader.download(
+            cast(Origin, origin), urgent, priority=lambda: Priority(WAITING), progress=rig.progress.append
+        )
+        assert rig.downloader.scheduler.pauses == 1
+        origin.let.set()
+    assert rig.counters.retries == 1
 
 
 MANY_PARTS = random.Random(5).randbytes(120 * PART)

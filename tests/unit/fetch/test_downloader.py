@@ -87,6 +87,27 @@ async def test_time_that_the_store_asks_for_passes_before_the_next_attempt(monke
     assert pauses == [7, 60, 0]
 
 
+async def test_a_failing_part_is_reported_while_other_parts_of_its_url_arrive() -> None:
+    """Its report ends with its own request, not with that of another part."""
+    retry = Retry(3, Counters(), Backoff(base_s=0, cap_s=0))
+    script, repeated, gate = Script(BUSY), asyncio.Event(), asyncio.Event()
+
+    async def fails_once() -> str:
+        if script.calls:
+            repeated.set()
+            await gate.wait()
+        return await script()
+
+    failing = asyncio.create_task(retry.call(URL, fails_once))
+    async with asyncio.timeout(GUARD_S):
+        await repeated.wait()
+        assert await retry.call(URL, Script()) == "done"
+        assert str(retry.failing[URL]) == "attempt 1 of 3: busy"
+        gate.set()
+        assert await failing == "done"
+    assert not retry.failing
+
+
 @given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True), st.floats(0.001, 10), st.floats(0.001, 100))
 def test_pauses_lie_below_a_bound_that_doubles_up_to_the_cap(
     failures: int, uniform: float, base_s: float, cap_s: float
