@@ -98,8 +98,8 @@ class Downloader:
         requests = Requests(self.scheduler, self._bandwidth, counters, stall_timeout_s)
         self._requests = TierFirst(requests, self.scheduler, counters, stall_timeout_s)
         self._etags = Etags()
-        # Number of first parts that are being requested ahead, without a connection slot.
-        self._first_parts = 0
+        # Number of first parts being requested ahead, without a connection slot, by origin.
+        self._first_parts: Counter[str] = Counter()
         self._ahead: dict[str, RemoteObject] = {}  # answers to `stat_ahead`, oldest first
         self._retry = Retry(settings.attempts, counters, backoff)
         self.asking: Counter[str] = Counter()
@@ -115,7 +115,7 @@ class Downloader:
 
     @property
     def failing(self) -> Mapping[str, FailedAttempt]:
-        """The latest failed attempt at each request that is being repeated, by url."""
+        """The latest failed attempt at a request that is being repeated, by url."""
         return self._retry.failing
 
     # Small requests
@@ -216,7 +216,6 @@ class Downloader:
 
         Raises the origin's errors; OutdatedError if the object has another version.
         """
-
         is_retry = False
 
         async def request(_: Received) -> RemoteObject:
@@ -243,7 +242,7 @@ class Downloader:
     def _is_busy(self, url: str) -> bool:
         """Return True if an origin has no connection to spare for another first part."""
         origin = self.scheduler.origin(store_of(url))
-        used = origin.held + self._first_parts
+        used = origin.held + self._first_parts[origin.name]
         return used >= int(_MAX_USED_SHARE * origin.aimd.limit)
 
     async def _stat_with_first_bytes(
@@ -257,11 +256,14 @@ class Downloader:
         Args:
             first_bytes: number of first bytes to request as well.
         """
-        self._first_parts += 1
+        name = store_of(url)
+        self._first_parts[name] += 1
         try:
             return await origin.stat(url, first_bytes)
         finally:
-            self._first_parts -= 1
+            self._first_parts[name] -= 1
+            if not self._first_parts[name]:
+                del self._first_parts[name]
 
     # Downloads
 

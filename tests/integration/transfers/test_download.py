@@ -336,6 +336,36 @@ async def test_bytes_count_as_they_come(rig: Rig) -> None:
     assert (rig.progress[-1], unfinished.received_bytes) == (3 * PART, 0)
 
 
+class StatOrigin(Origin):
+    """A store that describes its objects once it is let, and keeps how many first bytes it was asked for."""
+
+    def __init__(self) -> None:
+        self.first_bytes: list[int] = []
+        self.asked, self.let = asyncio.Semaphore(0), asyncio.Event()
+
+    async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
+        """Describe any object."""
+        self.first_bytes.append(first_bytes)
+        self.asked.release()
+        await self.let.wait()
+        return RemoteObject(url, "1", PART)
+
+
+async def test_first_parts_requested_from_one_store_do_not_keep_another_busy(rig: Rig) -> None:
+    """Each store has connections of its own: a quarter of them may carry first parts."""
+    slow, idle = StatOrigin(), StatOrigin()
+    idle.let.set()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(rig.downloader.stat(slow, "slow://store/a", first_bytes=PART))
+        await slow.asked.acquire()
+        group.create_task(rig.downloader.stat(slow, "slow://store/b", first_bytes=PART))
+        await slow.asked.acquire()
+        await rig.downloader.stat(idle, "idle://store/a", first_bytes=PART)
+        slow.let.set()
+    assert slow.first_bytes == [PART, 0]
+    assert idle.first_bytes == [PART]
+
+
 class ThrottlingOrigin(HalfwayOrigin):
     """A store that throttles its first request once it is let, and answers all others."""
 
