@@ -105,9 +105,10 @@ class PausableRead(Flow):
 
     @asynccontextmanager
     async def stall_timeout(self) -> AsyncIterator[None]:
-        """Time the read during the block, which begins once reading is allowed.
+        """Give the read up if it stalls during the block, which begins once reading is allowed.
 
-        Raises StalledError when too few bytes arrive for too long; pauses do not count.
+        The reading time runs during the block. Raises StalledError when too few bytes arrive for
+        too long; pauses do not count.
         """
         try:
             async with asyncio.timeout(self._stall_timeout_s) as self._timer:

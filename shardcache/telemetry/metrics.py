@@ -122,7 +122,7 @@ class Counters:
     refetches: int = 0
     retries: int = 0
     hedges: int = 0
-    hedged_bytes: int = 0  # included in `origin_bytes`
+    hedged_bytes: int = 0  # included in `origin_bytes`, or in `tier_bytes` if the tier was slower
     corrupt: int = 0
     refused: int = 0  # shards that were cut short, had torn samples, or were not tars
     s3_requests: int = 0
