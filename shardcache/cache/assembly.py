@@ -26,7 +26,7 @@ from shardcache.cache.objects.object_reads import ObjectReads
 from shardcache.cache.objects.objects import Objects
 from shardcache.cache.planner import Planner
 from shardcache.cache.readers.readers import Readers
-from shardcache.cache.readers.services import Shared
+from shardcache.cache.readers.services import ReaderServices
 from shardcache.cache.scrubber import Scrubber
 from shardcache.cache.space.pins import Pins
 from shardcache.cache.space.residency import Residency
@@ -240,16 +240,16 @@ def assemble_uses(inputs: Inputs, core: Core, fetching: Fetching) -> Uses:
     transfers = fetching.transfers
     leasing = fetching.leasing
 
-    shared = Shared(
-        core.planner,
-        core.residency,
-        transfers,
-        leasing,
-        downloader.counters,
-        core.turns,
-        core.changed,
+    reader_services = ReaderServices(
+        planner=core.planner,
+        residency=core.residency,
+        transfers=transfers,
+        leasing=leasing,
+        counters=downloader.counters,
+        turns=core.turns,
+        changed=core.changed,
     )
-    readers = Readers(shared, settings.plan_memory)
+    readers = Readers(reader_services, settings.plan_memory)
     max_transfers = settings.max_transfers
     warming = Warming(store, transfers, leasing, origins, downloader, max_transfers)
     counting = Counting(

@@ -18,7 +18,7 @@ from shardcache.cache.readers.jobs import Job, Loader
 from shardcache.cache.readers.lease_table import LeaseTable
 from shardcache.cache.readers.leases import Lease, LeaseState, has_more_samples
 from shardcache.cache.readers.plan_memory import PlanMemory
-from shardcache.cache.readers.services import Shared
+from shardcache.cache.readers.services import ReaderServices
 from shardcache.cache.readers.wait_clock import WaitClock
 from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.stages import Stage
@@ -61,7 +61,7 @@ class Reader:
     def __init__(
         self,
         job: Job,
-        shared: Shared,
+        services: ReaderServices,
         plan_memory: PlanMemory,
         disconnected: "Callable[[Reader], None]",
         loader: Loader | None = None,
@@ -75,17 +75,17 @@ class Reader:
         self.order = array("I")
         self.resolving: Sequence[str] = ()
         self._mates = mates
-        self._planner = shared.planner
-        self._residency = shared.residency
-        self._counters = shared.counters
-        self._transfers = shared.transfers
-        self._leasing = shared.leasing
-        self._turns = shared.turns
-        self._changed = shared.changed
+        self._planner = services.planner
+        self._residency = services.residency
+        self._counters = services.counters
+        self._transfers = services.transfers
+        self._leasing = services.leasing
+        self._turns = services.turns
+        self._changed = services.changed
         self._plan_memory = plan_memory
         self._disconnected = disconnected
         self._leases = LeaseTable()
-        self._ranges = HeldRanges(shared.residency, shared.leasing, shared.counters, job.key)
+        self._ranges = HeldRanges(services.residency, services.leasing, services.counters, job.key)
         self._moved_s = time.monotonic()  # when the reader last took or released a shard
 
     # The plan

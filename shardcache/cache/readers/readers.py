@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from shardcache.cache.readers.connected_reader import Reader
 from shardcache.cache.readers.jobs import Job, Loader
 from shardcache.cache.readers.plan_memory import PlanMemory
-from shardcache.cache.readers.services import Shared
+from shardcache.cache.readers.services import ReaderServices
 from shardcache.cache.waiting.waits import JobKey
 from shardcache.errors import ProtocolError
 from shardcache.shared.protocol import MAX_JOB_CHARS
@@ -24,22 +24,22 @@ class Readers:
     """All connected readers, their jobs, and the most recent jobs without readers.
 
     Args:
-        shared: services that all readers use.
+        services: services that all readers use.
         plan_memory_bytes: limit of the memory that the plans of all readers take together.
     """
 
     def __init__(
         self,
-        shared: Shared,
+        services: ReaderServices,
         plan_memory_bytes: int,
     ) -> None:
-        self._shared = shared
-        self._planner = shared.planner
-        self._changed = shared.changed
-        self._bills = shared.counters.bills
+        self._services = services
+        self._planner = services.planner
+        self._changed = services.changed
+        self._bills = services.counters.bills
         self._readers: set[Reader] = set()
-        # Readers of one job that are workers of the same DataLoader.
-        self._workers: dict[tuple[JobKey, Loader], set[Reader]] = {}
+        # By job and loader, the readers that are workers of this loader.
+        self._mates: dict[tuple[JobKey, Loader], set[Reader]] = {}
         self._jobs: dict[JobKey, Job] = {}  # most recently joined last
         self._plan_memory = PlanMemory(plan_memory_bytes)
 
@@ -68,10 +68,17 @@ class Readers:
         self._forget_past_jobs()
         mates: set[Reader] = set()
         if loader is not None:
-            mates = self._workers.setdefault((job.key, loader), mates)
-        reader = Reader(job, self._shared, self._plan_memory, self._remove, loader, mates)
+            mates = self._mates.setdefault((job.key, loader), set())
+        reader = Reader(
+            job,
+            self._services,
+            self._plan_memory,
+            disconnected=self._remove,
+            loader=loader,
+            mates=mates,
+        )
+        mates.add(reader)  # the mates share this set, so all of them see the new reader
         self._readers.add(reader)
-        mates.add(reader)
         return reader
 
     def _join(self, job_name: str, uid: int) -> Job:
@@ -99,9 +106,9 @@ class Readers:
         self._readers.discard(reader)
         reader.job.sessions -= 1
         if reader.loader is not None:
-            workers = self._workers[reader.job.key, reader.loader]
-            workers.discard(reader)
-            if not workers:
-                del self._workers[reader.job.key, reader.loader]
+            mates = self._mates[reader.job.key, reader.loader]
+            mates.discard(reader)
+            if not mates:
+                del self._mates[reader.job.key, reader.loader]
         self._planner.schedule.forget(reader)
         self._changed.notify()

@@ -12,7 +12,7 @@ from shardcache.telemetry.metrics import Counters
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class ReaderServices:
     """Services that all readers use.
 
     Attributes:
