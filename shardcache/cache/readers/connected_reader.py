@@ -35,10 +35,10 @@ LISTING = "listing the shards"
 
 _OF_A_PREVIOUS_PLAN = -1  # `Lease.position` once the reader has declared another plan
 
-# While a loader waits for one worker, the loader requests fewer than this number of batches of each
-# other worker. The true number is torch's `prefetch_factor`, whose default is 2.
-_BATCHES_AHEAD = 4
-_STILL_S = 3.0  # a worker that has neither taken nor released a shard for this long counts as idle
+# A loader that waits for one worker requests at most a few more batches of each other worker. The
+# daemon does not know torch's `prefetch_factor`, 2 by default, and assumes fewer batches than this.
+_MAX_BATCHES_AHEAD = 4
+_IDLE_S = 3.0  # a worker that was granted nothing and released nothing for this long is idle
 
 
 class Reader:
@@ -55,7 +55,7 @@ class Reader:
         context: the context variables of the session, for tasks that work for the reader.
         listing: the shards that the plan names; None without a plan.
         order: for each position of the plan, the number of the shard in `listing`.
-        resolving: the patterns of urls that are being resolved for the reader.
+        unresolved: the patterns of urls that are being resolved for the reader.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Reader:
         self.context = copy_context()
         self.listing: Listing | None = None
         self.order = array("I")
-        self.resolving: Sequence[str] = ()
+        self.unresolved: Sequence[str] = ()
         self._mates = mates
         self._planner = services.planner
         self._residency = services.residency
@@ -86,27 +86,27 @@ class Reader:
         self._disconnected = disconnected
         self._leases = LeaseTable()
         self._ranges = HeldRanges(services.residency, services.leasing, services.counters, job.key)
-        self._moved_s = time.monotonic()  # when the reader last took or released a shard
+        self._progressed_s = time.monotonic()  # when it was last granted, or released, a shard
 
     # The plan
 
-    def declare(self, listing: Listing, reads: int) -> None:
-        """Begin a new, empty plan. Raises CapacityError.
+    def declare(self, listing: Listing, epoch_reads: int) -> None:
+        """Begin a new, empty plan. Raises CapacityError, ProtocolError.
 
         Args:
             listing: the shards that the plan names.
-            reads: the number of the plan's positions in this epoch.
+            epoch_reads: the number of the plan's positions that belong to the present epoch.
         """
         if any(lease.granted is None for lease in self._leases):
             raise ProtocolError("cannot declare a new plan while lease requests are pending")
         for lease in self._leases:
             lease.position = _OF_A_PREVIOUS_PLAN
-        self.job.shards_planned += reads
+        self.job.shards_planned += epoch_reads
         if listing.is_of_ranges:  # the planner gets no plan of ranges, as it fetches none ahead
             self._planner.schedule.forget(self)
         else:
             self._planner.schedule.declare(self, job=self.job.key)
-        self._ranges.forget_order()
+        self._ranges.forget_runs()
         self._end_plan()
         self._plan_memory.begin(listing)
         self.listing = listing
@@ -125,8 +125,8 @@ class Reader:
         versions = self.listing.shards.versions
         names = self.listing.names
         distinct_numbers = dict.fromkeys(order)
-        bare_urls = [names[number] for number in distinct_numbers if not versions[number]]
-        await self._leasing.recall(bare_urls)
+        unversioned = [names[number] for number in distinct_numbers if not versions[number]]
+        await self._leasing.recall(unversioned)  # versions that were cached before a restart
 
         def add(numbers: Sequence[int]) -> None:
             self.order.extend(numbers)
@@ -134,7 +134,7 @@ class Reader:
             if not self._is_of_ranges:
                 self._planner.schedule.extend(self, [names[number] for number in numbers])
 
-        await self._turns.take(order, add)
+        await self._turns.take(order, add)  # a long plan is added piece by piece
         self._changed.notify()
 
     def ref(self, position: int) -> ShardRef:
@@ -194,16 +194,15 @@ class Reader:
         acquired: Published | Arrival | PartFile
         try:
             if span is not None:
-                is_awaited = lease.state is LeaseState.AWAITED
-                acquired = await self._ranges.acquire(number, ref, wait, is_awaited=is_awaited)
+                acquired = await self._ranges.acquire(number, ref, wait, is_awaited=needed)
             elif latest:
                 acquired = await self._leasing.acquire_latest(ref, PriorityClass.PLANNED, wait)
             else:
                 acquired = await self._leasing.acquire(ref, PriorityClass.PLANNED, wait)
         finally:
             self._end_wait(wait)
-            self._leases.drop(number)  # the request has ended, with a lease or an error
-        self._leases.add(lease)
+            self._leases.drop(number)
+        self._leases.add(lease)  # only a granted lease stays in the table, as the latest
         self._count_hit_or_miss(acquired)
         if isinstance(acquired, Published):
             self._grant(lease, acquired.shard)
@@ -224,7 +223,7 @@ class Reader:
         acquired = self._ranges.try_acquire(number, ref, span, is_awaited=needed)
         if acquired is None:
             return None
-        wait = Wait(self.job.key, partial=True, holder=self, bytes=span)
+        wait = Wait(self.job.key, holder=self, bytes=span)
         state = LeaseState.AWAITED if needed else LeaseState.REQUESTED
         lease = Lease(number, position, wait, state, task=None)
         self._ranges.advance(position, span)  # its result is unused: nothing is fetched ahead now
@@ -240,16 +239,15 @@ class Reader:
             self._counters.misses += 1
 
     def _grant(self, lease: Lease, acquired: Shard | Arrival | PartFile) -> None:
-        """Give a lease its shard or range; mark it as in use now if the reader waits for it."""
-        self._moved_s = time.monotonic()
+        """Give a lease its shard or range, which is in use now if the reader waits for it."""
+        self._progressed_s = time.monotonic()
         if isinstance(acquired, PartFile):
             assert lease.wait.bytes is not None
             lease.granted = self._ranges.hold(lease.position, acquired, lease.wait.bytes)
         else:
             lease.granted = acquired
-            if isinstance(acquired, Arrival):
-                self._leases.use(lease)
-                lease.files = acquired.files_for(lease.wait)
+        if isinstance(acquired, Arrival):
+            lease.files = acquired.files_for(lease.wait)
         if lease.state is LeaseState.AWAITED:
             self._use(lease)
         else:
@@ -279,12 +277,12 @@ class Reader:
             self._changed.notify()
 
     def _use(self, lease: Lease) -> None:
-        """Retain a granted shard, as the reader has reached it."""
+        """Retain a granted shard, as the reader has reached it. A range stays as it was granted."""
         granted = lease.granted
-        # 1. The parts of a range are retained already. A range in a published file retains the
-        #    file only if the reader waits for this range first of all (see `AheadSpace`).
-        keeps_file = lease.wait.bytes is None or self._ranges.places.is_first(lease.number)
-        if isinstance(granted, HeldRange) or not keeps_file:
+        # 1. The parts of a range are retained already. A published file is retained only for the
+        #    reader's first range (see `AheadSpace`).
+        retains_file = lease.wait.bytes is None or self._ranges.places.is_first(lease.number)
+        if isinstance(granted, HeldRange) or not retains_file:
             lease.state = LeaseState.GRANTED
             return
 
@@ -298,7 +296,7 @@ class Reader:
         else:
             lease.state = LeaseState.IN_USE
             lease.granted = granted
-            self._leases.use(lease)
+            self._leases.mark_in_use(lease)
             schedule.reads(self, lease.position, self.clock.waited_s)
         self._changed.notify()
 
@@ -318,6 +316,7 @@ class Reader:
         transfer = self.transfer(lease.position)
         wait = Wait(
             self.job.key,
+            # A reader that has the unpublished files waits for their publication.
             unpublished=lease.wait.unpublished and lease.files is None,
             stages=None if transfer is None else transfer.stages,
             holder=self,
@@ -351,7 +350,7 @@ class Reader:
 
         Args:
             number: id of the lease.
-            read: True if the reader has finished the shard.
+            read: False if the reader could not read the file.
             damage: the fault that the reader found in the shard, which is then checked before it is
                 leased again; "" for none.
         """
@@ -370,7 +369,8 @@ class Reader:
                 lease.task.cancel()
             return
 
-        # A retained shard counts as done. An arriving shard has to be reached and read to count.
+        # A retained shard counts as done even if its file could not be read. A lease that is only
+        # granted does not count: the reader has not reached its shard, or reads it by ranges.
         was_reached = lease.state is not LeaseState.GRANTED
         is_done = lease.retained is not None or (read and was_reached)
         if is_done:
@@ -381,7 +381,7 @@ class Reader:
         self.job.shards_done += 1
         facts = lease.facts
         if facts is not None:
-            self._counters.bills.add_read(facts.url, facts.origin_bytes, self.client)
+            self._counters.bills.add_read(facts.url, facts.origin_bytes, self.job.key)
         self._planner.schedule.done(self, lease.position, self.clock.waited_s)
 
     async def close(self) -> None:
@@ -397,7 +397,7 @@ class Reader:
 
     async def _let_go(self, lease: Lease) -> None:
         """Release the shard or range of a lease that is no longer in the table."""
-        self._moved_s = time.monotonic()
+        self._progressed_s = time.monotonic()
         self._leases.note_damage(lease)
         if lease.retained is not None:
             await self._leasing.release(lease.retained)
@@ -429,14 +429,14 @@ class Reader:
     @contextmanager
     def waiting_for_listing(self, patterns: Sequence[str]) -> Iterator[None]:
         """Count the reader as waiting during the block, in which its patterns are resolved."""
-        self.resolving = patterns
+        self.unresolved = patterns
         wait = Wait(self.job.key, holder=self)
         self._begin_wait(wait, None)  # there is no transfer yet
         try:
             yield
         finally:
             self.clock.end(wait)
-            self.resolving = ()
+            self.unresolved = ()
 
     def _begin_wait(self, wait: Wait, transfer: Transfer | None) -> None:
         self.clock.begin(wait)
@@ -444,7 +444,7 @@ class Reader:
             self._transfers.wait_began(transfer)
 
     def _end_wait(self, wait: Wait) -> None:
-        """End the wait for a lease; no-op if the wait was never begun."""
+        """End the wait for a lease; no-op unless the wait has begun and not ended."""
         if wait in self.clock:
             self.clock.end(wait)
             assert wait.since_s is not None  # set when the wait began
@@ -455,9 +455,9 @@ class Reader:
         """Stage of the transfer that the reader waits for, or `LISTING`; None while it reads."""
         if not self.clock.runs:
             return None
-        if self.resolving:
+        if self.unresolved:
             return LISTING
-        if self.clock.stages is None:
+        if self.clock.stages is None:  # there is no transfer yet
             return Stage.ASKING
         return self.clock.stages.present
 
@@ -493,8 +493,8 @@ class Reader:
         Args:
             batch_size: number of samples in a batch.
         """
-        is_still = time.monotonic() - self._moved_s > _STILL_S
-        if self.clock.runs or not is_still:
+        is_idle = not self.clock.runs and time.monotonic() - self._progressed_s > _IDLE_S
+        if not is_idle:
             return False
-        few_samples = batch_size * _BATCHES_AHEAD
+        few_samples = batch_size * _MAX_BATCHES_AHEAD
         return all(has_more_samples(shard, few_samples) for shard in self.retained())

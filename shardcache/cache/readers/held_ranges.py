@@ -90,7 +90,7 @@ class HeldRange:
         return max(0, min(end, self.file.partial.obj.size_bytes) - start)
 
     def hold_ahead(self, end: int) -> int:
-        """Extend the range up to `end`, as far as the bytes after it are cached without a gap.
+        """Extend the range up to `end`, or to the first byte before it that is not cached.
 
         Returns the end of the bytes that the reader may read then.
         """
@@ -116,7 +116,7 @@ class HeldRanges:
         client: the reader's job, which is charged for the bytes that are read.
 
     Attributes:
-        places: the space that was granted to ranges which are requested and not released yet.
+        places: the places of the ranges that are requested and not released yet.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class HeldRanges:
         self._ahead = residency.ahead
         self.places = RangePlaces(self._ahead)
         self._leasing = leasing
-        self._parts = residency.parts
+        self._part_residency = residency.parts
         self._counters = counters
         self._client = client
         self._runs: dict[int, SequentialRun] = {}  # by position in the plan
@@ -146,13 +146,13 @@ class HeldRanges:
         # A predicted range may take half of the space for reading ahead: if it is larger than the
         # free part of this space, it is not fetched ahead at all.
         max_bytes = min(_MAX_AHEAD_BYTES, self._ahead.limit_bytes // 2)
-        return self._run(position).advance(span, max_bytes)
+        return self._run_at(position).advance(span, max_bytes)
 
-    def _run(self, position: int) -> SequentialRun:
+    def _run_at(self, position: int) -> SequentialRun:
         """Return the run in the file at a position of the plan; a new one if there is none yet."""
         return self._runs.setdefault(position, SequentialRun())
 
-    def forget_order(self) -> None:
+    def forget_runs(self) -> None:
         """Forget the ranges read so far, as the reader has declared another plan."""
         self._runs.clear()
 
@@ -213,7 +213,8 @@ class HeldRanges:
         if file is None:
             return None
 
-        # 3. The bytes are in a published file, which takes no further space.
+        # 3. The bytes are in a published file, which takes no further space. It is retained only
+        #    for the reader's first range, which this range may become.
         if isinstance(file, Shard):
             self.places.try_be_first(number, size_bytes=0, is_awaited=is_awaited)
             self._counters.hits += 1
@@ -237,8 +238,8 @@ class HeldRanges:
             span: start and end of the range in bytes.
         """
         parts = file.parts_of(span)
-        self._parts.retain(file, parts)
-        return HeldRange(file, span, parts, self._run(position), self._parts)
+        self._part_residency.retain(file, parts)
+        return HeldRange(file, span, parts, self._run_at(position), self._part_residency)
 
     def release(self, held: HeldRange, *, read: bool) -> None:
         """Release a range, and charge its bytes to the reader's job.
@@ -250,11 +251,11 @@ class HeldRanges:
         """
         self.let_go(held)
         if not read:
-            self._parts.give_up_if_removed(held.file)
+            self._part_residency.give_up_if_removed(held.file)
             return
         url = stored_url(held.file.partial.obj.url)
         self._counters.bills.add_read(url, held.size_bytes, self._client)
 
     def let_go(self, held: HeldRange) -> None:
         """Release a range without counting it as read: its reader may have disconnected."""
-        self._parts.release(held.file, held.parts)
+        self._part_residency.release(held.file, held.parts)

@@ -10,7 +10,7 @@ from shardcache.cache.readers.leases import Lease
 from shardcache.errors import CorruptShardError, ProtocolError
 from shardcache.store.shard import Shard
 
-# More leases than any reader needs, as a reader has a file open for each.
+# A reader has a file open for each lease, and no reader needs more open files than this.
 _MAX_LEASES = 4096
 
 
@@ -19,7 +19,7 @@ class LeaseTable:
 
     def __init__(self) -> None:
         self._leases: dict[int, Lease] = {}
-        self._in_use: dict[int, Lease] = {}  # leases on shards that are being read, or arrive
+        self._in_use: dict[int, Lease] = {}  # the leases of them whose state is IN_USE
         self._damage: list[CorruptShardError] = []  # damage found in shards, not reported yet
 
     def __iter__(self) -> Iterator[Lease]:
@@ -36,8 +36,8 @@ class LeaseTable:
         """Add a lease, or a request for one."""
         self._leases[lease.number] = lease
 
-    def use(self, lease: Lease) -> None:
-        """Record that a lease's shard is being read, or arrives."""
+    def mark_in_use(self, lease: Lease) -> None:
+        """Record that a lease is in use."""
         self._in_use[lease.number] = lease
 
     def get(self, number: int) -> Lease | None:
@@ -67,8 +67,8 @@ class LeaseTable:
 
     def note_damage(self, lease: Lease) -> None:
         """Keep the damage found in a lease's shard, to be reported to the reader once."""
-        if not lease.damage_seen and lease.damage is not None:
-            lease.damage_seen = True
+        if not lease.is_damage_noted and lease.damage is not None:
+            lease.is_damage_noted = True
             self._damage.append(lease.damage)
 
     def take_damage(self) -> list[CorruptShardError]:

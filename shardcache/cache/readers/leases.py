@@ -3,6 +3,7 @@
 A lease begins as a request for the shard at one position of the reader's plan. It is granted once
 the shard, its beginning or the wanted range is in the cache. It is in use once the reader has
 reached the shard, which is then retained: it is not evicted before the reader releases the lease.
+The parts of a range are retained from the grant on, and a lease on them is never in use.
 `Reader` takes leases from one state to the next.
 """
 
@@ -43,7 +44,7 @@ class Lease:
         state: the present state.
         granted: the shard, early access to it, or a range of it; None until the lease is granted.
         files: the checked files of the whole shard, if they were granted before its publication.
-        damage_seen: True once damage of the shard has been put among the reports to the reader.
+        is_damage_noted: True once damage of the shard is among the reports to the reader.
         task: the task that waits for the shard, which is the task that creates the lease. It is
             cancelled if the reader withdraws the request. None for a lease that was granted without
             waiting.
@@ -55,7 +56,7 @@ class Lease:
     state: LeaseState = LeaseState.REQUESTED
     granted: Shard | Arrival | HeldRange | None = None
     files: UnpublishedFiles | None = None
-    damage_seen: bool = False
+    is_damage_noted: bool = False
     task: asyncio.Task[None] | None = field(default_factory=asyncio.current_task, repr=False)
 
     @property
@@ -84,10 +85,12 @@ class Lease:
         A shard may be published as a plain file, which has no index. For a reader of samples, this
         is False until the shard has been indexed.
         """
-        lacks_index = self.facts is not None and self.facts.samples is None
-        if isinstance(self.granted, Arrival) and lacks_index and not self.wait.is_file:
+        if self.shard is None and self.files is None:
             return False
-        return self.shard is not None or self.files is not None
+        if self.wait.is_file or not isinstance(self.granted, Arrival):
+            return True
+        has_index = self.facts is None or self.facts.samples is not None
+        return has_index
 
     @property
     def retained(self) -> Shard | None:

@@ -1,7 +1,8 @@
 """Limit of the memory that the plans of all readers take.
 
-A plan is a list of shards (`Listing`), which plans can share, and an order of positions in it.
-`Reader` counts its plan here as it declares, extends and drops the plan.
+A plan is a list of shards (`Listing`), which plans can share, and an order: for each position, the
+number of a shard in the list. `Reader` counts its plan here as it declares, extends and drops the
+plan.
 """
 
 from collections import Counter
@@ -25,7 +26,7 @@ class PlanMemory:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._positions = 0
+        self._positions = 0  # of all plans
         # By list of shards, the number of plans that use this list.
         self._plans: Counter[Listing] = Counter()
         self._listings_bytes = 0
@@ -49,8 +50,7 @@ class PlanMemory:
 
     def begin(self, listing: Listing) -> None:
         """Count a new plan, which has no positions yet. Raises as `check` does."""
-        # The plan has 0 positions, and 0 positions are added, so only its list of shards counts.
-        self.check(0, listing, 0)
+        self.check(positions=0, listing=listing, added=0)  # only the list of shards counts
         if listing not in self._plans:
             self._listings_bytes += listing.memory_bytes
         self._plans[listing] += 1

@@ -76,6 +76,6 @@ class WaitClock:
             self.waited_s += now_s - since_s
             self._job.charge(since_s, now_s, self.stages)
 
-    def recently_s(self) -> float:
+    def recently_waited_s(self) -> float:
         """Return the time waited in the last `RECENT_S` seconds, as of the latest `charge`."""
         return self._recent.total_s(self._charged_until_s)

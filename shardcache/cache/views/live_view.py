@@ -91,8 +91,8 @@ class LiveView:
         """Yield the waits of readers whose patterns are being resolved, by job and pattern."""
         waiting: defaultdict[tuple[JobKey, str], list[Reader]] = defaultdict(list)
         for reader in self._readers:
-            if reader.resolving:
-                pattern = self._reasons.awaited_pattern(reader.resolving)
+            if reader.unresolved:
+                pattern = self._reasons.awaited_pattern(reader.unresolved)
                 waiting[reader.client, pattern].append(reader)
         for (client, pattern), readers in waiting.items():
             job, uid = client

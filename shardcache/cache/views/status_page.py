@@ -130,7 +130,7 @@ class StatusPage:
         waiting = [reader for reader in readers if reader.waiting_for is not None]
         waiting_share = 0.0
         if readers:
-            recently_s = sum(reader.clock.recently_s() for reader in readers)
+            recently_s = sum(reader.clock.recently_waited_s() for reader in readers)
             waiting_share = recently_s / (RECENT_S * len(readers))
         return job.to_json() | {
             "bill": self._counters.bills.to_json(job.key),
@@ -147,7 +147,7 @@ class StatusPage:
 
         None if all shards that they plan to read are cached.
         """
-        if any(reader.resolving for reader in readers):
+        if any(reader.unresolved for reader in readers):
             return 0.0  # the reader waits for its listing, and has no shard yet
         schedule = self._planner.schedule
         coming = [transfer.name for transfer in self._transfers.all()]
@@ -169,7 +169,7 @@ class StatusPage:
         commonest = max(set(stages), key=stages.count)
         if commonest != LISTING:
             return self._reasons.of_stage(commonest)
-        patterns = next(reader.resolving for reader in waiting if reader.resolving)
+        patterns = next(reader.unresolved for reader in waiting if reader.unresolved)
         if not visible(self._reasons.awaited_pattern(patterns)):
             return LISTING
         return self._reasons.of_listing(patterns)
