@@ -21,7 +21,7 @@ from support.disks.shim import FOR_EVER, HAS_CC, Action, Op, Shim
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.programs.raw_session import RawSession
-from support.shards.doors import DOORS, Door
+from support.shards.doors import DOORS
 from support.shards.reading import write_index
 from support.shards.tars import Sample, make_tar, random_samples
 from support.stores.canary import GatedStore
@@ -110,16 +110,16 @@ def kept_bytes(daemon: Daemon) -> int:
 
 @pytest.mark.parametrize("door", first_quick(DOORS))
 def test_every_reader_gets_all_samples_before_they_are_synced(
-    held: tuple[Daemon, Shim], source: str, door: Door
+    held: tuple[Daemon, Shim], source: str, door: str
 ) -> None:
     """Nothing is published until the disk has synced it; no byte is fetched again after that."""
     daemon, shim = held
-    assert sorted(door(source, daemon.socket)) == sorted(values())
+    assert sorted(DOORS[door](source, daemon.socket)) == sorted(values())
     assert not daemon.shards()
     shim.release()
     eventually(lambda: len(daemon.shards()) == SHARDS and idle(daemon))
     before_bytes = fetched_bytes(daemon)
-    assert sorted(door(source, daemon.socket)) == sorted(values())
+    assert sorted(DOORS[door](source, daemon.socket)) == sorted(values())
     assert fetched_bytes(daemon) == before_bytes
     assert daemon.status()["cache"]["used_bytes"] == kept_bytes(daemon)
 

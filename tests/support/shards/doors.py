@@ -1,22 +1,12 @@
 """Every way in which a program reads samples."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from shardcache_client.dataset import Joined, Mixture, ShardDataset
 from shardcache_client.reader import ShardReader
 from shardcache_client.webdataset import WebDataset
-
-Door = Callable[[str, Path], list[bytes]]
-"""Returns the `jpg` of each sample of an index file, given its url and the daemon's socket."""
-
-
-def _of_dataset(url: str, socket: Path) -> list[bytes]:
-    return [sample["jpg"] for sample in ShardDataset(url, socket=socket, shuffle=True, seed=1)]
-
-
-def _of_reader(url: str, socket: Path) -> list[bytes]:
-    return [sample["jpg"] for sample in ShardReader(url, socket=socket)]
 
 
 def _of_workers(url: str, socket: Path) -> list[bytes]:
@@ -38,21 +28,18 @@ def _of_joined(url: str, socket: Path) -> list[bytes]:
     return [sample["other.jpg"] for sample in Joined(sources)]
 
 
-def _of_zero_copy(url: str, socket: Path) -> list[bytes]:
-    return [bytes(sample["jpg"]) for sample in ShardDataset(url, socket=socket, zero_copy=True)]
+def _of(make: Callable[..., Iterable[dict[str, Any]]], **options: Any) -> Callable[[str, Path], list[bytes]]:
+    return lambda url, socket: [bytes(sample["jpg"]) for sample in make(url, socket=socket, **options)]
 
 
-def _of_webdataset(url: str, socket: Path) -> list[bytes]:
-    return [sample["jpg"] for sample in WebDataset(url, shardshuffle=False, socket=socket)]
-
-
-DOORS = [
-    _of_dataset,
-    _of_reader,
-    _of_workers,
-    _of_numbers,
-    _of_mixture,
-    _of_joined,
-    _of_zero_copy,
-    _of_webdataset,
-]
+DOORS = {
+    "dataset": _of(ShardDataset, shuffle=True, seed=1),
+    "reader": _of(ShardReader),
+    "workers": _of_workers,
+    "numbers": _of_numbers,
+    "mixture": _of_mixture,
+    "joined": _of_joined,
+    "zero copy": _of(ShardDataset, zero_copy=True),
+    "webdataset": _of(WebDataset, shardshuffle=False),
+}
+"""Each returns the `jpg` of each sample of an index file, given its url and the daemon's socket."""
