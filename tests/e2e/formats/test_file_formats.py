@@ -25,8 +25,8 @@ from support.shards.file_formats import (
     Row,
     plain,
     rows_of_shard,
-    stored_zip,
     tf_records,
+    zipped,
 )
 from support.shards.reading import keys_of, write_index
 from support.shards.tars import make_tar
@@ -201,7 +201,7 @@ def test_encrypted_zip_is_an_error_that_says_so(folder: Path, daemon: Daemon) ->
     """The member is named, and what to do."""
     place = folder / "encrypted"
     place.mkdir()
-    data = bytearray(stored_zip(rows_of_shard(0)))
+    data = bytearray(zipped(rows_of_shard(0)))
     data[data.index(b"PK\1\2") + 8] |= 1
     (place / "0.zip").write_bytes(data)
     with pytest.raises(UnsupportedShardError, match=r"'n000\.image' of the zip is encrypted"):

@@ -30,7 +30,7 @@ from support.network.certificates import Authority
 from support.network.ports import free_port
 from support.programs.daemon import eventually
 from support.stores.buckets import read_range, read_whole
-from support.stores.object_servers import AzureServer, Refusal
+from support.stores.object_servers import AzureServer
 
 pytest.importorskip("adlfs", reason="adlfs is not installed: pip install 'shardcache[azure]'")
 
@@ -110,7 +110,7 @@ async def test_refusals_are_typed(status: int, error: type[OriginError], server:
         origin = origins.origin(URL)
         obj = await origin.stat(URL)
         for request in (origin.stat(URL), read_range(origin, obj, 0, 10)):
-            server.refusals = [Refusal(status, headers)]
+            server.refusals = [(status, headers, b"")]
             with pytest.raises(error, match="TheReason") as refused:
                 await request
             assert type(refused.value) is error
@@ -129,7 +129,7 @@ async def test_token_of_a_managed_identity_is_requested_once_for_all(
         server.valid.clear()  # the token is revoked
         await origins.origin(URL).stat(URL)
         assert identities.issued == 2
-        server.refusals = [Refusal(401)] * 2
+        server.refusals = [(401, {}, b"")] * 2
         with pytest.raises(AccessDeniedError, match="401"):
             await origins.origin(URL).stat(URL)
 

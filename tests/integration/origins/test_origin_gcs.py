@@ -18,7 +18,7 @@ from shardcache.transport.between.checksums import crc32c
 from shardcache.transport.between.flow import nothing
 from support.cases import first_quick
 from support.stores.buckets import read_range, read_whole
-from support.stores.object_servers import GoogleServer, Refusal
+from support.stores.object_servers import GoogleServer
 
 pytest.importorskip("gcsfs", reason="gcsfs is not installed: pip install 'shardcache[gcs]'")
 
@@ -102,7 +102,7 @@ async def test_refusals_are_typed(
     obj = await origin.stat(URL)
     elsewhere = {"Location": "http://127.0.0.1:1/", "Retry-After": "7"}
     for request in (origin.stat(URL), read_range(origin, obj, 0, 10)):
-        server.refusals = [Refusal(status, elsewhere)]
+        server.refusals = [(status, elsewhere, b"")]
         with pytest.raises(error) as refused:
             await request
         assert type(refused.value) is error
@@ -115,7 +115,7 @@ async def test_refusals_are_typed(
 async def test_checksum_that_is_no_base64_is_a_typed_error(stated: str, server: GoogleServer, origin: Origin) -> None:
     """Bytes beyond ASCII as well; the error names what the header states."""
     headers = {"Content-Length": "5", "x-goog-generation": "1", "x-goog-hash": f"crc32c={stated}"}
-    server.refusals = [Refusal(200, headers)]
+    server.refusals = [(200, headers, b"")]
     with pytest.raises(errors.OriginUnavailableError, match=f"states '{stated}' as crc32c"):
         await origin.stat(URL)
 
@@ -139,7 +139,7 @@ async def test_token_is_requested_once_for_all_and_again_if_refused(server: Goog
         server.valid.clear()
     server.lifetime_s = 0
     with pytest.raises(errors.AccessDeniedError):
-        server.refusals = [Refusal(401)] * 2
+        server.refusals = [(401, {}, b"")] * 2
         await origin.stat(URL)
 
 

@@ -25,7 +25,7 @@ from shardcache_client.dataset import ShardDataset
 from support.programs.daemon import Daemon
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import hand_over, read_range, read_whole
-from support.stores.object_servers import HubServer, Refusal, git_sha
+from support.stores.object_servers import HubServer, git_sha
 
 pytest.importorskip("huggingface_hub", minversion="2", reason="pip install 'shardcache[hf]'")
 
@@ -80,7 +80,7 @@ async def test_expired_url_is_obtained_again_for_the_same_version(hub: HubServer
     hub.content.signed += 1
     with pytest.raises(ShardChangedError, match="another version"):
         await read_range(origin, obj, 0, 500)
-    hub.content.refusals = [Refusal(403)] * 2
+    hub.content.refusals = [(403, {}, b"")] * 2
     with pytest.raises(AccessDeniedError):
         await read_range(origin, await origin.stat(URL), 0, 500)
 
@@ -108,7 +108,7 @@ async def test_refusals_of_the_hub_and_of_the_other_server_are_typed(
     origin = origins.origin(URL)
     obj = await origin.stat(URL)
     for server, request in ((hub, origin.stat(URL)), (hub.content, read_range(origin, obj, 0, 10))):
-        server.refusals = [Refusal(status)] * 2
+        server.refusals = [(status, {}, b"")] * 2
         with pytest.raises(error):
             await request
         server.refusals = []

@@ -42,7 +42,9 @@ class Tmpfs:
         return stat.f_bavail * stat.f_frsize
 
     def fill(self, leave_bytes: int = 0) -> None:
-        with (self.folder / _BALLAST).open("wb") as file:
+        ballast = self.folder / _BALLAST
+        ballast.mkdir()
+        with (ballast / "bytes").open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, self.free_bytes() - leave_bytes)
 
     def use_up_inodes(self) -> None:
@@ -52,13 +54,7 @@ class Tmpfs:
             (ballast / str(number)).touch()
 
     def relieve(self) -> None:
-        ballast = self.folder / _BALLAST
-        if ballast.is_dir():
-            for path in ballast.iterdir():
-                path.unlink()
-            ballast.rmdir()
-        else:
-            ballast.unlink()
+        shutil.rmtree(self.folder / _BALLAST)
 
     def turn_read_only(self) -> bool:
         """Remount it so; False while somebody has a file of it open for writing."""

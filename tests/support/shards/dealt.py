@@ -34,14 +34,14 @@ def _walk(part: Part, counts: Sequence[int]) -> list[Place]:
         return _walk_segment(part, counts)
     if isinstance(part, Strided):
         passing = _walk(part.passing(), counts)
-        return [passing[place] for place in _places(part)]
+        return [passing[part.passed_before(number)] for number in range(part.samples)]
     if isinstance(part, Chained):
         return [place for each in part.parts() for place in _walk(each, counts)]
     if isinstance(part, Scattered):
         return list(part.samples_between(0, part.samples))
     assert isinstance(part, Interleaved)
     lanes = {lane: iter(_walk(lanes_part, counts)) for lane, lanes_part in part.parts().items()}
-    places = [next(lanes[lane]) for lane in _turns(part)]
+    places = [next(lanes[part.turns.lane(place)]) for place in range(part.start, part.stop)]
     assert not any(list(lane) for lane in lanes.values()), "all that a lane has comes in its turns"
     return places
 
@@ -69,16 +69,6 @@ def steps_of(segment: Segment) -> Iterator[tuple[int, int, int | None]]:
     end, last = segment.mix.find(segment.stop - 1)
     for step in range(begin, end + 1):
         yield step, skipped if step == begin else 0, last + 1 if step == end else None
-
-
-def _places(part: Strided) -> Iterator[int]:
-    """Yield the place of each sample in all that is passed."""
-    return map(part.passed_before, range(part.samples))
-
-
-def _turns(part: Interleaved) -> Iterator[int]:
-    """Yield the lane of each place."""
-    return map(part.turns.lane, range(part.start, part.stop))
 
 
 def crew(cut: Partition) -> list[Topology]:

@@ -5,6 +5,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -31,7 +32,7 @@ def _row(number: int) -> Row:
     return {"__key__": f"n{number:03d}", "image": image, "text": f"Text é {number}", "label": number}
 
 
-def zipped(rows: list[Row], method: int) -> bytes:
+def zipped(rows: list[Row], method: int = zipfile.ZIP_STORED) -> bytes:
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", method) as archive:
         for name in ("image", "text", "label"):  # members of a sample lie apart
@@ -39,14 +40,6 @@ def zipped(rows: list[Row], method: int) -> bytes:
                 value = row[name]
                 archive.writestr(f"{row['__key__']}.{name}", value if name == "image" else str(value))
     return data.getvalue()
-
-
-def stored_zip(rows: list[Row]) -> bytes:
-    return zipped(rows, zipfile.ZIP_STORED)
-
-
-def deflated_zip(rows: list[Row]) -> bytes:
-    return zipped(rows, zipfile.ZIP_DEFLATED)
 
 
 def json_lines(rows: list[Row]) -> bytes:
@@ -78,8 +71,8 @@ def through(compress: Callable[[bytes], bytes], write: Callable[[list[Row]], byt
 
 
 FORMATS: dict[str, Callable[[list[Row]], bytes]] = {
-    "stored.zip": stored_zip,
-    "deflated.ZIP": deflated_zip,
+    "stored.zip": zipped,
+    "deflated.ZIP": partial(zipped, method=zipfile.ZIP_DEFLATED),
     "a.jsonl": json_lines,
     "b.ndjson": json_lines,
     "c.jsonl.gz": through(gzip.compress, json_lines),

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,14 +30,6 @@ from support.stores.spoiling_server import ThreadedServer
 _RANGE = re.compile(r"bytes=([0-9]+)-([0-9]+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Answer in place of the right one."""
-
-    status: int
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
 Answered = tuple[int, Mapping[str, str], bytes]
 
 
@@ -47,7 +38,7 @@ class ObjectServer(ThreadedServer):
 
     Attributes:
         bodies: of the objects, by path, such as `/bucket/key`.
-        refusals: of the next requests for objects.
+        refusals: answers to the next requests for objects, in place of the right ones.
         requests: method, path and headers of those so far.
         lifetime_s: of the tokens that are issued.
         issued: number of tokens.
@@ -58,7 +49,7 @@ class ObjectServer(ThreadedServer):
         super().__init__(context)
         self.bodies: dict[str, bytes] = {}
         self.versions: Counter[str] = Counter()
-        self.refusals: list[Refusal] = []
+        self.refusals: list[Answered] = []
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.lifetime_s = 3600
         self.issued = 0
@@ -90,7 +81,7 @@ class ObjectServer(ThreadedServer):
         with self._lock:
             self.requests.append((method, target, headers))
             refusal = self.refusals.pop(0) if self.refusals and self.is_object(target) else None
-        return (refusal.status, refusal.headers, b"") if refusal else self.reply(method, target, headers, body)
+        return refusal or self.reply(method, target, headers, body)
 
     def issue(self) -> Answered:
         with self._lock:
