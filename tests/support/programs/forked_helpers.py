@@ -28,6 +28,7 @@ FORKED = ("shardcache.transport.worker", "shardcache.store.indexing.indexer")
 
 _PR_SET_NAME = 15
 
+_modules_of_daemon: dict[str, ModuleType] = {}
 _modules_of_helpers: dict[str, ModuleType] = {}
 
 
@@ -90,7 +91,8 @@ def _become_helper(command: Sequence[str], kept_fds: Sequence[int]) -> NoReturn:
         ctypes.CDLL(None).prctl(_PR_SET_NAME, comm_of(command[0]).encode())
         # As after `exec`, and `subprocess` waits for it: a shard that the fork still had open could not be evicted.
         _close_all_but(kept_fds)
-        _take_out()
+        # Kept, not freed: the fork would get a copy of each page that they lie in.
+        _modules_of_daemon.update(_take_out())
         sys.modules.update(_modules_of_helpers)
         sys.argv = list(command)
         runpy.run_module(command[0], run_name="__main__", alter_sys=True)
