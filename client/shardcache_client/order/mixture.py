@@ -346,11 +346,12 @@ class MixtureDeal(SpanDeal):
         # Two rounds' samples in a row have a whole round among them, wherever they begin.
         return left_of_earlier + 2 * self._orders[number].samples
 
-    def spare(self, epoch: int, rank: Topology, place: int) -> Spare:
+    def spare(self, epoch: int, topology: Topology, place: int) -> Spare:
         """Return the samples among which substitutes are found; see `SpanDeal`."""
-        rank_start = self.samples_in(epoch) * rank.rank // rank.world_size
+        samples = self.samples_in(epoch)
+        rank_start, _ = self.partition(topology).owned_span(samples, topology.rank)
         of_source = self.spare_of_source(epoch, rank_start + place)
-        return of_source or super().spare(epoch, rank, place)
+        return of_source or super().spare(epoch, topology, place)
 
     def spare_of_source(self, epoch: int, place: int) -> Spare | None:
         """Return the samples of the source that has a place of the epoch; see `SpanDeal`."""

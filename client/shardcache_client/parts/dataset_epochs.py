@@ -116,7 +116,7 @@ class DatasetEpochs:
         group.refuse_resharding()
         topology = group.topology()
         deal = self.deal
-        check_even(deal, topology, samples.deal_options.even)
+        check_even(deal, topology)
         self._check_filters(topology)
         group.compare(samples.manifest, counted=deal.counted)
         group.compare_options(samples.deal_options.common_options())

@@ -2,9 +2,12 @@
 
 `DealOptions` make a deal, and the dataset's readers ask the deal for their shares.
 
-- A reader is a rank, or one of its workers in a plain DataLoader.
+- A reader is a rank. Where the workers of a plain DataLoader read independently of each other, each
+  worker is a reader.
 - A span is a range of consecutive samples of an epoch.
 - A share is everything that one reader reads of an epoch, or of what is left of it.
+- A round is one pass over all samples of a dataset. Epochs take samples from an endless sequence of
+  rounds.
 - A phase is a part of an epoch that was read by the same ranks, before the job resumed with others.
 - A substitute is a sample that takes the place of one that cannot be read.
 
@@ -43,8 +46,8 @@ class Spare(NamedTuple):
     Attributes:
         share: the samples.
         place: place of the skipped sample in `share`.
-        pass_places: number of consecutive places, from any place on, that hold every sample. It is
-            greater than the number of samples if each round has another order.
+        pass_places: number of consecutive places, from any place on, that hold every sample. Where
+            one round ends and the next begins, this takes more places than there are samples.
         source: number of the source that the samples belong to; 0 if they are of all sources.
     """
 
@@ -60,6 +63,7 @@ class SpanDeal(ABC):
     Attributes:
         even: policy for a number of samples that the ranks do not divide.
         batch_size: number of samples in a batch of a rank.
+        counted: True, since samples are dealt by number. `ShardDeal` has False.
     """
 
     even: Even
@@ -80,11 +84,14 @@ class SpanDeal(ABC):
         return self.epoch_samples
 
     def for_ranks(self, world_size: int) -> "SpanDeal":
-        """Return the deal for `world_size` ranks, which is the same object each time."""
+        """Return the deal for `world_size` ranks: the same object for the same number.
+
+        Only batches of one source each depend on the number: see `MixtureDeal`.
+        """
         return self
 
     def pass_places(self, epoch: int) -> int | None:
-        """Return the number of consecutive places of a reader that hold every sample.
+        """Return the number of consecutive places that hold every sample; see `Spare`.
 
         None if this number is unknown.
         """
@@ -108,22 +115,23 @@ class SpanDeal(ABC):
 
         Args:
             epoch: number of the epoch.
-            topology: the reader.
+            topology: the reader, as a rank.
             phases: phases of the epoch that have been read.
         """
+        rank = topology.rank
         partition = self.partition(topology)
         first_partition = phases[0].partition if phases else partition
         samples = self.samples_in(epoch)
         rest = _rest_after(samples, tuple(phases), partition)
 
         segments = []
-        for span in partition.spans(len(rest), topology.reader):
+        for start_in_rest, stop_in_rest in partition.spans(len(rest), rank):
             # The samples that are left lie in the spans that the readers had when the epoch began,
             # and keep the order in which these readers would have read them.
-            for first_reader, start, stop in rest.between(*span):
+            for first_reader, start, stop in rest.between(start_in_rest, stop_in_rest):
                 lane = self.lane(epoch, first_partition.owned_span(samples, first_reader))
                 segments.append(lane.between(start, stop))
-        return Share(tuple(segments), partition.size(len(rest), topology.reader))
+        return Share(tuple(segments), sum(segment.samples for segment in segments))
 
     def ends_together(
         self, epoch: int, partition: Partition, phases: Sequence[Phase], *, drop_last: bool = False
@@ -137,11 +145,11 @@ class SpanDeal(ABC):
             drop_last: True to leave out a rank's last batch unless it is whole.
         """
         rest = _rest_after(self.samples_in(epoch), tuple(phases), partition)
-        batches = {
+        batch_counts = {
             partition.batches(len(rest), rank, drop_last=drop_last)
             for rank in range(partition.world_size)
         }
-        return len(batches) == 1
+        return len(batch_counts) == 1
 
     def mixture_of(self, epoch: int) -> MixtureState | None:
         """Return the facts about a mixture in an epoch; None if the dataset is not a mixture."""
@@ -154,36 +162,39 @@ class SpanDeal(ABC):
 
     @property
     def scattered(self) -> Sequence[range]:
-        """Ranges of shards, by number in the manifest, all of whose samples are permuted."""
+        """Ranges of shards, by number in the manifest, each permuted as a whole."""
         return ()
 
-    def spare(self, epoch: int, rank: Topology, place: int) -> Spare:
+    def spare(self, epoch: int, topology: Topology, place: int) -> Spare:
         """Return the samples among which substitutes for a skipped sample are found.
 
         Args:
             epoch: number of the epoch.
-            rank: the rank that has skipped a sample.
+            topology: the rank that has skipped a sample.
             place: place of the skipped sample in the rank's epoch.
         """
-        # The share of the only reader of a job is the whole epoch.
+        # All samples of the epoch may be substitutes: they are the share of a job's only rank.
         share = self.share(epoch, Topology())
         samples = share.samples
-        rank_start = samples * rank.rank // rank.world_size
+        rank_start, _ = self.partition(topology).owned_span(samples, topology.rank)
+        # The place of the last rank's padding is beyond the end of the epoch.
+        place_in_epoch = (rank_start + place) % samples
+        # If it is unknown how soon every sample comes, the whole epoch is tried.
         pass_places = self.pass_places(epoch) or samples
-        return Spare(share, (rank_start + place) % samples, pass_places)
+        return Spare(share, place_in_epoch, pass_places)
 
     def spare_of_source(self, epoch: int, place: int) -> Spare | None:
-        """Return substitutes from the source to which the sample at `place` belongs.
+        """Return the samples of the source that has a skipped sample, as its substitutes.
 
         None if batches have samples of several sources: then samples of any source will do.
 
         Args:
             epoch: number of the epoch.
-            place: place of the sample in the epoch of all ranks.
+            place: place of the skipped sample in the epoch of all ranks.
         """
         return None
 
-    def rank_size(self, topology: Topology) -> int | None:
+    def rank_size(self, topology: Topology) -> int:
         """Return the number of samples that a rank reads in an epoch."""
         return self.partition(topology).size(self.epoch_samples, topology.rank)
 
@@ -234,7 +245,7 @@ class SampleDeal(SpanDeal):
 
     @property
     def scattered(self) -> Sequence[range]:
-        """All shards, if all samples are permuted; see `SpanDeal`."""
+        """All shards, if the shuffle is global; see `SpanDeal`."""
         if self.shuffle is not None and self.shuffle.is_global:
             return [range(len(self.counts))]
         return ()
@@ -254,6 +265,9 @@ class ShardDeal:
         batch_size: number of samples in a batch of a rank.
         samples_per_epoch: number of samples of an epoch over all ranks; None for as many as the
             shards have.
+        counted: False, since shards are dealt.
+        epoch_samples: None, since the number of samples of an epoch is not known.
+        has_source_batches: False, since mixtures have counted samples.
     """
 
     shards: int
@@ -273,10 +287,10 @@ class ShardDeal:
     def mix(self, epoch: int, share: int, topology: Topology) -> Mix:
         """Return the order of a share of the epoch.
 
-        A reader that needs more samples than its own share has goes on with further shares. All
-        shards are dealt to all readers once for as many shares as there are readers. In these, the
-        parts go from reader to reader, so that each reader gets every shard: once, or more often if
-        there are fewer shards than readers. Then the shards are dealt again in another order.
+        The order of all shards is cut into one part for each reader. The reader's own share is the
+        part with the reader's number. A reader that needs more samples than that goes on with
+        further shares: the next part, then the one after it, until it has had every part. Then the
+        shards are put in another order and cut again.
 
         Args:
             epoch: number of the epoch.
@@ -284,17 +298,21 @@ class ShardDeal:
             topology: the reader.
         """
         readers = topology.readers
-        first_share = share - share % readers  # the share for which the shards were dealt
+        # The order is the same for as many shares as there are parts.
+        first_share = share - share % readers
+        order_key = round_key(self.shuffle, epoch, first_share)
         # The numbers of samples are not known, so the groups of a shuffle get equally many shards.
         equal_weights = [1] * self.shards
-        deal_key = round_key(self.shuffle, epoch, first_share)
-        order = shard_order(equal_weights, self.shuffle, deal_key)
-        place = topology.reader + share
+        order = shard_order(equal_weights, self.shuffle, order_key)
+        part = topology.reader + share
         if self.shards < readers and self.samples_per_epoch is not None:
-            # Each reader reads one shard in each share, and some readers read the same one.
-            shards: Sequence[int] = [order[place % self.shards]]
+            # Every reader must yield samples, so a part is a single shard, and some readers read
+            # the same shard.
+            shards: Sequence[int] = [order[part % self.shards]]
         else:
-            start, stop = Partition(readers, even=None).owned_span(self.shards, place % readers)
+            # Each shard is in one part. If there are fewer shards than readers, some parts are
+            # empty.
+            start, stop = Partition(readers, even=None).owned_span(self.shards, part % readers)
             shards = order[start:stop]
 
         # Each share permutes the samples of a shard in another way.

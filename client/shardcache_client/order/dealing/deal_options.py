@@ -73,7 +73,11 @@ class DealOptions:
 
         If these agree, all ranks end an epoch after the same number of batches.
         """
-        if self.even is None or self.batch_size <= 1:
+        if self.even is None:
+            # Ranks may end an epoch after different numbers of batches.
+            return {}
+        if self.batch_size <= 1:
+            # This is the default, with which a DataLoader may make batches of any size.
             return {}
         return {"batch_size": self.batch_size}
 
@@ -110,7 +114,7 @@ class DealOptions:
 
     @property
     def needs_counts(self) -> bool:
-        """True if several ranks can get no samples until they are counted; see `check_even`."""
+        """True if all samples must be counted before several ranks can read; see `check_even`."""
         if self.global_batch_size is not None or self.is_global:
             return True
         return self.even is not None and self.samples_per_epoch is None
@@ -134,22 +138,18 @@ class DealOptions:
             counted: True to deal samples, False to deal whole shards. None deals samples if all
                 shards are counted, and whole shards otherwise.
         """
-        is_counted = manifest.counts is not None
-        deals_samples = is_counted if counted is None else counted
-        can_number_samples = deals_samples and is_counted
-        if self.global_batch_size is not None and not can_number_samples:
-            raise manifest.uncounted_error("global_batch_size needs the number of samples")
-        if self.is_global and not can_number_samples:
-            raise ConfigError(
-                'shuffle="global" permutes all samples, and those of '
-                f"{manifest.uncounted} of {len(manifest)} shards were never counted",
-                remedy="count them once with `shardcache index URL... -o index.json --samples`, "
-                "and use index.json as the url",
-            )
+        if counted is None:
+            counted = manifest.counts is not None
+        if not counted or manifest.counts is None:
+            self._check_without_counts(manifest)
 
-        if not deals_samples:
+        if not counted:
             return ShardDeal(
-                len(manifest), self.shuffle, self.even, self.batch_size, self.samples_per_epoch
+                len(manifest),
+                shuffle=self.shuffle,
+                even=self.even,
+                batch_size=self.batch_size,
+                samples_per_epoch=self.samples_per_epoch,
             )
         if manifest.counts is None:
             raise ConfigError(
@@ -160,9 +160,25 @@ class DealOptions:
         if not manifest.samples:
             raise ConfigError("the shards contain no samples")
         deal = SampleDeal(
-            manifest.counts, self.shuffle, self.even, self.batch_size, self.samples_per_epoch
+            manifest.counts,
+            shuffle=self.shuffle,
+            even=self.even,
+            batch_size=self.batch_size,
+            samples_per_epoch=self.samples_per_epoch,
         )
         return self._in_global_batches(deal)
+
+    def _check_without_counts(self, manifest: Manifest) -> None:
+        """Raise ConfigError if these options need the samples to be counted."""
+        if self.global_batch_size is not None:
+            raise manifest.uncounted_error("global_batch_size needs the number of samples")
+        if self.is_global:
+            raise ConfigError(
+                'shuffle="global" permutes all samples, and those of '
+                f"{manifest.uncounted} of {len(manifest)} shards were never counted",
+                remedy="count them once with `shardcache index URL... -o index.json --samples`, "
+                "and use index.json as the url",
+            )
 
     def _in_global_batches(self, deal: SpanDeal) -> SpanDeal:
         """Return a deal of global batches made from `deal`, or `deal` itself without such batches.
@@ -171,7 +187,7 @@ class DealOptions:
         """
         if self.global_batch_size is None:
             return deal
-        return ElasticDeal(deal, self.global_batch_size, self.spans)
+        return ElasticDeal(deal, self.global_batch_size, span_count=self.spans)
 
     @property
     def _identity(self) -> list[object]:
@@ -196,8 +212,9 @@ class DealOptions:
             self.samples_per_epoch,
             *self._identity,
         ]
-        if manifest.choices is not None:
-            return {True: digest([*facts, manifest.counts, manifest.selection])}
+        selection = manifest.selection
+        if selection:
+            return {True: digest([*facts, manifest.counts, selection])}
         digests = {False: digest(facts)}
         if manifest.counts is not None:
             digests[True] = digest([*facts, manifest.counts])
@@ -209,18 +226,17 @@ def digest(facts: object) -> str:
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).hexdigest()
 
 
-def check_even(deal: Deal, topology: Topology, even: Even) -> None:
+def check_even(deal: Deal, topology: Topology) -> None:
     """Check that all ranks get the same number of samples, and at least one sample.
 
-    Raises ConfigError if they do not. Nothing is checked for `even=None`, with which the ranks may
-    get different numbers.
+    Raises ConfigError if they do not. Nothing is checked for a deal with `even=None`, which may
+    give the ranks different numbers.
 
     Args:
         deal: division of the epochs.
         topology: any rank of the job.
-        even: policy for a number of samples that the ranks do not divide.
     """
-    if even is None:
+    if deal.even is None:
         return
     size = deal.rank_size(topology)
     if size is None and topology.world_size > 1:
@@ -231,7 +247,7 @@ def check_even(deal: Deal, topology: Topology, even: Even) -> None:
             "index.json as the url; or set samples_per_epoch; or even=None if ranks may differ, "
             "as for inference",
         )
-    drops_all = even == "drop" and size == 0
+    drops_all = deal.even == "drop" and size == 0
     if not drops_all:
         return
     if isinstance(deal, ElasticDeal):

@@ -117,12 +117,12 @@ def test_ranks_without_counts_are_refused_at_the_start() -> None:
     """Rather than found hanging at the end; unless something says how many samples there are, or that it is all one."""
     ranks = Topology(0, 2)
     with pytest.raises(ConfigError, match="shardcache index"):
-        check_even(ShardDeal(10), ranks, "pad")
-    check_even(ShardDeal(10), Topology(), "pad")
-    check_even(ShardDeal(10, samples_per_epoch=100), ranks, "pad")
-    check_even(ShardDeal(10), ranks, None)
+        check_even(ShardDeal(10), ranks)
+    check_even(ShardDeal(10), Topology())
+    check_even(ShardDeal(10, samples_per_epoch=100), ranks)
+    check_even(ShardDeal(10, even=None), ranks)
     with pytest.raises(ConfigError, match="fewer samples"):
-        check_even(SampleDeal([1], even="drop"), ranks, "drop")
+        check_even(SampleDeal([1], even="drop"), ranks)
 
 
 def test_seeds_of_a_mixture_do_not_reseed_a_dataset() -> None:
