@@ -7,6 +7,7 @@ command are needed.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
@@ -23,13 +24,7 @@ class SettingsCommand(click.Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the declared parameters and those of `Settings`."""
-        from shardcache.config.settings import Settings
-
-        options: list[click.Parameter] = []
-        for name, field in Settings.model_fields.items():
-            if _fits_flag(field):
-                options.append(_option(name, field))
-        return options + super().get_params(ctx)
+        return [*settings_options(), *super().get_params(ctx)]
 
 
 config_option = click.option(
@@ -38,6 +33,15 @@ config_option = click.option(
     help="TOML config file.  [default: $SHARDCACHE_CONFIG, else /etc/shardcache/shardcache.toml "
     "if it exists]",
 )
+
+
+@cache
+def settings_options() -> tuple[click.Parameter, ...]:
+    """Return the options of `Settings`. click asks for a command's parameters more than once."""
+    from shardcache.config.settings import Settings
+
+    fields = Settings.model_fields.items()
+    return tuple(_option(name, field) for name, field in fields if _fits_flag(field))
 
 
 def given_options(flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -166,9 +166,11 @@ def _import_all() -> None:
     for name in _IMPORTED:
         import_module(name)
     from shardcache.cli.main import app
+    from shardcache.cli.starting.settings_options import settings_options
     from shardcache.origin.s3 import s3_origin
 
     s3_origin.load()
+    settings_options()
     assert all(app.commands.values())  # each is imported as it is looked up
 
 
