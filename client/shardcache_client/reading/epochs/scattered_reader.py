@@ -28,7 +28,6 @@ from shardcache_client.reading.epochs.lone_reader import LoneShardReader
 from shardcache_client.reading.epochs.place_reader import PlaceReader
 from shardcache_client.reading.single.range_reader import RangeReader, RangeRequest
 from shardcache_client.reading.single.sample_ranges import SampleRange
-from shardcache_client.reading.single.scattered_ranges import ScatteredRanges
 from shardcache_client.reading.single.scattered_samples import ASKED_TOGETHER, MAX_ASKED
 
 # Maximum number of bytes in open requests: enough to keep a network of 10 Gbit/s busy for 50 ms,
@@ -66,12 +65,12 @@ def reader_of(
         return PlaceReader(plans, epoch)
     are_all_scattered = all(map(scattered.has, range(len(plans.form.manifest))))
     if are_all_scattered:
-        return ScatteredReader(session, plans, scattered, epoch, sessions, check)
+        return ScatteredReader(session, plans, epoch, sessions, check)
 
     # A session has one plan at a time. This session declares the plans of the shards that are read
     # as a whole, so the ranges need another session.
     others = PlaceReader(plans, epoch)
-    return ScatteredReader(sessions.open(), plans, scattered, epoch, sessions, check, others)
+    return ScatteredReader(sessions.open(), plans, epoch, sessions, check, others)
 
 
 @dataclass(slots=True, eq=False)
@@ -109,8 +108,7 @@ class ScatteredReader:
     Args:
         session: reads the ranges; it must have no leases. If there are `others`, the session is
             for this reader alone, and `close` closes the session.
-        plans: declares parts of the epoch.
-        ranges: has the samples' ranges in their tars.
+        plans: declares parts of the epoch; their form has the samples' ranges in their tars.
         epoch: the rank's order of samples.
         sessions: opens a session for samples that can only be read with their whole shard.
         check: called about once a second in a wait; it may raise to end the wait.
@@ -124,16 +122,16 @@ class ScatteredReader:
         self,
         session: Session,
         plans: EpochPlans,
-        ranges: ScatteredRanges,
         epoch: RankEpoch,
         sessions: ReaderSessions,
         check: Callable[[], None],
         others: PlaceReader | None = None,
     ) -> None:
+        assert plans.form.scattered is not None
         self._session = session
         self._form = plans.form
         self._is_shared = plans.is_shared
-        self._ranges = ranges
+        self._ranges = plans.form.scattered
         self._epoch = epoch
         self._check = check
         self._others = others
