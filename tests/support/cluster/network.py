@@ -64,9 +64,6 @@ class Namespace:
         self.path = Path(f"/proc/{os.getpid()}/fd/{self._fd}")  # by which other processes can enter it
         self.run("ip", "link", "set", "lo", "up")
 
-    def __repr__(self) -> str:
-        return f"<Namespace {self.path}>"
-
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Let this thread use this network: the sockets that it makes, and the processes that it starts, stay there."""

@@ -74,9 +74,6 @@ class Slurm:
         self._config = root / "slurm.conf"
         self._stack = ExitStack()
 
-    def __repr__(self) -> str:
-        return f"<Slurm {self.root}>"
-
     def __enter__(self) -> Self:
         self._lay_out()
         with ExitStack() as stack:

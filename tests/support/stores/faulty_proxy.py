@@ -41,9 +41,6 @@ class FaultyProxy(ThreadedServer):
         self.swallowed = 0
         self._forgotten: set[asyncio.StreamWriter] = set()
 
-    def __repr__(self) -> str:
-        return f"<FaultyProxy before {self._upstream}, {self.done.total()} answers spoiled>"
-
     def env(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return the variables by which an AWS SDK finds the server, with the proxy in between."""
         return {**env, "AWS_ENDPOINT_URL": self.endpoint_url}

@@ -89,9 +89,6 @@ class SeaweedFS(S3Server):
         self._port = port
         self._stack = ExitStack()
 
-    def __repr__(self) -> str:
-        return f"<SeaweedFS {getattr(self, 'endpoint_url', 'not started')}>"
-
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             prefix = "shardcache-seaweedfs-"

@@ -243,9 +243,6 @@ class ThrottledS3:
         self._far = Far(first_byte_s, connection_bytes_per_s, total_bytes_per_s, **moods)
         self._process: subprocess.Popen[str] | None = None
 
-    def __repr__(self) -> str:
-        return f"<ThrottledS3 {self._folder} at {getattr(self, 'endpoint_url', 'no port')}>"
-
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "support.stores.throttled_s3", json.dumps(self._arguments())],
