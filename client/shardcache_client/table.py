@@ -222,6 +222,9 @@ def row_stages(
         _check_decode(tables, decode)
     prefixes = tuple(tables)
     names = None if members is None else tuple(members)
+    _check_alternatives(names or (), prefixes)
+    if isinstance(missing, Mapping):
+        _check_defaults(missing, names or (), prefixes)
     stages = []
     for prefix, table in tables.items():
         required = tuple(name for name in names or () if name.startswith(prefix))
@@ -241,6 +244,31 @@ def row_stages(
         # Without a default value, a sample that lacks a member of the shards is an error.
         missing = defaults or "error"
     return tuple(stages), names, missing
+
+
+def _check_alternatives(members: Sequence[str], prefixes: tuple[str, ...]) -> None:
+    """Raise ConfigError if an entry of `members` names a column of a table as an alternative."""
+    for entry in members:
+        alternatives = entry.split(";")
+        names_column = any(name.startswith(prefixes) for name in alternatives)
+        if names_column and len(alternatives) > 1:
+            raise ConfigError(
+                f"members names {entry!r}, but a table's columns cannot be alternatives",
+                remedy="name each column alone, with a default value in missing if rows may lack "
+                "it; .map(function) can choose among them",
+            )
+
+
+def _check_defaults(
+    missing: Mapping[str, Any], members: Sequence[str], prefixes: tuple[str, ...]
+) -> None:
+    """Raise ConfigError for a default value of a table's column that `members` does not name."""
+    for name in missing:
+        if name.startswith(prefixes) and name not in members:
+            raise ConfigError(
+                f"missing has a value for {name!r}, which members does not name",
+                remedy="name it in members, too",
+            )
 
 
 def _check_decode(tables: Mapping[str, Table], decode: Mapping[str, Spec]) -> None:

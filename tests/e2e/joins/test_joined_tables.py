@@ -356,6 +356,12 @@ def test_arguments_that_do_not_fit_are_errors(make: Make, tmp_path: Path, daemon
         make(table, {"decode": {"row.text": str.upper}})
     with pytest.raises(ConfigError, match="names only columns of tables"):
         make(table, {"members": ["row.text"]})
+    for options in ({}, {"members": ["wav", "row.title"]}):
+        with pytest.raises(ConfigError, match=r"missing has a value for 'row\.text', which members does not name"):
+            make(table, {**options, "missing": {"row.text": ""}})
+    for alternatives in ("row.text;row.title", "wav;row.text"):
+        with pytest.raises(ConfigError, match=f"names '{alternatives}', but a table's columns"):
+            make(table, {"members": [alternatives]})
     with pytest.raises(ConfigError, match="has no group"):
         Table(url, key="id", pattern=r".*\.wav")
     with pytest.raises(ConfigError, match="is not a regular expression"):
