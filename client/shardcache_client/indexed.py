@@ -371,7 +371,7 @@ class IndexedShards(Divisible, Generic[T_co]):
         byte_range = self._range_of(shard, number)
         if byte_range is None:
             return None
-        # Requests for samples of this shard so far decide whether holding the shard pays off.
+        # The requests so far decide whether holding the shard pays off.
         is_better_held = self._recent.note_request(shard, number)
         return None if is_better_held else byte_range
 

@@ -368,14 +368,14 @@ def _by_tables(prefix: str, first: DatasetParts, other: DatasetParts) -> JoinedM
     # 2. For each shard of the first source, by its url, collect the other source's shards that have
     # partners of its samples, and the keys that another shard of the first source has as well.
     urls = first.manifest.shards.urls
-    beside: dict[str, set[int]] = {url: set() for url in urls}
+    partner_shards: dict[str, set[int]] = {url: set() for url in urls}
     repeated: dict[str, set[bytes]] = {url: set() for url in urls}
     first_url_of: dict[str, str] = {}  # for each key, the first shard of the first source with it
     for _, entries in entries_by_shard(first.manifest, table_rows(first)):
         for entry in entries:
             if entry.key not in shards_of:
                 continue
-            beside[entry.url].update(shards_of[entry.key])
+            partner_shards[entry.url].update(shards_of[entry.key])
             first_url = first_url_of.setdefault(entry.key, entry.url)
             if first_url != entry.url:
                 key = entry.key.encode("utf-8", "surrogateescape")
@@ -384,7 +384,7 @@ def _by_tables(prefix: str, first: DatasetParts, other: DatasetParts) -> JoinedM
     return JoinedManifest(
         prefix,
         other.manifest,
-        tuple(tuple(sorted(beside[url])) for url in urls),
+        pairs=tuple(tuple(sorted(partner_shards[url])) for url in urls),
         repeated=tuple(frozenset(repeated[url]) for url in urls),
     )
 

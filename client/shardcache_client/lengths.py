@@ -29,7 +29,7 @@ from shardcache_client.ranks.agreement import agreement_of
 from shardcache_client.ranks.key_value_store import MeetingPlace
 from shardcache_client.stages.by_length import ByLength
 
-_calls: Counter[str] = Counter()  # number of calls of `batch_by_length`, by some arguments
+_calls: Counter[str] = Counter()  # number of calls of `batch_by_length`, by some of their arguments
 
 
 @checked(

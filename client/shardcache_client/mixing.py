@@ -85,7 +85,7 @@ class MixtureReader(ShardReader[T_co]):
         _check_sources(parts)
         first = next(iter(parts.values()))
         manifest = Manifest.joined([source.manifest for source in parts.values()])
-        # Seeds of the sources that were given none. States keep these seeds.
+        # Seeds that were drawn at random, for sources with seed=None. States keep these seeds.
         drawn_seeds = {
             name: source.samples.seed
             for name, source in parts.items()

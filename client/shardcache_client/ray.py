@@ -239,7 +239,7 @@ def _task_on(node: str, function: Any) -> Any:
 
 def _cached_here() -> Collection[str]:
     """Return the urls that this node has cached. Raises NoDaemonError."""
-    # A node without a daemon that was set up reads through a private daemon, as ShardDataset does.
+    # If no daemon was set up on a node, its tasks read through a private one, as ShardDatasets do.
     socket = DaemonChoice.of().node_socket or ensure_started()
     try:
         return frozenset(cached_urls(socket, _STATUS_TIMEOUT_S))

@@ -225,7 +225,7 @@ class WebDataset(OriginalWebDataset):  # type: ignore[misc]
         """Raise ConfigError if a stage may yield several items for a position of the source."""
         for stage in self.pipeline:
             is_source = isinstance(stage, _SourceStage)
-            # Of a stage that holds samples back, resuming skips these, as `load_state_dict` warns.
+            # Resuming skips samples that a stage holds back; `load_state_dict` warns of this.
             can_resume = is_source or _is_item_by_item(stage) or _holds_samples(stage)
             if not can_resume:
                 name = _name_of(stage)
