@@ -36,11 +36,11 @@ class KnownObjects:
         init=False,
     )
 
-    async def present(self, url: str) -> RemoteObject:
+    async def current(self, url: str) -> RemoteObject:
         """Return an object; ask its origin if there is no answer that is recent enough.
 
-        Concurrent callers share one request. If the origin fails, a cached object is returned as it
-        is cached. Raises the origin's errors if the object is not cached.
+        Concurrent callers share one request. Raises as `Manifests.stat` does, which returns a
+        cached object as it is cached if the origin fails.
         """
         known = self.fresh(url)
         if known is not None:
@@ -79,5 +79,7 @@ class KnownObjects:
         if obj.modified_s is not None:
             return obj
         key = shard_key(place_of(obj.url, is_file=True), obj.version)
-        fetched_s = await asyncio.to_thread(modified_s, self._store.layout.tar(key))
+        # The bytes of any object are cached under the path that a shard's tar would have.
+        path = self._store.layout.tar(key)
+        fetched_s = await asyncio.to_thread(modified_s, path)
         return replace(obj, modified_s=time.time() if fetched_s is None else fetched_s)

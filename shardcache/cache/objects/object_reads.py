@@ -43,7 +43,7 @@ class HeldBytes(Protocol):
         Offsets count from the start of the object. Raises the errors of fetching.
         """
 
-    def lost(self) -> None:
+    def note_lost(self) -> None:
         """Record that others have removed the file, so that its bytes are fetched again."""
 
 
@@ -57,7 +57,7 @@ class _CachedObject:
     async def beyond(self, have_bytes: int) -> int:
         return self._shard.size_bytes
 
-    def lost(self) -> None:
+    def note_lost(self) -> None:
         self._shard.suspicion = "its file cannot be opened"
 
 
@@ -81,7 +81,7 @@ class _ArrivingObject:
             await self._arrival.wait_beyond(have_bytes, wait)
         return size_bytes if self._arrival.shard is not None else self._arrival.ready_bytes
 
-    def lost(self) -> None:
+    def note_lost(self) -> None:
         """Do nothing, as the transfer that fills the file notices the loss."""
 
 
@@ -100,7 +100,7 @@ class _Parts:
     async def beyond(self, have_bytes: int) -> int:
         return self._end
 
-    def lost(self) -> None:
+    def note_lost(self) -> None:
         self._residency.parts.give_up_if_removed(self._file)
 
 
@@ -119,7 +119,7 @@ class ObjectReads:
 
     def fits(self, obj: RemoteObject) -> bool:
         """Return whether there would be space for the whole object now, without waiting."""
-        return self._residency.fits_now(footprint_bytes(obj.size_bytes), NOW)
+        return self._residency.fits_now(footprint_bytes(obj.size_bytes), needed_at_s=NOW)
 
     def is_space_wanted(self) -> bool:
         """Return whether anything waits for space in the cache."""
@@ -128,7 +128,7 @@ class ObjectReads:
     def at_hand(self, obj: RemoteObject, span: Span) -> Path | None:
         """Return a file that has a range of an object, which has to be read before the next await.
 
-        None if the range has to be fetched or checked first, which `span` does.
+        None if the range has to be fetched or checked first, which `hold_span` does.
 
         Args:
             obj: the object.
@@ -145,7 +145,7 @@ class ObjectReads:
         return file.partial.path
 
     @asynccontextmanager
-    async def whole(self, obj: RemoteObject, client: JobKey) -> AsyncIterator[HeldBytes]:
+    async def hold_whole(self, obj: RemoteObject, client: JobKey) -> AsyncIterator[HeldBytes]:
         """Hold an object during the block, which begins once its first bytes have arrived.
 
         Raises every error that fetching can raise, and OutdatedError if the origin has another
@@ -155,7 +155,7 @@ class ObjectReads:
             obj: the object.
             client: the client that is charged, and shown as waiting.
         """
-        shard = self._shard_at_hand(obj, (0, obj.size_bytes))
+        shard = self._take_shard_at_hand(obj, (0, obj.size_bytes))
         if shard is not None:
             async with self._cached(shard) as held:
                 yield held
@@ -175,7 +175,7 @@ class ObjectReads:
             await self._leave(acquired, client)
 
     @asynccontextmanager
-    async def span(
+    async def hold_span(
         self,
         obj: RemoteObject,
         span: Span,
@@ -184,7 +184,7 @@ class ObjectReads:
         *,
         in_order: bool = False,
     ) -> AsyncIterator[HeldBytes]:
-        """Hold a range of an object during the block. Raises as `whole` does.
+        """Hold a range of an object during the block. Raises as `hold_whole` does.
 
         Args:
             obj: the object.
@@ -194,7 +194,7 @@ class ObjectReads:
             in_order: True if the range is read in order. The block may then begin once the first
                 byte of the range has arrived, and holds only the beginning that is cached by then.
         """
-        shard = self._shard_at_hand(obj, span)
+        shard = self._take_shard_at_hand(obj, span)
         if shard is not None:
             async with self._cached(shard) as held:
                 yield held
@@ -223,8 +223,8 @@ class ObjectReads:
         finally:
             self._residency.parts.release(acquired, parts)
 
-    def _shard_at_hand(self, obj: RemoteObject, span: Span) -> Shard | None:
-        """Return the published object, to be retained before the next await.
+    def _take_shard_at_hand(self, obj: RemoteObject, span: Span) -> Shard | None:
+        """Return the published object, to be retained before the next await, and count a hit.
 
         None if it has to be fetched or checked first, or if only some of its parts are cached.
         """
@@ -234,7 +234,7 @@ class ObjectReads:
         self._count_hit(file)
         return file
 
-    def sent(self, obj: RemoteObject, size_bytes: int, client: JobKey) -> None:
+    def count_sent(self, obj: RemoteObject, size_bytes: int, client: JobKey) -> None:
         """Count bytes of an object that were sent to a client."""
         self._counters.s3_bytes += size_bytes
         self._counters.bills.add_read(redact(obj.url), size_bytes, client)
@@ -249,7 +249,10 @@ class ObjectReads:
             await self._leasing.release(shard)
 
     async def _leave(self, arrival: Arrival, client: JobKey) -> None:
-        """End a read of an object that was arriving, and may be published by now."""
+        """End a read of an object that was arriving, and may be published by now.
+
+        The published object was retained for each reader of the arriving one (`Arrival.publish`).
+        """
         if arrival.shard is not None:
             await self._leasing.release(arrival.shard)
         else:

@@ -36,7 +36,7 @@ class Objects:
         errors.
         """
         self._allow.check(url, peer)
-        return await self._known.present(url)
+        return await self._known.current(url)
 
     def known(self, url: str, peer: Peer) -> RemoteObject | None:
         """Return an object as `stat` does; None if the origin has to be asked first.
@@ -59,13 +59,13 @@ class Objects:
             obj: the object.
             number: number of the part, counted from 1 as S3 does.
         """
-        parts = parts_of(obj) or 1
-        if number > parts:
+        upload_parts = count_upload_parts(obj) or 1
+        if number > upload_parts:
             return None
-        if parts == 1:
+        if upload_parts == 1:
             return 0, obj.size_bytes
         origin = self._origins.origin(obj.url)
-        return await self._downloader.ask(obj.url, lambda _: origin.part_span(obj, number))
+        return await self._downloader.ask(obj.url, lambda _received: origin.part_span(obj, number))
 
     async def page(self, wanted: PageRequest, peer: Peer) -> ListedPage:
         """Return one page of a listing, from the origin. Raises as `stat` does.
@@ -99,15 +99,15 @@ class Objects:
     async def _page(self, wanted: PageRequest) -> ListedPage:
         """Return one page of a listing, without asking the rules."""
         origin = self._origins.origin(url_in(wanted.prefix))
-        return await self._downloader.ask(wanted.prefix, lambda _: origin.list_page(wanted))
+        return await self._downloader.ask(wanted.prefix, lambda _received: origin.list_page(wanted))
 
 
-def parts_of(obj: RemoteObject) -> int | None:
+def count_upload_parts(obj: RemoteObject) -> int | None:
     """Return the number of parts of a multipart upload; None for an object uploaded as a whole.
 
     The ETag that S3 gives to a multipart upload ends with a dash and this number.
     """
-    _, dash, parts = obj.version.rpartition("-")
-    if dash and parts.isascii() and parts.isdecimal():
-        return int(parts)
+    _, dash, count = obj.version.rpartition("-")
+    if dash and count.isascii() and count.isdecimal():
+        return int(count)
     return None

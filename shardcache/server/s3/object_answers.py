@@ -18,7 +18,7 @@ from aiohttp import web
 
 from shardcache.access.rules import Peer
 from shardcache.cache.objects.object_reads import HeldBytes
-from shardcache.cache.objects.objects import Objects, parts_of
+from shardcache.cache.objects.objects import Objects, count_upload_parts
 from shardcache.cache.waiting.waits import JobKey
 from shardcache.errors import OutdatedError, ShardcacheError, ShardChangedError
 from shardcache.origin.objects import RemoteObject
@@ -161,7 +161,7 @@ class ObjectAnswers:
         span = await self._objects.part_span(obj, number)
         if span is None:
             raise S3Error("InvalidPartNumber", f"the object has no part {number}")
-        parts = parts_of(obj)
+        parts = count_upload_parts(obj)
         if parts is not None:
             headers["x-amz-mp-parts-count"] = str(parts)
         # A range cannot be empty, so a part of an empty object is answered as the whole object.
@@ -201,13 +201,13 @@ class ObjectAnswers:
         body: bytes | bytearray,
     ) -> web.Response:
         """Return an answer with its body, and charge the bytes to a client."""
-        self._objects.reads.sent(selection.obj, selection.size_bytes, client)
+        self._objects.reads.count_sent(selection.obj, selection.size_bytes, client)
         return web.Response(status=selection.status, headers=selection.headers, body=body)
 
     async def _read(self, selection: _Selection, client: JobKey) -> bytes | bytearray:
         """Return the selected bytes, once they are cached."""
         start, _ = selection.span
-        async with self._objects.reads.span(selection.obj, selection.span, client) as held:
+        async with self._objects.reads.hold_span(selection.obj, selection.span, client) as held:
             with _open(held) as fd:
                 return await self._sender.read(fd, start, selection.size_bytes)
 
@@ -249,7 +249,7 @@ class ObjectAnswers:
                 # The bytes are charged even if this task is cancelled: a client that has read
                 # enough may close the connection.
                 if response.prepared:
-                    self._objects.reads.sent(selection.obj, sending.sent_bytes, client)
+                    self._objects.reads.count_sent(selection.obj, sending.sent_bytes, client)
 
     def _hold_next(
         self,
@@ -260,7 +260,7 @@ class ObjectAnswers:
         reads = self._objects.reads
         obj = stream.selection.obj
         if stream.is_whole:
-            return reads.whole(obj, client)
+            return reads.hold_whole(obj, client)
 
         _, end = stream.selection.span
         piece_end = min(end, stream.piece_end)
@@ -268,7 +268,7 @@ class ObjectAnswers:
         next_piece = None
         if piece_end < end:
             next_piece = (piece_end, min(end, piece_end + _PIECE_BYTES))
-        return reads.span(obj, (stream.sent_to, piece_end), client, next_piece, in_order=True)
+        return reads.hold_span(obj, (stream.sent_to, piece_end), client, next_piece, in_order=True)
 
     def _is_whole(self, selection: _Selection) -> bool:
         """Return whether to fetch the object as a whole.
@@ -414,14 +414,14 @@ def _open(held: HeldBytes) -> Iterator[int]:
     try:
         fd = os.open(held.path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        held.lost()
+        held.note_lost()
         raise _LostFileError from None
     try:
         yield fd
     except (ShardcacheError, ConnectionError):  # these say nothing about the file
         raise
     except OSError:  # the file cannot be read
-        held.lost()
+        held.note_lost()
         raise
     finally:
         os.close(fd)

@@ -22,12 +22,12 @@ async def test_a_jobs_reload_changes_nothing_for_who_asked_for_the_former_versio
         parts = here.parts()
         objects = parts.uses.objects
         obj = await objects.stat(f"file://{file}", ROOT)
-        async with objects.reads.whole(obj, CLIENT) as held:
+        async with objects.reads.hold_whole(obj, CLIENT) as held:
             await held.beyond(0)
         file.write_bytes(b"newer!")
         ref = ShardRef(obj.url, obj.version, obj.size_bytes, is_file=True)
         await parts.fetching.leasing.acquire_latest(ref, PriorityClass.PLANNED, Wait())
         assert objects.reads.at_hand(obj, (0, 1)) is None
         with pytest.raises(OutdatedError):
-            async with objects.reads.span(obj, (0, 1), CLIENT):
+            async with objects.reads.hold_span(obj, (0, 1), CLIENT):
                 raise AssertionError("bytes of another version")
