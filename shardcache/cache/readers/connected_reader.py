@@ -121,7 +121,7 @@ class Reader:
     async def extend(self, order: Sequence[int]) -> None:
         """Add positions to the plan, by the numbers of their shards. Raises CapacityError."""
         assert self.listing is not None
-        self._plan_memory.check(len(self.order), self.listing, len(order))
+        self._plan_memory.check(len(self.order), self.listing, added=len(order))
         versions = self.listing.shards.versions
         names = self.listing.names
         distinct_numbers = dict.fromkeys(order)
@@ -277,10 +277,10 @@ class Reader:
             self._changed.notify()
 
     def _use(self, lease: Lease) -> None:
-        """Retain a granted shard, as the reader has reached it. A range stays as it was granted."""
+        """Retain a granted shard, as the reader has reached it."""
         granted = lease.granted
         # 1. The parts of a range are retained already. A published file is retained only for the
-        #    reader's first range (see `AheadSpace`).
+        #    reader's first range (see `AheadSpace`). Other ranges stay as they were granted.
         retains_file = lease.wait.bytes is None or self._ranges.places.is_first(lease.number)
         if isinstance(granted, HeldRange) or not retains_file:
             lease.state = LeaseState.GRANTED
