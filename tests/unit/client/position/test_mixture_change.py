@@ -126,7 +126,7 @@ class Job:
     @property
     def layout(self) -> MixtureLayout:
         """Parts of each source that the epoch takes."""
-        deal = self.deal.spans if isinstance(self.deal, ElasticDeal) else self.deal
+        deal = self.deal.span_deal if isinstance(self.deal, ElasticDeal) else self.deal
         assert isinstance(deal, MixtureDeal)
         return deal.layout(self.progress.epoch)
 
