@@ -141,16 +141,19 @@ class ElasticDeal(SpanDeal):
         """Return the samples among which substitutes are found; see `SpanDeal`."""
         size = batch_size_of_rank(self.global_batch_size, topology.world_size)
         batch, place_in_part = divmod(place, size)
-        # All spans have the same source at this batch, so the first place that the first span gives
-        # to the batch stands for the sample.
+        place_in_batch = topology.rank * size + place_in_part
+
+        # The epoch of all ranks has one span after another, each with a piece of every batch.
         piece = self.global_batch_size // self.span_count
-        of_source = self.span_deal.spare_of_source(epoch, batch * piece)
+        span, place_in_piece = divmod(place_in_batch, piece)
+        span_start = span * self.batches_in(epoch) * piece
+        place_in_epoch = span_start + batch * piece + place_in_piece
+        of_source = self.span_deal.spare_of_source(epoch, place_in_epoch)
         if of_source is not None:
             return of_source
 
         # Substitutes are the same for any number of ranks: they are those of a single rank, which
         # reads whole global batches.
-        place_in_batch = topology.rank * size + place_in_part
         single_rank_place = batch * self.global_batch_size + place_in_batch
         return super().spare(epoch, Topology(), single_rank_place)
 

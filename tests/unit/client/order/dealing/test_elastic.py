@@ -1,4 +1,4 @@
-"""ElasticDeal: global batches for any number of ranks and workers, compared with batches cut from written-out spans."""
+"""ElasticDeal: global batches for any number of ranks, compared with batches cut from written-out spans."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -13,13 +13,15 @@ from shardcache.shared.protocol import ShardRef
 from shardcache_client.order.dealing.deal import SampleDeal, SpanDeal
 from shardcache_client.order.dealing.deal_options import DealOptions
 from shardcache_client.order.dealing.elastic_deal import ElasticDeal
+from shardcache_client.order.mixture import MixtureDeal, weights_of
 from shardcache_client.order.sequences.lanes import Share
 from shardcache_client.order.sequences.partition import Even
 from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.order.sources.courses import GlobalBatches
 from shardcache_client.order.topology import Topology
 from shardcache_client.position.progress import Progress
 from support.cases import examples
-from support.shards.dealt import Dealt, Place, datasets, mixtures, walk
+from support.shards.dealt import Dealt, Place, datasets, mixtures, source, walk
 
 Batches = list[list[Place]]
 
@@ -107,6 +109,25 @@ def test_a_batch_that_was_begun_is_read_on_by_the_same_ranks_alone() -> None:
     progress = Progress().after(2, 1, 15)
     assert progress.start_of(deal, Topology(1, 2)).passed == 15
     assert progress.start_of(deal, Topology(0, 1)).passed == 2 * 12
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 6])
+def test_samples_of_a_batch_of_one_source_have_different_substitutes(world_size: int) -> None:
+    """Each begins at the sample itself, in its own source, whichever rank reads it: no batch repeats one substitute."""
+    sources = (source("a", [40, 40]), source("b", [40]))
+    batches = GlobalBatches(12, spans=2, drop=False)
+    weights = weights_of(None, sources)
+    mixture = MixtureDeal(sources, weights, 120, batch_size=6, grouping="source", spans=2, global_batches=batches)
+    deal = ElasticDeal(mixture, 12, 2)
+    counts = [40, 40, 40]
+    size = 12 // world_size
+    for rank in range(world_size):
+        topology = Topology(rank, world_size)
+        read = walk(deal.share(0, topology), counts)
+        for place, sample in enumerate(read):
+            spare = deal.spare(0, topology, place)
+            assert walk(spare.share, counts)[spare.place] == sample
+    assert len(read) == 10 * size
 
 
 def test_ranks_that_do_not_divide_a_global_batch_are_refused() -> None:
