@@ -58,7 +58,7 @@ KEPT = [key for key in KEYS if int(key) % 3]
 # Batches by length alone have tests of their own.
 @pytest.fixture(
     params=[
-        "filtered",
+        pytest.param("filtered", marks=pytest.mark.slow),
         pytest.param("uncounted", marks=pytest.mark.slow),
         pytest.param("by length", marks=pytest.mark.slow),
         "a filtered mixture by length",
