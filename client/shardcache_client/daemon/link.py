@@ -59,8 +59,8 @@ class DaemonLink(ABC):
         self._connection: DaemonConnection | None = None
         # The present outage; None while the daemon answers.
         self._outage: Outage | None = None
-        # Time at which the daemon was last tried: a connection was begun, or a request on it had
-        # still no answer.
+        # Time of the last try to reach the daemon: a connection was begun, or a wait for an answer
+        # was checked and had none.
         self._tried_s = 0.0
 
     @abstractmethod
@@ -128,8 +128,9 @@ class DaemonLink(ABC):
         """Decide about the next try after one of CACHE_ERRORS.
 
         1. An unreachable daemon: pause, and try it again, while there is time for tries.
-        2. Another error, or no time left: change to the private daemon, if there is a fallback.
-        3. No fallback: raise the error.
+        2. Another error, or no time left: change from the node's daemon to the private daemon, if
+           the reader has a fallback.
+        3. Otherwise, raise the error.
         """
         if isinstance(exn, errors.NoDaemonError):
             outage = self._record_outage(exn)

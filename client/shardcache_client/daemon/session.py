@@ -291,7 +291,7 @@ class Session(DaemonLink):
             lease.request = connection.request("more", lease=lease.number, beyond=beyond)
 
         self._tell_if_connected(ask)
-        # If the connection is lost, the lease is pending again: `wait` requests it anew.
+        # If the connection is lost, `wait` requests the lease again over the next one.
         with suppress(errors.NoDaemonError):
             lease.grant = self._await_grant(lease, deadline, self._ask_once)
         return lease.grant
