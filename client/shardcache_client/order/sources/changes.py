@@ -93,14 +93,14 @@ class Section:
         places = self.layout.places
         if batches is None:
             return left_by_ranks(places, self.phases)
-        # Ranks take equally many samples of each global batch.
         taken = 0
         for phase in self.phases:
+            # Ranks take equally many samples of each global batch, so rank 0 stands for all.
             taken_samples = phase.partition.world_size * phase.taken[0]
             taken += taken_samples // batches.size
         return left_by_batches(places, taken, batches)
 
-    def courses_after(
+    def continue_courses(
         self, courses: Mapping[str, Course], batches: GlobalBatches | None
     ) -> dict[str, Course]:
         """Return the courses of all sources after the epoch.
@@ -134,7 +134,7 @@ def courses_after(
     """
     courses: dict[str, Course] = {}
     for section in sections:
-        courses = section.courses_after(courses, batches)
+        courses = section.continue_courses(courses, batches)
     return courses
 
 
@@ -143,7 +143,7 @@ def unread(sections: Sequence[Section], starts: Mapping[str, int]) -> tuple[Sect
 
     Args:
         sections: the sections, in order.
-        starts: number of samples that were taken of each source, by name.
+        starts: number of samples that were taken of each source, by name; 0 for other sources.
     """
     kept: list[Section] = []
     needed_from = dict(starts)  # by source: number of the first sample whose course is needed
@@ -203,17 +203,17 @@ class MixtureState:
     @property
     def in_epoch(self) -> dict[str, EpochSource]:
         """The sources in the epoch, by name."""
-        each = zip(self.sources, self.samples, strict=True)
         return {
-            source.name: EpochSource(source.name, source.start, samples) for source, samples in each
+            source.name: EpochSource(source.name, source.start, samples)
+            for source, samples in zip(self.sources, self.samples, strict=True)
         }
 
     def changed_at_end(self, epoch: int) -> Change:
         """Return a change of the mixture after an epoch that was read to its end."""
         in_epoch = self.in_epoch
         ended = [source._replace(start=in_epoch[source.name].stop) for source in self.sources]
-        # The next epoch was not begun, so it has no number of samples left (None).
-        return self._change(epoch + 1, None, ended, self._sections)
+        # The next epoch was not begun, so it has no number of samples left.
+        return self._change(epoch + 1, samples=None, sources=ended, sections=self._sections)
 
     def changed(self, epoch: int, phases: Sequence[Phase], batches: GlobalBatches | None) -> Change:
         """Return a change of the mixture in an epoch of which some phases have been read.
@@ -224,7 +224,9 @@ class MixtureState:
             batches: the form of global batches; None if there are none.
         """
         if not phases:
-            return self._change(epoch, self.total, self.sources, self._sections)
+            return self._change(
+                epoch, samples=self.total, sources=self.sources, sections=self._sections
+            )
         section = self._section(phases)
         sections = (*self._sections, section)
         courses = courses_after(sections, batches)
@@ -234,7 +236,9 @@ class MixtureState:
         ]
         left = sum(part.samples for part in section.unread_parts(batches))
         taken = section.layout.places - left
-        return self._change(epoch, max(0, self.total - taken), sources, sections)
+        # By rounding to whole batches, more samples may have been taken than were wanted.
+        wanted = max(0, self.total - taken)
+        return self._change(epoch, samples=wanted, sources=sources, sections=sections)
 
     @property
     def _sections(self) -> tuple[Section, ...]:
@@ -249,6 +253,7 @@ class MixtureState:
     def _change(
         self,
         epoch: int,
+        *,
         samples: int | None,
         sources: Iterable[KnownSource],
         sections: tuple[Section, ...],

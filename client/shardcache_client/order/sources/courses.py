@@ -5,7 +5,7 @@
 - A source's sequence is its endless order of samples, one round of its shards after another.
 - A place is the number of a sample in an epoch of all sources. A span is the consecutive places
   that one rank reads.
-- A mix is an order in which one reader reads some samples, in which several shards alternate. A mix
+- A mix is some samples in the order in which one reader reads them: several shards alternate. A mix
   part is a range of places of a mix.
 - A course is the order in which the mixture takes a source's samples. It is the source's sequence,
   unless the mixture changed before an epoch was read to its end.
@@ -89,9 +89,9 @@ class _Parts:
 
     def between(self, start: int, stop: int) -> Iterator[MixPart]:
         """Yield the parts of the samples from number `start` to `stop`, cut to these."""
-        for number in range(bisect_right(self._ends, start), len(self._parts)):
-            part = self._parts[number]
-            begin = self._ends[number] - part.samples
+        for at in range(bisect_right(self._ends, start), len(self._parts)):
+            part = self._parts[at]
+            begin = self._ends[at] - part.samples
             if begin >= stop:
                 return
             yield part.between(max(start - begin, 0), min(stop - begin, part.samples))

@@ -1,8 +1,10 @@
 """The layout of an epoch of a mixture: the source of each place, and the samples of each. Pure.
 
 - A place is the number of a sample in an epoch of all sources.
+- A span is a range of consecutive places: those of one rank, or those that give an equal part to
+  every global batch.
 - A turn is one sample of a source, or one batch if each batch is of one source. A step is one batch
-  of each span, which is the consecutive places that one rank reads.
+  of each span.
 - A course is the order in which the mixture takes a source's samples; see `courses`.
 """
 
@@ -49,21 +51,25 @@ class MixtureLayout:
             begin: the first place.
             end: the place after the last.
         """
-        spans = zip(self.starts, self.turns.before(begin), self.turns.before(end), strict=True)
-        return [(start + first, start + last) for start, first, last in spans]
+        before_begin = self.turns.before(begin)
+        before_end = self.turns.before(end)
+        return [
+            (start + first, start + last)
+            for start, first, last in zip(self.starts, before_begin, before_end, strict=True)
+        ]
 
-    def parts(self, span: MixPart) -> list[MixPart]:
+    def parts(self, part: MixPart) -> list[MixPart]:
         """Return each source's samples in a part of the epoch, as a part of a mix of its course.
 
         Args:
-            span: the part. Its `begin` and `end` are the span of a reader, and `low` and `high` are
+            part: the part. Its `begin` and `end` are the span of a reader, and `low` and `high` are
                 places of this span.
         """
-        mixed = self.ranges(span.begin, span.end)
-        left = self.ranges(span.begin + span.low, span.begin + span.high)
+        of_span = self.ranges(part.begin, part.end)
+        of_part = self.ranges(part.begin + part.low, part.begin + part.high)
         return [
-            MixPart(begin, end, start - begin, stop - begin)
-            for (begin, end), (start, stop) in zip(mixed, left, strict=True)
+            MixPart(begin, end, low=start - begin, high=stop - begin)
+            for (begin, end), (start, stop) in zip(of_span, of_part, strict=True)
         ]
 
 
@@ -119,6 +125,7 @@ def layout_of(
         # These are the turns of one span. The places of the next span follow, and beyond the end
         # of their sequence the same turns come again: so all spans have the same turns.
         return MixtureLayout(starts, Widened(turns, form.size), places)
-    # A span takes one turn per step, so it has as many turns as the epoch has steps.
+    # A span takes one turn per step, so it has as many turns as the epoch has steps. Each span is
+    # rotated to begin with another turn: so the spans mostly have different sources at a step.
     steps = places // (form.spans * form.size)
     return MixtureLayout(starts, Widened(Rotated(turns, steps), form.size), places)

@@ -14,11 +14,11 @@ single sources. So where there are two sources, each is within half a turn of wh
 there are up to four, each is within one turn, and within half a turn more for each further
 division.
 
-If weights change between epochs, the bound is E(n) = 2 E(n - 1) + 0.5 turns after n divisions (0.5,
-1.5, 3.5, 7.5), since a source that is ahead may then be due nothing while the other source of its
-pair is due turns. When the number of turns grows by one, so does one part of each division: a
-source that is ahead waits, and no epoch has to take turns back. A source that is behind when its
-weight becomes 0 waits for an epoch in which it has a weight again.
+If weights change between epochs, a source that is ahead may be due nothing while the other source
+of its pair is due turns. So the bound after n divisions is E(n) = 2 E(n - 1) + 0.5 turns: 0.5, 1.5,
+3.5, 7.5. With one more turn to divide, one part of each division is larger by one, and none is
+smaller: a source that is ahead waits, and no epoch has to take turns back. A source that is behind
+when its weight becomes 0 waits for an epoch in which it has a weight again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,15 +39,15 @@ Weights = SourceWeights | Mapping[int, SourceWeights]
 Weights that change are given by the epoch from which they hold; the first of these epochs is 0.
 """
 
-_WEIGHTS = (
+_WEIGHTS_REMEDY = (
     'write {"name": weight, …}, or [weight, …]; or {0: …, epoch: …} for weights from an epoch on'
 )
-_EPOCHS = whole(0)  # the rule for an epoch: a whole number from 0 on
+_EPOCH_RULE = whole(0)  # a whole number from 0 on
 
-_ONE = 1 << 64
-"""One turn, in the unit in which turns that sources are due are counted.
+_UNITS_PER_TURN = 1 << 64
+"""Number of units in a turn. What a source is due, or is ahead, is counted in these units.
 
-The unit is so small that rounding errors do not add up to a turn even after any number of epochs.
+A unit is so small that rounding errors do not add up to a turn even after any number of epochs.
 """
 
 
@@ -57,11 +57,11 @@ class QuotaStep:
 
     Attributes:
         first: the first of these epochs.
-        due: turns that each source is due in each epoch, in units of 1/`_ONE` of a turn. They add
-            up to the turns of an epoch.
+        due: turns that each source is due in each epoch, in units of which a turn has
+            `_UNITS_PER_TURN`. They add up to the turns of an epoch.
         starts: number of turns that each source has had in all epochs before `first`.
-        ahead: turns that each source has had before `first` beyond those that it was due, in units
-            of 1/`_ONE` of a turn; negative for a source that is behind.
+        ahead: turns that each source has had before `first` beyond those that it was due, in the
+            same units; negative for a source that is behind.
     """
 
     first: int
@@ -71,7 +71,7 @@ class QuotaStep:
 
     def taken(self, epoch: int) -> tuple[int, ...]:
         """Return the number of turns of each source in all epochs before `epoch`."""
-        turns = (epoch - self.first) * sum(self.due) // _ONE
+        turns = (epoch - self.first) * sum(self.due) // _UNITS_PER_TURN
         since_first = _divided(turns, self.due, self.ahead)
         return tuple(map(add, self.starts, since_first))
 
@@ -87,7 +87,7 @@ class QuotaStep:
         ahead = []
         for source, before in enumerate(self.ahead):
             taken = starts[source] - self.starts[source]
-            ahead.append(before + _ONE * taken - epochs * self.due[source])
+            ahead.append(before + _UNITS_PER_TURN * taken - epochs * self.due[source])
         return QuotaStep(epoch, due, starts, tuple(ahead))
 
 
@@ -106,7 +106,7 @@ class SourceQuotas:
         return tuple(map(sub, self.starts(epoch + 1), self.starts(epoch)))
 
     def starts(self, epoch: int) -> tuple[int, ...]:
-        """Return the number of turns of each source from the first step until before an epoch."""
+        """Return the number of turns of each source in all epochs of these steps before `epoch`."""
         step = next(step for step in reversed(self.steps) if step.first <= epoch)
         return step.taken(epoch)
 
@@ -151,8 +151,10 @@ class WeightSchedule:
         due_from = {epoch: _due(weights, turns) for epoch, weights in self.steps if epoch > first}
         due_from[first] = _due(self._weights(first), first_turns)
         if first_turns != turns:
+            # After the rest of an epoch come whole epochs.
             due_from[first + 1] = _due(self._weights(first + 1), turns)
 
+        # Before the first step, no source has had any turns, or was due any.
         _, first_weights = self.steps[0]
         zeros = (0,) * len(first_weights)
         step = QuotaStep(first, due=zeros, starts=zeros, ahead=zeros)
@@ -173,8 +175,10 @@ NO_WEIGHTS = WeightSchedule(())
 
 
 def _due(weights: Sequence[Fraction], turns: int) -> tuple[int, ...]:
-    """Return what each source is due in an epoch of `turns`, in units of 1/`_ONE` of a turn."""
-    ends = [int(turns * _ONE * each) for each in accumulate(weights, initial=Fraction(0))]
+    """Return what each source is due in an epoch of `turns`; see `QuotaStep`."""
+    ends = [
+        int(turns * _UNITS_PER_TURN * each) for each in accumulate(weights, initial=Fraction(0))
+    ]
     return tuple(stop - start for start, stop in pairwise(ends))
 
 
@@ -207,7 +211,7 @@ def _turns_of_first(turns: int, *, due: int, due_in_all: int, ahead: int, ahead_
 
     Args:
         turns: number of turns of both groups together.
-        due: turns that the first group is due in an epoch, in units of 1/`_ONE` of a turn.
+        due: turns that the first group is due in an epoch; see `QuotaStep` for the unit.
         due_in_all: turns that both groups together are due.
         ahead: turns by which the first group is ahead.
         ahead_in_all: turns by which both groups together are ahead.
@@ -217,8 +221,9 @@ def _turns_of_first(turns: int, *, due: int, due_in_all: int, ahead: int, ahead_
     if due == due_in_all:
         return turns
     # The first group's part of all turns until now, less the turns that the group already had.
-    exact = (turns * _ONE + ahead_in_all) * due // due_in_all - ahead
-    rounded = (exact + _ONE // 2) // _ONE
+    exact = (turns * _UNITS_PER_TURN + ahead_in_all) * due // due_in_all - ahead
+    rounded = (exact + _UNITS_PER_TURN // 2) // _UNITS_PER_TURN
+    # Turns are never taken back: a group that is further ahead than its part gets none.
     return min(turns, max(0, rounded))
 
 
@@ -243,12 +248,13 @@ def _epoch(key: object, value: object) -> int:
 
     Raises ConfigError unless `key` is the number of an epoch and `value` looks like weights.
     """
+    error = ConfigError(f"weights has {shown(key)}: {shown(value)}", remedy=_WEIGHTS_REMEDY)
+    if not _is_collection(value):
+        raise error
     try:
-        if _is_collection(value):
-            return int(_EPOCHS.converted(plain(key)))
+        return int(_EPOCH_RULE.converted(plain(key)))
     except (TypeError, ValueError):
-        pass
-    raise ConfigError(f"weights has {shown(key)}: {shown(value)}", remedy=_WEIGHTS)
+        raise error from None
 
 
 def _is_collection(value: object) -> bool:
@@ -260,7 +266,7 @@ def _is_collection(value: object) -> bool:
 def _checked(weights: Any, names: Sequence[str]) -> list[Fraction]:
     """Return the weight of each source, in the order of `names`. Raises ConfigError."""
     if not _is_collection(weights) or isinstance(weights, str) or not len(weights):
-        raise ConfigError(f"weights is {shown(weights)}", remedy=_WEIGHTS)
+        raise ConfigError(f"weights is {shown(weights)}", remedy=_WEIGHTS_REMEDY)
     if not isinstance(weights, Mapping):
         # If there are too many or too few weights, they are named by number: so the error below
         # shows how many there are.
