@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Generator, Iterator, MutableMapping
 from pathlib import Path
 
 import pytest
@@ -83,6 +83,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(folder.cleanup)
     isolate(Path(folder.name))
     heed_interrupts()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage while the tests are imported: nearly all that is made then stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
