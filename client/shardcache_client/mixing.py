@@ -128,7 +128,7 @@ class MixtureReader(ShardReader[T_co]):
         assert isinstance(deal, SpanDeal)
         mixture = deal.mixture_of(epoch)
         assert mixture is not None
-        return {name: source.samples for name, source in mixture.in_epoch.items()}
+        return {name: source.samples for name, source in mixture.epoch_sources.items()}
 
     def indexed(self, window: int = 4) -> NoReturn:
         """Raise ConfigError: the samples of a mixture have no numbers."""

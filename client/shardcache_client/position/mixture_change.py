@@ -113,13 +113,13 @@ def _identified(saved: MixtureState, current: MixtureState) -> MixtureState:
         saved: the mixture in the state.
         current: the same mixture in this run.
     """
-    saved_in_epoch = saved.in_epoch
-    if saved_in_epoch.keys() != current.in_epoch.keys():
+    saved_sources = saved.epoch_sources
+    if saved_sources.keys() != current.epoch_sources.keys():
         raise _another_dataset()
     sources = []
     samples = []
     for source in current.sources:
-        saved_source = saved_in_epoch[source.name]
+        saved_source = saved_sources[source.name]
         sources.append(source._replace(start=saved_source.start))
         samples.append(saved_source.samples)
     return replace(saved, sources=tuple(sources), samples=tuple(samples))
@@ -127,7 +127,7 @@ def _identified(saved: MixtureState, current: MixtureState) -> MixtureState:
 
 def _is_same(saved: MixtureState, current: MixtureState) -> bool:
     """Return True if a state's epoch has the same samples of each source, in the same turns."""
-    has_same_samples = saved.in_epoch == current.in_epoch and saved.total == current.total
+    has_same_samples = saved.epoch_sources == current.epoch_sources and saved.total == current.total
     return has_same_samples and saved.form == current.form
 
 
@@ -177,8 +177,8 @@ def change_of(
         # an epoch is read as if the mixture had not been changed.
         saved = replace(saved, change=None)
     if not keeps_epoch and _are_read(states, saved, even, batches):
-        return saved.changed_at_end(epoch)
-    return saved.changed(epoch, _progress(states).past(even), batches)
+        return saved.change_at_end(epoch)
+    return saved.change_within(epoch, _progress(states).past(even), batches)
 
 
 def _progress(states: Sequence[Saved]) -> Progress:

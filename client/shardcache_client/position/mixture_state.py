@@ -58,7 +58,7 @@ def mixture_to_json(mixture: MixtureState | None) -> dict[str, Any]:
         return {}
     sources = {
         name: {"start": source.start, "samples": source.samples}
-        for name, source in mixture.in_epoch.items()
+        for name, source in mixture.epoch_sources.items()
     }
     data: dict[str, Any] = {"sources": sources}
     data["mixed"] = [[source.name, source.identity] for source in mixture.sources]

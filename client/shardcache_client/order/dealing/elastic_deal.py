@@ -79,7 +79,7 @@ class ElasticDeal(SpanDeal):
 
     @property
     def scattered(self) -> Sequence[range]:
-        """Ranges of shards all of whose samples are permuted; see `SpanDeal`."""
+        """Ranges of shards that are each permuted as a whole; see `SpanDeal`."""
         return self.span_deal.scattered
 
     def share(self, epoch: int, topology: Topology, phases: Sequence[Phase] = ()) -> Share:

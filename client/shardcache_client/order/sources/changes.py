@@ -201,21 +201,23 @@ class MixtureState:
     change: Change | None = None
 
     @property
-    def in_epoch(self) -> dict[str, EpochSource]:
+    def epoch_sources(self) -> dict[str, EpochSource]:
         """The sources in the epoch, by name."""
         return {
             source.name: EpochSource(source.name, source.start, samples)
             for source, samples in zip(self.sources, self.samples, strict=True)
         }
 
-    def changed_at_end(self, epoch: int) -> Change:
+    def change_at_end(self, epoch: int) -> Change:
         """Return a change of the mixture after an epoch that was read to its end."""
-        in_epoch = self.in_epoch
-        ended = [source._replace(start=in_epoch[source.name].stop) for source in self.sources]
+        epoch_sources = self.epoch_sources
+        ended = [source._replace(start=epoch_sources[source.name].stop) for source in self.sources]
         # The next epoch was not begun, so it has no number of samples left.
         return self._change(epoch + 1, samples=None, sources=ended, sections=self._sections)
 
-    def changed(self, epoch: int, phases: Sequence[Phase], batches: GlobalBatches | None) -> Change:
+    def change_within(
+        self, epoch: int, phases: Sequence[Phase], batches: GlobalBatches | None
+    ) -> Change:
         """Return a change of the mixture in an epoch of which some phases have been read.
 
         Args:
@@ -247,7 +249,7 @@ class MixtureState:
 
     def _section(self, phases: Sequence[Phase]) -> Section:
         """Return this epoch as a section of which some phases have been read."""
-        sources = tuple(source for source in self.in_epoch.values() if source.samples)
+        sources = tuple(source for source in self.epoch_sources.values() if source.samples)
         return Section(sources, self.form, tuple(phases))
 
     def _change(
