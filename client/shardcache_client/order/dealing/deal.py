@@ -111,7 +111,7 @@ class SpanDeal(ABC):
         return Partition(topology.world_size, self.even, self.batch_size)
 
     def share(self, epoch: int, topology: Topology, phases: Sequence[Phase] = ()) -> Share:
-        """Return the share of a reader of the rest of an epoch.
+        """Return a reader's share of the rest of an epoch.
 
         Args:
             epoch: number of the epoch.

@@ -103,7 +103,7 @@ class Section:
     def continue_courses(
         self, courses: Mapping[str, Course], batches: GlobalBatches | None
     ) -> dict[str, Course]:
-        """Return the courses of all sources after the epoch.
+        """Return the courses of all sources after the epoch, by name of the source.
 
         Args:
             courses: the courses before the epoch, by source. A source that is missing has its
@@ -111,10 +111,11 @@ class Section:
             batches: the form of global batches; None if there are none.
         """
         layout = self.layout
-        parts_by_source = [layout.parts(span) for span in self.unread_parts(batches)]
+        # For each unread part of the epoch: its samples of each source.
+        unread_parts = [layout.parts(part) for part in self.unread_parts(batches)]
         changed = dict(courses)
         for number, source in enumerate(self.sources):
-            left = [parts[number] for parts in parts_by_source if parts[number].samples]
+            left = [parts[number] for parts in unread_parts if parts[number].samples]
             course = courses.get(source.name, Course())
             changed[source.name] = course.after(source.stop, left)
         return changed
