@@ -222,8 +222,10 @@ class ShardReader(Selecting, Generic[T_co]):
             """Raise TypeError: samples come in the order of the epoch. See `indexed`."""
             by_number = f".indexed()[{number!r}]"
             if isinstance(number, slice):
-                chosen = range(self.manifest.samples or 0)[number]
-                by_number = f".subset({chosen})" if chosen else ".subset(range(...))"
+                by_number = ".subset(range(...))"
+                samples = self.manifest.samples
+                if samples is not None and number.step != 0:
+                    by_number = f".subset({range(samples)[number]})"
             raise TypeError(f"a {type(self).__name__} has no samples by number; write {by_number}")
 
     @property

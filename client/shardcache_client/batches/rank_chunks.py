@@ -26,7 +26,7 @@ from shardcache_client.batches.maker import (
 from shardcache_client.batches.rank_batches import first_shards, no_shards
 from shardcache_client.batches.rank_work import RankWork, Reading, nothing_to_check
 from shardcache_client.daemon.session import Session
-from shardcache_client.handlers import for_epoch
+from shardcache_client.handlers import for_epoch, reraise
 from shardcache_client.order.dealing.deal import ShardDeal, SpanDeal
 from shardcache_client.order.rank_epoch import RankEpoch
 from shardcache_client.order.topology import Topology
@@ -158,8 +158,14 @@ class RankChunks(RankWork):
         plans = EpochPlans(session, form, self._epoch, shards_after, check, is_shared=is_shared)
         if self._counted is not None:
             return reader_of(session, plans, self._counted, self._reading.sessions, check)
-        step = self._resume.reached.step
-        return UncountedReader(plans, self._uncounted, step, self._start, steps)
+        return UncountedReader(
+            plans,
+            self._uncounted,
+            self._resume.reached.step,
+            self._start,
+            steps,
+            ends_at_errors=self._reading.on_error is reraise,
+        )
 
     def _shards_of_next_epoch(self) -> Callable[[], Iterator[int]]:
         """Return a function that finds the first shards of the next epoch.

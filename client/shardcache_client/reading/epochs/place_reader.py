@@ -225,12 +225,15 @@ def _read_file_run(held: _HeldVisit, run: FileRun) -> Iterator[ReadResult]:
 
 
 def _samples_of(leased_shard: LeasedShard, start: int, stop: int) -> Iterator[Sample]:
-    """Return the samples of an open shard from the number `start` to `stop`."""
-    # A shard that is arriving, or joined with others, is read by number. Any other shard is read in
-    # a loop, without a call for each sample.
-    if leased_shard.is_whole and not leased_shard.columns:
-        return leased_shard.whole.samples(start, stop)
-    return map(leased_shard.sample, range(start, stop))
+    """Return the samples of an open shard from the number `start` to `stop`, or only the first."""
+    # 1. A shard that is arriving is read one sample at a time, until it is whole.
+    if not leased_shard.is_whole:
+        return map(leased_shard.sample, [start])
+    # 2. A shard that is joined with others is read by number.
+    if leased_shard.columns:
+        return map(leased_shard.sample, range(start, stop))
+    # 3. Any other shard is read in a loop, without a call for each sample.
+    return leased_shard.whole.samples(start, stop)
 
 
 def _shards_from(epoch: RankEpoch, start: int) -> Iterator[int]:

@@ -63,9 +63,10 @@ class UncountedReader:
         plans: declares parts of the epoch to the daemon.
         epoch: the reader's part of the epoch.
         start: the step to begin at.
-        resumed_at: the place that the epoch is read from, in the step `start`. Samples at the
-            step's earlier places were read before the epoch was interrupted.
+        resumed_at: the place that the epoch is read from: in the step `start`, or right after it.
+            Samples at the step's earlier places were read before the epoch was interrupted.
         begun: steps whose places are known; this reader adds each step that it begins.
+        ends_at_errors: True if the epoch ends at the first error.
 
     Raises NoDaemonError if the daemon stays away for longer than the session's patience.
     """
@@ -77,10 +78,13 @@ class UncountedReader:
         start: StepPlace,
         resumed_at: int,
         begun: deque[StepPlace],
+        *,
+        ends_at_errors: bool,
     ) -> None:
         self._plans = plans
         self._epoch = epoch
         self._resumed_at = resumed_at
+        self._ends_at_errors = ends_at_errors
         self._begun = begun
         self._place = start.before  # the next place: the number of places before `start`
         self._unread = self._all_samples(start)
@@ -175,13 +179,20 @@ class UncountedReader:
             window.ask(1)  # request the next shard ahead, now that this shard is open
             yield from self._arriving_samples(leased)
         except SHARD_ERRORS as exn:
-            # If the epoch was interrupted within this shard, the shard had samples at the places up
-            # to that one. The error comes after them, as nobody asks for their results any more.
-            self._place = max(self._place, self._resumed_at)
+            # The epoch may have been interrupted within this shard, or right after its last sample:
+            # the shard's size is unknown now, so this cannot be told.
+            self._skip_places_read_before()
             # The traceback is removed: its frames would keep the session of a reader that is gone.
             yield partial(_already_read, exn.with_traceback(None))
         finally:
             window.give_back(leased)
+
+    def _skip_places_read_before(self) -> None:
+        """Go on to the place at which the epoch was resumed, for an error that has to be seen.
+
+        The results at earlier places are dropped.
+        """
+        self._place = max(self._place, self._resumed_at)
 
     @property
     def _is_fresh(self) -> bool:
@@ -231,6 +242,10 @@ class UncountedReader:
                 held[number] = _open(leased, piece)
             error = held[number].error
             if error is not None:
+                # An error that had been met before the interruption would have ended the epoch, so
+                # this one is new.
+                if self._ends_at_errors:
+                    self._skip_places_read_before()
                 # The error has a place in every step of the piece, not in the first step alone. So
                 # a reader that begins with a later step counts the same places.
                 yield partial(_already_read, error)

@@ -135,6 +135,24 @@ def test_lost_shard_ends_an_epoch_whose_handler_raises(daemon: Daemon, tmp_path:
         list(shards.loader(state))
 
 
+@pytest.mark.parametrize("place", first_quick([(9, 2), (12, 0), (4, 1)]))
+def test_shard_lost_since_the_state_is_not_left_out_in_silence(
+    daemon: Daemon, tmp_path: Path, place: tuple[int, int]
+) -> None:
+    """Of shards that are mixed: its error would else come at a place that the resumed epoch leaves out."""
+    taken, lost = place
+    shards = Shards(daemon, tmp_path / "d", [6, 6, 6], world_size=1)
+    loader = shards.loader()
+    batches = iter(loader)
+    assert len(list(islice(batches, taken))) == taken
+    state = loader.state_dict()
+    batches.close()
+    (tmp_path / "d" / f"{lost}.tar").unlink()
+    daemon.empty()
+    with pytest.raises(NotFoundError):
+        list(shards.loader(state))
+
+
 @pytest.mark.parametrize("window", first_quick([0, 3]))
 def test_resumed_epoch_does_not_mix_versions_of_a_shard(daemon: Daemon, tmp_path: Path, window: int) -> None:
     """The samples before the place of the state came from the version that has been replaced since."""
