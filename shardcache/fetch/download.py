@@ -116,7 +116,7 @@ class Downloader:
     @property
     def failing(self) -> Mapping[str, FailedAttempt]:
         """The latest failed attempt at a request that is being repeated, by url."""
-        return self._retry.failing
+        return {url: attempts[-1] for url, attempts in self._retry.failing.items()}
 
     # Small requests
 

@@ -91,14 +91,14 @@ class Retry:
         attempts: the most attempts at a request, the first included.
         counters: the daemon's statistics.
         backoff: the pauses between attempts.
-        failing: the latest failed attempt at a request about each url, while that request is
-            repeated.
+        failing: by url, the failed attempts at requests that are repeated: for each request the
+            last one, the latest at the end. Urls without any are left out.
     """
 
     attempts: int
     counters: Counters
     backoff: Backoff = BACKOFF
-    failing: dict[str, FailedAttempt] = field(default_factory=dict)
+    failing: dict[str, list[FailedAttempt]] = field(default_factory=dict)
 
     async def call(self, url: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of a request, which is repeated if it fails.
@@ -120,6 +120,7 @@ class Retry:
                 except OriginUnavailableError as exn:
                     if number == self.attempts:
                         raise _given_up(exn, number) from exn
+                    self._forget(url, failed)
                     failed = FailedAttempt(number, self.attempts, exn.message)
                     self._record(url, failed)
                     retry_after_s = min(exn.retry_after_s, _MAX_RETRY_AFTER_S)
@@ -129,18 +130,25 @@ class Retry:
             self.counters.measures.given_up[exn.code] += 1
             raise
         finally:
-            # Another request about the same url, such as for another part, may still be failing.
-            if failed is not None and self.failing.get(url) is failed:
-                del self.failing[url]
+            self._forget(url, failed)
 
     def _record(self, url: str, failed: FailedAttempt) -> None:
         """Count a failed attempt, and log some of them."""
         self.counters.retries += 1
-        self.failing[url] = failed
+        self.failing.setdefault(url, []).append(failed)
         # Only the 2nd, 4th, 8th, … failure is logged: a single lost connection is not worth a line.
         is_power_of_two = failed.number.bit_count() == 1
         if failed.number > 1 and is_power_of_two:
             log.warning("request failed; retrying", url=redact(url), cause=str(failed))
+
+    def _forget(self, url: str, failed: FailedAttempt | None) -> None:
+        """Forget a failed attempt; no-op for None.
+
+        Others about the same url stay: requests for other parts of it may still be repeated.
+        """
+        others = [each for each in self.failing.pop(url, ()) if each is not failed]
+        if others:
+            self.failing[url] = others
 
 
 def _given_up(exn: OriginUnavailableError, attempts: int) -> OriginUnavailableError:

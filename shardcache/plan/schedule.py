@@ -194,7 +194,7 @@ class Schedule(Timeline[Session]):
             self._queue(resident)
 
     def used(self, key: str) -> None:
-        """Record that a cached shard was requested again."""
+        """Record that a cached shard was requested, or a part was retained for a reader."""
         self._residents[key].used_again = True
         if key in self._unplanned:
             self._unplanned.used(key)

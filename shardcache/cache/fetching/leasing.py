@@ -316,9 +316,11 @@ class Leasing:
         the check. Raises DiskError if the disk has failed.
         """
         try:
+            if self._store.is_suspect(shard):
+                await self._examine(shard, url)
+            if not self._is_cached(shard):
+                return None
             with self._residency.retained(shard):
-                if self._store.is_suspect(shard):
-                    await self._examine(shard, url)
                 is_first_use = shard.facts is None
                 facts = await self._store.facts(shard)
                 if is_first_use:
@@ -328,32 +330,44 @@ class Leasing:
                 self._health.raise_if_failing(url)
             return None
         self._store.touch(shard)
-        is_cached = self._store.shards.get(shard.key) is shard
-        return facts if is_cached else None
+        return facts if self._is_cached(shard) else None
+
+    def _is_cached(self, shard: Shard) -> bool:
+        """Return whether this very shard is in service."""
+        return self._store.shards.get(shard.key) is shard
 
     async def _examine(self, shard: Shard, url: str) -> None:
-        """Check a shard in which a reader found damage. Raises CorruptShardError, or DiskError.
+        """Check a shard in which a reader found damage; take it out of service if there is some.
 
         If only the index is damaged, the shard counts as a plain file from then on. It is indexed
-        again for the next reader of samples.
+        again for the next reader of samples. Raises DiskError if the disk has failed.
         """
         # Shards are examined one at a time. Several readers may report the same damage: those that
         # waited for the lock find the shard examined already.
         async with self._examining:
-            is_cached = self._store.shards.get(shard.key) is shard
-            if not is_cached or not self._store.is_suspect(shard):
+            if not self._is_cached(shard) or not self._store.is_suspect(shard):
                 return
-            facts = await self._store.facts(shard)
-            # A damaged index explains the reader's report. So the tar is checked only if there is
-            # no index (`samples` is None), or the index is sound.
-            if facts.samples is None or await self._check_index(shard, facts):
-                log.warning(
-                    "checking a shard that a reader found damaged",
-                    shard=url,
-                    cause=shard.suspicion,
-                )
-                await self._store.check_tar(shard, facts)
+            try:
+                with self._residency.retained(shard):
+                    await self._check(shard, url)
+            except CorruptShardError as exn:
+                if not await self._health.take_out(shard, exn):
+                    self._health.raise_if_failing(url)
+                return
             shard.suspicion = ""
+
+    async def _check(self, shard: Shard, url: str) -> None:
+        """Check the index of a shard, and the tar if that is sound. Raises CorruptShardError."""
+        facts = await self._store.facts(shard)
+        # A damaged index explains the reader's report. So the tar is checked only if there is no
+        # index (`samples` is None), or the index is sound.
+        if facts.samples is None or await self._check_index(shard, facts):
+            log.warning(
+                "checking a shard that a reader found damaged",
+                shard=url,
+                cause=shard.suspicion,
+            )
+            await self._store.check_tar(shard, facts)
 
     async def _check_index(self, shard: Shard, facts: Facts) -> bool:
         """Return whether a shard's index is sound; if it is not, take it out of use.

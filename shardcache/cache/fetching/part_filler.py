@@ -318,9 +318,9 @@ class _FillRun:
     async def _request_in_turn(self, wait: Wait, group: asyncio.TaskGroup) -> None:
         """Request the parts of one wait as soon as there is space for them.
 
-        Claims take turns at this: the one that has waited for longest takes space before all
-        others. Returns also if the wait has ended, or ends with an error, as there can be no space
-        for it.
+        Claims take turns at this: the one that has waited for longest takes space for a range
+        before all others. Returns also if the wait has ended, or ends with an error, as there can
+        be no space for it.
         """
         missing = self._missing(self._parts_of(wait))
         size_bytes = self._size_of(missing)

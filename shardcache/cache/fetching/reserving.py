@@ -73,8 +73,11 @@ class WholeSpace:
         self._size_bytes = footprint_bytes(size_bytes)
         self._is_waiting = False
         self._mark = ExitStack()  # closing it ends the claim's mark as waiting for space
-        self._next_try_s = 0.0  # by the monotonic clock; 0 for at once
-        self._is_put_off = False  # whether the last attempt came too soon
+        # Times of the next attempts of each kind, by the monotonic clock; 0 for at once.
+        self._next_try_s = 0.0
+        self._next_at_once_s = 0.0
+        self._is_put_off = False  # whether the last attempt of `try_reserve` came too soon
+        self._changes = 0  # number of changes in the cache before that attempt
 
     @property
     def may_fit(self) -> bool:
@@ -86,9 +89,12 @@ class WholeSpace:
 
         No-op, which returns False, if the last attempt was a moment ago.
         """
-        self._is_put_off = not self._may_try()
+        now_s = time.monotonic()
+        self._is_put_off = now_s < self._next_try_s
         if self._is_put_off:
             return False
+        self._next_try_s = now_s + _TRY_AGAIN_S
+        self._changes = self._residency.changed.count
         needed_at_s = _needed_at_s(self._residency, self._claim, self._key)
         with self._keeping_own_parts():
             wanted_bytes = self._wanted_bytes()
@@ -109,13 +115,15 @@ class WholeSpace:
 
         No-op, which returns False, if the last attempt was a moment ago.
         """
-        if not self._may_try():
+        now_s = time.monotonic()
+        if now_s < self._next_at_once_s:
             return False
+        self._next_at_once_s = now_s + _TRY_AGAIN_S
         with self._keeping_own_parts():
             wanted_bytes = self._wanted_bytes()
             if not await self._residency.reserve_at_once(self._claim, wanted_bytes):
                 return False
-        self._next_try_s = 0.0
+        self._next_at_once_s = 0.0
         return True
 
     async def wait(self, url: str) -> None:
@@ -134,9 +142,10 @@ class WholeSpace:
         self._residency.check_possible(self._size_bytes, url)
         if not self._claim.whole_waits:
             raise PostponedError
-        # An attempt that was put off is made at its time. Otherwise, only a change is worth one.
+        # An attempt is made at its time if it was put off, or if something has changed since the
+        # last one. Otherwise, only a change is worth one.
         limit_s = LOOK_AGAIN_S
-        if self._is_put_off:
+        if self._is_put_off or self._residency.changed.count != self._changes:
             limit_s = max(0.0, self._next_try_s - time.monotonic())
         await self._residency.wait_for_change(self._claim, limit_s)
 
@@ -144,14 +153,6 @@ class WholeSpace:
         """End the wait for space; no-op if there is none."""
         self._is_waiting = False
         self._mark.close()
-
-    def _may_try(self) -> bool:
-        """Return whether the caller may make an attempt now, and record that it does so."""
-        now_s = time.monotonic()
-        if now_s < self._next_try_s:
-            return False
-        self._next_try_s = now_s + _TRY_AGAIN_S
-        return True
 
     def _wanted_bytes(self) -> int:
         """Return how much space the whole object needs in addition to what it has already.

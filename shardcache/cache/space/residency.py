@@ -56,10 +56,8 @@ class Residency:
     gives. Only this class writes `Shard.leases` and `Shard.pinned`, and tells the schedule which
     shards are cached and which of them may be evicted.
 
-    Args:
-        changed: notified when more shards may be evictable.
-
     Attributes:
+        changed: notified when more shards may be evictable.
         leased: shards with leases, including damaged shards that are already in quarantine.
         pinned: cached shards that are pinned, by key.
         claims: the claims of shards that are being fetched, by key.
@@ -81,7 +79,7 @@ class Residency:
         self._planner = planner
         self._pins = pins
         self._counters = counters
-        self._changed = changed
+        self.changed = changed
         self.leased: set[Shard] = set()
         self.pinned: dict[str, Shard] = {}
         self.claims: dict[str, KeyClaim] = {}
@@ -121,7 +119,7 @@ class Residency:
         self._unpin(key)
         self._planner.schedule.gone(key)
         self._planner.forget(key)
-        self._changed.notify()
+        self.changed.notify()
 
     def retain(self, shard: Shard) -> None:
         """Add a lease to a shard, which keeps it from eviction until `release`."""
@@ -142,7 +140,7 @@ class Residency:
         if not shard.leases:
             self.leased.discard(shard)
             self._update_plan(shard)
-        self._changed.notify()
+        self.changed.notify()
 
     @contextlib.contextmanager
     def retained(self, shard: Shard) -> Iterator[None]:
@@ -172,7 +170,7 @@ class Residency:
             shard.pinned = False
             self._store.space.pinned_bytes -= shard.kept_bytes
             self._update_plan(shard)
-            self._changed.notify()
+            self.changed.notify()
 
     def _update_plan(self, shard: Shard) -> None:
         """Tell the schedule whether a shard may be evicted."""
@@ -329,9 +327,9 @@ class Residency:
             claim.checked_s = now_s
             check_progress(claim, self.claims.values(), self.leased, self._store.space)
         if move_limit_s is None:
-            await self._changed.wait(LOOK_AGAIN_S)
+            await self.changed.wait(LOOK_AGAIN_S)
         else:
-            await self._changed.wait_with(claim.moved, min(move_limit_s, LOOK_AGAIN_S))
+            await self.changed.wait_with(claim.moved, min(move_limit_s, LOOK_AGAIN_S))
 
     def may_fit(self, size_bytes: int) -> bool:
         """Return whether `size_bytes` would fit if all unpinned shards were evicted."""
@@ -493,4 +491,4 @@ class Residency:
                 shard=exn.url,
                 cause=failure.message,
             )
-        self._changed.notify()
+        self.changed.notify()

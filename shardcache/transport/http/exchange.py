@@ -271,6 +271,9 @@ class Exchange:
 
     def _body_reader(self, response: Response, sock: socket.socket) -> BodyReader:
         """Return the reader of a body of known length."""
+        if not self._reports_first_bytes and self._gate.first_byte_s is None:
+            # The reader waits for more than the first bytes, which come with the head or after it.
+            self._gate.first_byte_s = time.monotonic()
         return BodyReader(response, sock, reports_first=self._reports_first_bytes)
 
     def _copy(self, size_bytes: int, read: AnyReader, writer: PartsWriter) -> None:

@@ -28,6 +28,7 @@ from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cli.main import app
 from shardcache.fetch import download, stopwatch
 from shardcache.fetch.limits import hedging, origin_states, scheduler
+from shardcache.fetch.limits.slot_claims import Claim, Rank, Ranking
 from shardcache_client.dataset import ShardDataset
 from support.programs.cli import chosen
 from support.programs.daemon import spawn
@@ -44,13 +45,12 @@ def _without_rank(*reasons: str) -> Callable[[], None]:
     """Return what makes the scheduler ignore some of the reasons for which a claim goes first."""
 
     def replace_rank() -> None:
-        ranks = scheduler.Scheduler._rank
+        rank = Ranking.rank
 
-        def blind(self: scheduler.Scheduler) -> Any:
-            rank = ranks(self)
-            return lambda claim: rank(claim)._replace(**dict.fromkeys(reasons, 0))
+        def blind(self: Ranking, claim: Claim) -> Rank:
+            return rank(self, claim)._replace(**dict.fromkeys(reasons, 0))
 
-        scheduler.Scheduler._rank = blind  # type: ignore[method-assign]
+        Ranking.rank = blind  # type: ignore[method-assign]
 
     return replace_rank
 

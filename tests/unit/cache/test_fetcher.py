@@ -3,13 +3,17 @@
 import asyncio
 import os
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from shardcache.cache.fetching import reserving
+from shardcache.cache.fetching.leasing import Published
 from shardcache.cache.fetching.reserving import WholeSpace
+from shardcache.cache.space.residency import Residency
 from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import PriorityClass, Wait
@@ -17,6 +21,7 @@ from shardcache.errors import CapacityError, NotFoundError, ShardError
 from shardcache.shared.protocol import ShardRef
 from shardcache.store.shard import Shard
 from shardcache.store.space import Reservation
+from support.programs.guard import GUARD_S
 from support.shards.open_cache import Ground, ground
 from support.shards.tars import make_tar, random_samples
 
@@ -137,12 +142,9 @@ async def test_damage_that_no_reader_sees_is_not_reported_as_in_use(tar: Path, t
     assert "corrupt shard is in use" not in events
 
 
-async def test_space_for_a_whole_object_is_tried_again_only_after_a_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a change, the wait for it lasts as long as that for any shard."""
-    look_again_s = 10 * reserving._TRY_AGAIN_S
-    monkeypatch.setattr(reserving, "LOOK_AGAIN_S", look_again_s)
+@asynccontextmanager
+async def two_that_do_not_fit(tmp_path: Path) -> AsyncIterator[tuple[Residency, Shard, WholeSpace]]:
+    """A cache with a shard that is leased, and the space for another that needs the place of the first."""
     size_bytes = 6_000_000
     path = tmp_path / "first"
     path.write_bytes(bytes(size_bytes))
@@ -153,8 +155,16 @@ async def test_space_for_a_whole_object_is_tried_again_only_after_a_change(
         transfer = Transfer("second", ShardRef("file:///second"), PriorityClass.PLANNED)
         transfer.waits.add(Wait())
         claim = KeyClaim(transfers=[transfer], reservation=Reservation(here.store.space))
-        whole = WholeSpace(residency, claim, "second", size_bytes)
+        yield residency, first, WholeSpace(residency, claim, "second", size_bytes)
 
+
+async def test_space_for_a_whole_object_is_tried_again_only_after_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a change, the wait for it lasts as long as that for any shard."""
+    look_again_s = 10 * reserving._TRY_AGAIN_S
+    monkeypatch.setattr(reserving, "LOOK_AGAIN_S", look_again_s)
+    async with two_that_do_not_fit(tmp_path) as (residency, first, whole):
         assert not await whole.try_reserve()
         begun_s = time.monotonic()
         await whole.wait("file:///second")
@@ -163,4 +173,53 @@ async def test_space_for_a_whole_object_is_tried_again_only_after_a_change(
         residency.release(first)
         while not await whole.try_reserve():
             await whole.wait("file:///second")
-        assert first.key not in here.store.shards
+        assert first not in residency.leased
+
+
+async def test_change_between_two_attempts_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Space that is freed while ranges are requested is tried for without another change."""
+    monkeypatch.setattr(reserving, "LOOK_AGAIN_S", 10 * GUARD_S)
+    async with two_that_do_not_fit(tmp_path) as (residency, first, whole):
+        assert not await whole.try_reserve()
+        residency.release(first)
+        async with asyncio.timeout(GUARD_S):
+            await whole.wait("file:///second")
+            while not await whole.try_reserve():
+                await whole.wait("file:///second")
+
+
+async def test_attempt_without_need_does_not_put_off_one_that_is_needed(tmp_path: Path) -> None:
+    """An object whose parts would do is given up only if there is no space for it."""
+    async with two_that_do_not_fit(tmp_path) as (residency, first, whole):
+        with residency.parts.in_turn(KeyClaim()):
+            assert not await whole.reserve_at_once()
+        residency.release(first)
+        assert await whole.try_reserve()
+
+
+async def test_suspect_shard_is_checked_once_for_all_that_ask_for_it(tar: Path, tmp_path: Path) -> None:
+    """The check keeps the shard for itself, and so does nobody who waits for the check."""
+    ref = ShardRef(f"file://{tar}")
+    async with ground(tmp_path) as here:
+        parts = here.parts()
+        monitor = asyncio.create_task(parts.core.health.run())
+        leasing = parts.fetching.leasing
+
+        async def acquired() -> Shard:
+            published = await leasing.acquire(ref, PriorityClass.PLANNED, Wait())
+            assert isinstance(published, Published)
+            return published.shard
+
+        damaged = await acquired()
+        path = here.store.layout.tar(damaged.key)
+        path.chmod(0o640)
+        path.write_bytes(bytes(tar.stat().st_size))
+        damaged.suspicion = "a sample is unreadable"
+        with capture_logs() as logs:
+            found = await asyncio.gather(*(acquired() for _ in range(4)))
+        monitor.cancel()
+        assert len(set(found)) == 1
+        assert damaged not in found
+    events = [log["event"] for log in logs]
+    assert events.count("checking a shard that a reader found damaged") == 1
+    assert "corrupt shard is in use" not in events
