@@ -139,7 +139,7 @@ class ShardReader(Selecting, Generic[T_co]):
             samples_per_epoch=samples_per_epoch,
             global_batch_size=global_batch_size,
             spans=canonical_nodes,
-            # Blocks of tokens are other samples than the tars' own.
+            # Blocks of tokens are other samples than the tars' own, so their states differ as well.
             unit="" if tokens is None else repr(tokens),
         )
         choice = DaemonChoice.of(socket, daemon, fallback)
@@ -224,8 +224,10 @@ class ShardReader(Selecting, Generic[T_co]):
             if isinstance(number, slice):
                 by_number = ".subset(range(...))"
                 samples = self.manifest.samples
-                if samples is not None and number.step != 0:
-                    by_number = f".subset({range(samples)[number]})"
+                is_valid = number.step != 0  # Python's own slices may not have this step, either
+                if samples is not None and is_valid:
+                    chosen = range(samples)[number]
+                    by_number = f".subset({chosen})"
             raise TypeError(f"a {type(self).__name__} has no samples by number; write {by_number}")
 
     @property
@@ -380,8 +382,8 @@ class ShardReader(Selecting, Generic[T_co]):
                 reads the blocks. With a larger window, blocks of long samples are fuller.
             per_source: in a mixture, make each block of samples of one source, which the block
                 names as its `source`, instead of samples of all sources in the mixture's
-                proportions. Sources come in proportion to their tokens. As the samples of all
-                sources share the window, make it 512 times the number of sources.
+                proportions. Sources come in proportion to their tokens. The samples of all sources
+                share the window, so set `window` to 512 times the number of sources.
             on_error: called with the SampleError of a sample that is longer than `max_tokens`, has
                 no tokens, or whose length is not a whole number. See `handlers`.
             timeout_s: how long a rank waits for the others to fill their windows.

@@ -36,7 +36,8 @@ class ShardTrainer(Trainer):  # type: ignore[misc]
 
     For other datasets, ShardTrainer does the same as Trainer.
 
-    Trainer would shard the samples of its own loaders a second time. To resume, Trainer drops as
+    Trainer by itself would divide a ShardDataset's samples among the processes, although the
+    dataset has done so already. To resume, Trainer drops as
     many batches as it has trained on; if the number of processes has changed, these are other
     samples. ShardTrainer saves the loader's position in each checkpoint, as part of
     `trainer_state.json`, and `train(resume_from_checkpoint=…)` continues from there: the rest of
@@ -170,8 +171,8 @@ class LoaderPosition(TrainerCallback, ExportableState):  # type: ignore[misc]
         if not state.global_step:
             return
         if args.ignore_data_skip:
-            # The epoch begins again. From now on, Trainer's number of steps does not tell where an
-            # epoch ends, so no position is saved any more.
+            # The epoch begins again, while Trainer goes on counting steps. So the number of steps
+            # no longer tells where an epoch ends, and no position is saved any more.
             self._loader = None
             return
         if "position" not in saved:

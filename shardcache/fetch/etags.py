@@ -42,6 +42,8 @@ class Etags:
 
         Raises CorruptShardError; OSError if the file cannot be read.
         """
+        # An ETag that may be an MD5 is the object's checksum, unless the origin has sent a better
+        # one.
         if obj.checksum is None or obj.checksum.algorithm != MD5:
             return
         if store_of(obj.url) in self._without_md5s:

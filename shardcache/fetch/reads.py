@@ -229,7 +229,7 @@ class PausableRead(Flow):
         return is_spent and self._left_bytes > 0
 
     def _restart(self) -> None:
-        """Restart the stall time-out, unless it was restarted a moment ago."""
+        """Restart the stall time-out, unless it was restarted a moment ago (see `_SLACK`)."""
         self._lately_bytes = 0
         if self._timer is None or self._timer.expired():
             return

@@ -78,15 +78,16 @@ class Fetcher:
     async def fetch(self, transfer: Transfer) -> Shard | None:
         """Return the published shard; None if only ranges were wanted, and all have been fetched.
 
-        Raises the shard's errors. Raises PostponedError if the disk has failed, or there is no
-        space, and no reader waits for the shard.
+        Raises the shard's errors. If no reader waits for the shard, raises PostponedError when the
+        disk has failed or there is no space.
         """
         if self._health.error is not None and not transfer.waits:
             raise PostponedError
         try:
             return await self._fetch(transfer)
         except DiskError as exn:
-            if not await self._health.examine():
+            is_healthy = await self._health.examine()
+            if not is_healthy:
                 if transfer.waits:
                     raise
                 raise PostponedError from exn
@@ -123,9 +124,9 @@ class Fetcher:
             is_reserved = await self._serve_ranges_until_reserved(transfer, claim, origin, obj, key)
             if not is_reserved:
                 return None
-            # The download of the whole continues with the parts that are in the file of parts. A
-            # file that is confirmed has been read by this daemon's clients, which want the object
-            # as a plain file.
+            # The download of the whole continues with the parts that are in the file of parts. The
+            # file is confirmed once the origin has described the object to this daemon, for clients
+            # that read ranges. They want the object as a plain file.
             file = self._store.parts.get(key)
             if file is not None:
                 claim.has_range_readers = file.is_confirmed
@@ -189,8 +190,8 @@ class Fetcher:
         shard = self._store.shards.get(key)
         if shard is None or not claim.wants_samples:
             return shard
-        # `Leasing` reads the facts of a shard that has none yet. It requests the shard again if
-        # they show that the index is missing.
+        # A shard whose facts were not read yet is returned as it is: `Leasing` reads them, and
+        # requests the shard again if the index is missing (`samples` is None).
         facts = shard.facts
         if facts is None or facts.samples is not None:
             return shard
@@ -202,7 +203,8 @@ class Fetcher:
                 # sound.
                 await self._store.check_tar(shard, facts)
         except CorruptShardError as exn:
-            if not await self._health.take_out(shard, exn):
+            was_taken_out = await self._health.take_out(shard, exn)
+            if not was_taken_out:  # it may be the disk that fails
                 self._health.raise_if_failing(facts.url)
             return None
         with self._residency.retained(shard):
@@ -322,7 +324,8 @@ class Fetcher:
         exn.url = exn.url or transfer.ref.url  # errors of the disk name no url
         if isinstance(exn, CorruptShardError):
             self._counters.corrupt += 1
-            self._origins.suspect(obj, self._part_bytes)  # a tier fetches the object again
+            # A tier, the cache that nodes share, then fetches the object again.
+            self._origins.suspect(obj, self._part_bytes)
         if isinstance(exn, (ShardChangedError, CorruptShardError)):
             log.info("discarding the download", version=obj.version, cause=exn.message)
         if transfer.arriving is not None:
@@ -422,8 +425,8 @@ class Fetcher:
             )
 
         # A file that is removed while readers have it open takes disk space until the last reader
-        # closes it. So its reservation stays until then. This concerns the download of an inflated
-        # shard, and the parts of a failed transfer if none of them is left on disk.
+        # closes it. So its reservation stays until then. Two files are removed: that of a shard
+        # that arrived compressed, and that of a failed transfer, unless some of its parts stay.
         if arriving is not None and (arriving.partial.may_be_inflated or not parts.size_bytes):
             arriving.when_left(reservation.close)
         else:

@@ -46,8 +46,8 @@ class Job:
         sessions: number of connected readers.
         shards_planned: number of shards in the epochs that the job's readers have begun.
         shards_done: number of shards that were read and released.
-        samples_unmatched: number of samples that were read without a sample of the same key in the
-            shards joined to theirs.
+        samples_unmatched: number of samples of joined datasets that were read without a partner,
+            which is the sample with the same key in another source.
         waited_s: time for which readers had nothing to read, summed over all readers.
         waited_by_cause_s: the same time by its cause: network, space or disk.
     """
@@ -90,8 +90,9 @@ class Job:
             until_s: end of the wait, or the present time.
             stages: stages of the transfer that the reader waits for; None if there was none yet.
         """
-        unattributed_s = until_s - since_s
-        self.waited_s += unattributed_s
+        waited_s = until_s - since_s
+        self.waited_s += waited_s
+        unattributed_s = waited_s
         if stages is not None:
             for stage, spent_s in stages.spent_s(since_s, until_s).items():
                 self.waited_by_cause_s[_WAIT_CAUSES[stage]] += spent_s

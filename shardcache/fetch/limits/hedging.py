@@ -22,7 +22,10 @@ HEDGED_SHARE = 0.03
 """Maximum share of parts whose request is hedged."""
 
 PROMPT_STALL_SHARE = 0.04
-"""Share of the stall time-out within which an answer from a tier is prompt, and no part is late."""
+"""Share of the stall time-out.
+
+A tier that answers within this time is prompt, and no part is late before it has passed.
+"""
 
 LOOK_AGAIN_FACTOR = 1.1
 """Factor by which a late part's time has to grow before the part is looked at again.
@@ -155,9 +158,8 @@ class Hedging:
                 of them are slow, and a second request would be just as slow.
         """
         second_s = self._second_request_s(size_bytes, patience_s, others_bytes_per_s)
-        # The time at which both requests would need equally long, if the first has brought no more
-        # bytes by then: the first for the bytes that are left, at its rate so far, and the second
-        # for all bytes.
+        # At its rate so far, the first request needs `elapsed * left / received` for the rest. Once
+        # that is as long as a second request takes, a second one is likely to come first.
         left_bytes = max(1, size_bytes - received_bytes)
         even_s = second_s * received_bytes / left_bytes
         return min(max(patience_s, even_s), _MAX_PATIENCE_FACTOR * patience_s)
@@ -179,6 +181,7 @@ class Hedging:
 
     def usual_s(self, size_bytes: int, stall_timeout_s: float) -> float:
         """Return the time in which a part usually comes, from the origin or through its tier."""
+        # Even a few times of this size are a better guess than the share of the time-out.
         times = self._times.get(size_bytes.bit_length())
         usual_s = _UNKNOWN_SHARE * stall_timeout_s
         if times is not None:
@@ -218,7 +221,8 @@ class Hedging:
 
         if others_bytes_per_s:
             others_s = _median_time_s(size_bytes, others_bytes_per_s)
-            # With this maximum, a part that would take longer than the stall time-out is late.
+            # The others count up to this maximum. `_LATE_FACTOR` times it is the stall time-out, so
+            # a part that would take longer than that is always late.
             max_usual_s = stall_timeout_s / _LATE_FACTOR
             usual_s = max(usual_s, min(others_s, max_usual_s))
         expected_s = elapsed_s * size_bytes / received_bytes
@@ -238,7 +242,7 @@ class Hedging:
         If so, one of the free hedges is used up, or credit for one part if no free hedge is left.
         """
         if not self._share or not self._free_hedges:
-            return self.spend()
+            return self.spend()  # False if nothing is to be hedged: there is never any credit
         self._free_hedges -= 1
         return True
 
@@ -252,8 +256,8 @@ class Hedging:
         The factor is above 1 if the times are those of smaller requests. Return None if too few
         times are known.
         """
-        # The times of smaller requests will do, down to the size of one of the request's parts; or
-        # down to a quarter of its size (`MAX_PARTS`), if it has fewer parts than that.
+        # The times of smaller requests will do. The size is halved until it is that of one part of
+        # the request; for a request of fewer than `MAX_PARTS` parts, until it is a quarter.
         max_ratio = max(parts, MAX_PARTS)
         for doublings in range(max_ratio.bit_length()):
             similar = self._times.get(size_bytes.bit_length() - doublings)

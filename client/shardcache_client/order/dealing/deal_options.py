@@ -83,7 +83,7 @@ class DealOptions:
 
     @property
     def has_source_batches(self) -> bool:
-        """True if each batch of a mixture is of one source."""
+        """True if each batch of a mixture is of one source. `MixtureOptions` overrides this."""
         return False
 
     @property
@@ -97,7 +97,7 @@ class DealOptions:
         return None
 
     def after(self, change: Change | None) -> Self:
-        """Return these options after a change of a mixture.
+        """Return these options after a change of a mixture. `MixtureOptions` overrides this.
 
         Args:
             change: the change that a state has recorded; None if it has recorded none.
@@ -114,7 +114,10 @@ class DealOptions:
 
     @property
     def needs_counts(self) -> bool:
-        """True if all samples must be counted before several ranks can read; see `check_even`."""
+        """True if all samples must be counted before several ranks can read.
+
+        Without the counts, ranks cannot be given equal numbers of samples.
+        """
         if self.global_batch_size is not None or self.is_global:
             return True
         return self.even is not None and self.samples_per_epoch is None
@@ -152,6 +155,7 @@ class DealOptions:
                 samples_per_epoch=self.samples_per_epoch,
             )
         if manifest.counts is None:
+            # `counted` is True only for a state that was saved while all shards were counted.
             raise ConfigError(
                 "cannot resume this epoch: the sample counts of "
                 f"{manifest.uncounted} shards are no longer known",

@@ -93,12 +93,12 @@ class Section:
         places = self.layout.places
         if batches is None:
             return left_by_ranks(places, self.phases)
-        taken = 0
+        taken_batches = 0
         for phase in self.phases:
             # Ranks take equally many samples of each global batch, so rank 0 stands for all.
             taken_samples = phase.partition.world_size * phase.taken[0]
-            taken += taken_samples // batches.size
-        return left_by_batches(places, taken, batches)
+            taken_batches += taken_samples // batches.size
+        return left_by_batches(places, taken_batches, batches)
 
     def continue_courses(
         self, courses: Mapping[str, Course], batches: GlobalBatches | None
@@ -149,7 +149,8 @@ def unread(sections: Sequence[Section], starts: Mapping[str, int]) -> tuple[Sect
     kept: list[Section] = []
     needed_from = dict(starts)  # by source: number of the first sample whose course is needed
     for section in reversed(sections):
-        # A section changes a course only up to where the section would have ended.
+        # A section changes a course only up to where the section would have ended. The course of
+        # its samples depends on earlier sections in turn, from where this section began.
         changed = [each for each in section.sources if needed_from.get(each.name, 0) < each.stop]
         for source in changed:
             needed_from[source.name] = min(needed_from.get(source.name, 0), source.start)

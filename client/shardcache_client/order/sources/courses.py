@@ -5,8 +5,8 @@
 - A source's sequence is its endless order of samples, one round of its shards after another.
 - A place is the number of a sample in an epoch of all sources. A span is the consecutive places
   that one rank reads.
-- A mix is some samples in the order in which one reader reads them: several shards alternate. A mix
-  part is a range of places of a mix.
+- A mix is some samples in the order in which one reader reads them: several shards alternate. Its
+  places are counted from its own beginning. A mix part is a range of these places.
 - A course is the order in which the mixture takes a source's samples. It is the source's sequence,
   unless the mixture changed before an epoch was read to its end.
 
@@ -20,9 +20,10 @@ Now the mixture changes after two places of each rank: each has read one sample 
     left of rank 1's mixes   places 1 to 3 of A's samples 4 to 7, place 1 of B's samples 2 and 3
 
 Since each rank reads in mixed order, the samples of A that are left are not a stretch of its
-sequence. They are the ends of two mixes: `MixPart(0, 4, low=1, high=4)` and `MixPart(4, 8, low=1,
-high=4)`. The course of A goes on with these 6 samples, in the order of the ranks, and then with its
-sequence from sample 8 on, where the epoch would have ended.
+sequence. They are the ends of two mixes: the places 1 to 3 of the mix of samples 0 to 3, which is
+`MixPart(0, 4, low=1, high=4)`, and those of the mix of samples 4 to 7. The course of A goes on with
+these 6 samples, in the order of the ranks, and then with its sequence from sample 8 on, where the
+epoch would have ended.
 
 The number of a sample in a course is the number of the source's samples that are taken before it.
 So A's course goes on at number 2, has the left samples as numbers 2 to 7, and resumes the sequence
@@ -41,10 +42,11 @@ from shardcache_client.order.sequences.partition import Phase, rest_after
 
 @dataclass(frozen=True, slots=True)
 class MixPart:
-    """The places `low` to `high` of a mix.
+    """The places of a mix from `low` up to, but not including, `high`.
 
-    A mix has the samples `begin` to `end`, in the order in which one reader reads them. `begin` and
-    `end` are numbers in a source's sequence or course, or places of an epoch of all sources.
+    A mix has the samples from `begin` up to, but not including, `end`, in the order in which one
+    reader reads them. `begin` and `end` are numbers in a source's sequence or course, or places of
+    an epoch of all sources.
 
     `MixPart(4, 8, low=1, high=4)` is the last three samples that a reader yields when it mixes the
     samples 4 to 7.
@@ -144,10 +146,12 @@ class Course:
         """
         parts: list[MixPart] = []
         for part in left:
-            # The samples of a mix may come from parts that an earlier epoch had left.
+            # The samples of a mix may come from parts that an earlier epoch had left. `mixed`
+            # numbers them from the mix's beginning, as `low` and `high` do.
             mixed = _Parts(self.between(part.begin, part.end))
             parts += mixed.between(part.low, part.high)
         # Samples from `stop` on were left by earlier epochs and did not belong to this epoch.
+        # There are none if `stop` lies beyond them.
         parts += self.between(stop, self.resumes)
         return Course(tuple(parts), max(stop, self.resumes))
 

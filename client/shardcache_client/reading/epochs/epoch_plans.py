@@ -45,8 +45,8 @@ MAX_AT_ONCE = 8
 ReadResult: TypeAlias = "Sample | Exception"
 """A sample, or the error of reading the sample or its shard.
 
-Errors are stripped of their traceback by `with_traceback(None)`: the frames of the traceback would
-keep the session of a reader that is gone alive.
+Errors are stripped of their traceback by `with_traceback(None)`: its frames would keep the session
+alive after its reader is gone.
 """
 
 
@@ -69,9 +69,9 @@ class SampleForm:
 
     Attributes:
         manifest: the dataset's shards.
-        view_of: returns the form of a shard's samples, given the shard's number and None; or the
-            form of their partners in a joined source, given the shard's number and the prefix of
-            that source.
+        view_of: returns the form of a shard's samples. Its arguments are the shard's number and
+            None; for the form of their partners in a joined source, the number and that source's
+            prefix.
         handover: passes the samples' values to other processes without a copy; None for values that
             stay in this process.
         sources: names of a mixture's sources, which its samples get as "__source__"; empty if the

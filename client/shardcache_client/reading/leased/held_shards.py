@@ -54,7 +54,7 @@ class HeldShards:
 
     Args:
         manifest: the dataset's shards.
-        pipeline: has the form in which samples are read.
+        pipeline: its `view` is the form in which samples of a shard are read.
         sessions: opens a session for each held shard.
         max_held: maximum number of shards that are held.
     """
@@ -153,7 +153,7 @@ class _RangeReads:
 
     Attributes:
         next_number: number of the sample that continues the order: the one after the last sample.
-        in_order: number of requests, up to the last one, that continued the order.
+        in_order: number of latest requests in a row that continued the order.
         while_cached: number of samples that were read while the whole shard was cached.
     """
 

@@ -89,6 +89,7 @@ class MappedShard:
                 index = TarIndex.open(index_path, check_members=False)
                 self.index = opened.enter_context(closing(index))
                 # None stands for a plain file: the shard was evicted, and fetched again as a file.
+                # An index without the entry is that of a shard.
                 if self.index.header.get("samples", 0) is None:
                     raise FileNotFoundError(errno.ENOENT, "the shard is not indexed", str(path))
                 size_bytes = self.index.header["size_bytes"]
@@ -299,9 +300,9 @@ class ArrivingShard:
         Ends at the first sample that has to be read from another file.
 
         Raises NotATarError, TruncatedShardError, CorruptShardError for bytes that are not a tar;
-        TornSampleError if the tar has members of one sample in two places, which shows only at the
-        second, so that the members at the first may have been yielded as a sample; any error that
-        `more` raises.
+        TornSampleError if the tar has members of one sample in two places; any error that `more`
+        raises. Only the second place shows that a sample is torn, so the members at the first may
+        have been yielded as a sample before.
         """
         numbers = count(start) if stop is None else range(start, stop)
         for number in numbers:
@@ -338,8 +339,8 @@ class ArrivingShard:
     def _has_arrived(self, number: int) -> bool:
         """Wait until a sample has arrived; return False if it has to be read from another file."""
         try:
-            # More bytes than the shard has never arrive. So a wait beyond its size ends with
-            # _EndOfFileError, as soon as the whole shard can be read from its own file.
+            # To wait for more bytes than the shard has is to wait for its end: such a wait ends
+            # with _EndOfFileError, as soon as the whole shard can be read from its own file.
             if number == self._last:
                 self._wait_beyond(self._size_bytes)
             if self._walk is None:
