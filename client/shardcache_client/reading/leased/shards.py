@@ -88,8 +88,7 @@ class MappedShard:
             with ExitStack() as opened:  # closes what was opened if anything fails
                 index = TarIndex.open(index_path, check_members=False)
                 self.index = opened.enter_context(closing(index))
-                # None stands for a plain file: the shard was evicted, and fetched again as a file.
-                # An index without the entry is that of a shard.
+                # None (not a missing entry) means that it was evicted and fetched as a plain file.
                 if self.index.header.get("samples", 0) is None:
                     raise FileNotFoundError(errno.ENOENT, "the shard is not indexed", str(path))
                 size_bytes = self.index.header["size_bytes"]
