@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from email.message import Message
 from http.client import HTTPConnection
 from typing import Any, NamedTuple, Self
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from support.programs.guard import GUARD_S
 
@@ -33,8 +33,9 @@ class Request:
 
     @property
     def path(self) -> str:
-        """Path without the leading slash and the query."""
-        return unquote(self.target.partition("?")[0]).lstrip("/")
+        """Path without the leading slash and the query. The target is a whole url if a proxy has passed it on."""
+        path = urlsplit(self.target).path if self.target.startswith("http") else self.target.partition("?")[0]
+        return unquote(path).lstrip("/")
 
     @property
     def key(self) -> str:
