@@ -29,49 +29,41 @@ class BodyReader:
 
     The bytes that arrived together with the head come first; then the reader uses the socket.
 
-    Args:
-        reports_first: True if the first call returns as soon as some bytes have come, so that they
-            can be reported. Otherwise it waits for more, as later calls do, which saves calls.
-
     Attributes:
         has_more: True if bytes beyond the body's end arrived with the head.
     """
 
-    def __init__(self, response: Response, sock: socket.socket, *, reports_first: bool) -> None:
+    def __init__(self, response: Response, sock: socket.socket) -> None:
         arrived_bytes = len(response.fp.peek())
         length = response.length or 0
         self._fp = response.fp
         self._ahead_bytes = min(arrived_bytes, length)
         self.has_more = arrived_bytes > length
         self._sock = sock
-        self._flags = 0 if reports_first else socket.MSG_WAITALL
+        self._flags = 0
         if not isinstance(sock, TlsSocket):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TICK)
 
     def __call__(self, memory: memoryview) -> int:
         """Fill some or all of the memory and return the number of bytes; 0 at the stream's end."""
-        # Later calls than the first wait until the memory is full, or until `_TICK` has passed.
+        # The first call returns as soon as some bytes have come, so that these are reported without
+        # delay. Later calls wait until the memory is full, or until `_TICK` has passed.
         flags = self._flags
         self._flags = socket.MSG_WAITALL
         if self._ahead_bytes:
-            return self._read_ahead(memory, flags)
+            return self._read_ahead(memory)
         if isinstance(self._sock, TlsSocket):
             return self._sock.fill(memory)
         return self._receive(memory, flags)
 
-    def _read_ahead(self, memory: memoryview, flags: int) -> int:
-        """Return the number of bytes that have come with the head, and right behind it.
-
-        Args:
-            flags: 0 to take what has come; MSG_WAITALL to wait until the memory is full, or until
-                `_TICK` has passed.
-        """
+    def _read_ahead(self, memory: memoryview) -> int:
+        """Return the number of bytes that have come with the head, and right behind it."""
         count = self._fp.readinto(memory[: self._ahead_bytes])
         self._ahead_bytes -= count
         is_all = not self._ahead_bytes
         if is_all and count < len(memory) and not isinstance(self._sock, TlsSocket):
             with suppress(BlockingIOError):  # nothing has come behind it so far
-                count += self._sock.recv_into(memory[count:], flags=flags or socket.MSG_DONTWAIT)
+                count += self._sock.recv_into(memory[count:], flags=socket.MSG_DONTWAIT)
         return count
 
     def _receive(self, memory: memoryview, flags: int) -> int:

@@ -241,7 +241,7 @@ class Exchange:
         """
         if body.held or response.chunked:
             return self._write_at_once(body, response, sock)
-        read = self._body_reader(response, sock)
+        read = BodyReader(response, sock)
         with writing(body.parts) as writer:
             self._copy(body.parts.size_bytes, read, writer)
         return writer.finished, not read.has_more
@@ -257,7 +257,7 @@ class Exchange:
         A held body also waits for the daemon's commit.
         """
         memory = _page_aligned(body.parts.size_bytes)
-        read = ChunksReader(response) if response.chunked else self._body_reader(response, sock)
+        read = ChunksReader(response) if response.chunked else BodyReader(response, sock)
         filled_bytes = 0
         while filled_bytes < len(memory):
             filled_bytes += self._receive(memory[filled_bytes:], read)
@@ -268,13 +268,6 @@ class Exchange:
             self._gate.wait_for_commit()
         with self._gate.writing():
             return write_parts(body.parts, memory), not read.has_more
-
-    def _body_reader(self, response: Response, sock: socket.socket) -> BodyReader:
-        """Return the reader of a body of known length."""
-        if not self._reports_first_bytes and self._gate.first_byte_s is None:
-            # The reader waits for more than the first bytes, which come with the head or after it.
-            self._gate.first_byte_s = time.monotonic()
-        return BodyReader(response, sock, reports_first=self._reports_first_bytes)
 
     def _copy(self, size_bytes: int, read: AnyReader, writer: PartsWriter) -> None:
         """Write a body block by block, as its bytes arrive.
