@@ -91,11 +91,7 @@ class PartFile:
     def kept_parts_bytes(self) -> int:
         """Number of bytes that the finished and unchecked parts take."""
         partial = self.partial
-        kept_bytes = partial.part_bytes * (len(partial.done) + len(partial.unchecked))
-        last = partial.count - 1  # this part may be shorter than the others
-        if last in partial.done or last in partial.unchecked:
-            kept_bytes -= partial.part_bytes - partial.size_of(last)
-        return kept_bytes
+        return partial.size_of_all(partial.done) + partial.size_of_all(partial.unchecked)
 
     def forget(self, part: int) -> None:
         """Treat a part as if it was never fetched."""

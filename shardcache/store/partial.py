@@ -157,11 +157,15 @@ class Partial:
     @property
     def done_bytes(self) -> int:
         """Number of bytes in finished parts."""
-        done_bytes = len(self.done) * self.part_bytes
+        return self.size_of_all(self.done)
+
+    def size_of_all(self, parts: Collection[int]) -> int:
+        """Return the size of some parts together, in bytes."""
+        size_bytes = len(parts) * self.part_bytes
         last = self.count - 1  # this part may be shorter than the others
-        if last in self.done:
-            done_bytes -= self.part_bytes - self.size_of(last)
-        return done_bytes
+        if last in parts:
+            size_bytes -= self.part_bytes - self.size_of(last)
+        return size_bytes
 
     def missing(self) -> list[int]:
         """Return the numbers of the parts still to be fetched, in order."""

@@ -326,8 +326,7 @@ class Leasing:
                 if is_first_use:
                     await self._history.remember(facts)
         except CorruptShardError as exn:
-            if not await self._health.take_out(shard, exn):
-                self._health.raise_if_failing(url)
+            await self._take_out(shard, exn, url)
             return None
         self._store.touch(shard)
         return facts if self._is_cached(shard) else None
@@ -351,10 +350,14 @@ class Leasing:
                 with self._residency.retained(shard):
                     await self._check(shard, url)
             except CorruptShardError as exn:
-                if not await self._health.take_out(shard, exn):
-                    self._health.raise_if_failing(url)
+                await self._take_out(shard, exn, url)
                 return
             shard.suspicion = ""
+
+    async def _take_out(self, shard: Shard, exn: CorruptShardError, url: str) -> None:
+        """Take a damaged shard out of service. Raises DiskError if it is the disk that fails."""
+        if not await self._health.take_out(shard, exn):
+            self._health.raise_if_failing(url)
 
     async def _check(self, shard: Shard, url: str) -> None:
         """Check the index of a shard, and the tar if that is sound. Raises CorruptShardError."""
