@@ -138,7 +138,7 @@ class S3Door:
         Such a request does not count as running: the event loop answers no other request until it
         is answered.
         """
-        if request.signed.method != "GET" or not request.key or self._drain.began:
+        if not request.key or self._drain.began:
             return None
         _check_object_params(request)
         return self._objects.at_once(request, peer, headers)

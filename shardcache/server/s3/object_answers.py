@@ -85,9 +85,7 @@ class ObjectAnswers:
 
     async def head(self, request: S3Request, peer: Peer) -> web.StreamResponse:
         """Answer HeadObject. Raises S3Error, ShardcacheError."""
-        selection = await self._find_selection(request, peer)
-        headers = {**selection.headers, "Content-Length": str(selection.size_bytes)}
-        return web.Response(status=selection.status, headers=headers)
+        return _head(await self._find_selection(request, peer))
 
     def at_once(
         self,
@@ -95,7 +93,7 @@ class ObjectAnswers:
         peer: Peer,
         headers: dict[str, str],
     ) -> web.Response | None:
-        """Answer GetObject if that needs no waiting: for a few bytes that are in memory.
+        """Answer a request that needs no waiting: HeadObject, or for a few bytes in memory.
 
         Returns None for any other request. Raises S3Error, ShardcacheError.
 
@@ -108,12 +106,14 @@ class ObjectAnswers:
         if obj is None:
             return None
         selection = _select_range(request, obj)
+        selection.headers.update(headers)
+        if request.signed.method == "HEAD":
+            return _head(selection)
         if selection.size_bytes > _SHORT_BYTES:
             return None
         body = self._bytes_in_memory(selection)
         if body is None:
             return None
-        selection.headers.update(headers)
         return self._short_answer(selection, (JOB, peer.uid), body)
 
     async def get(
@@ -371,6 +371,12 @@ def _select_span(obj: RemoteObject, span: Span | None, headers: dict[str, str]) 
     start, end = span
     headers["Content-Range"] = f"bytes {start}-{end - 1}/{obj.size_bytes}"
     return _Selection(obj, span, is_range=True, headers=headers)
+
+
+def _head(selection: _Selection) -> web.Response:
+    """Return the answer to HeadObject."""
+    headers = {**selection.headers, "Content-Length": str(selection.size_bytes)}
+    return web.Response(status=selection.status, headers=headers)
 
 
 def _headers(request: S3Request, obj: RemoteObject) -> dict[str, str]:
