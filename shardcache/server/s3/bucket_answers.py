@@ -57,7 +57,10 @@ class BucketAnswers:
         return _document("LocationConstraint", "")
 
     async def exists(self, request: S3Request, peer: Peer) -> bool:
-        """Return whether a bucket exists, as far as the user may know. Raises ShardcacheError."""
+        """Return whether a bucket exists; False for one that the user may not read.
+
+        Raises ShardcacheError.
+        """
         try:
             return await self._objects.has_bucket(f"s3://{request.bucket}/", peer)
         except NotFoundError:
@@ -88,16 +91,17 @@ class BucketAnswers:
         names = [_key_in(request, obj.url) for obj in page.objects]
         names += [_key_in(request, folder) for folder in page.folders]
         if page.next_token and names:
+            # The next page begins after the last name, which may be an object's or a folder's.
             fields.append(("NextMarker", encoded(max(names))))
         return _listing(request, page, fields)
 
     async def _check(self, request: S3Request, peer: Peer) -> None:
         """Raise S3Error unless the bucket exists, and rules of access name it for the user."""
         try:
-            is_named = await self._objects.has_bucket(f"s3://{request.bucket}/", peer)
+            is_allowed = await self._objects.has_bucket(f"s3://{request.bucket}/", peer)
         except NotFoundError:
             raise _no_bucket(request) from None
-        if not is_named:
+        if not is_allowed:
             raise S3Error("AccessDenied", "the daemon's allow rules do not name this bucket")
 
     async def _page(self, request: S3Request, peer: Peer, *, after: str, token: str) -> ListedPage:
@@ -108,7 +112,7 @@ class BucketAnswers:
             token: token of the page; empty for the first page.
         """
         params = request.params
-        max_keys = request.number("max-keys", lowest=0, highest=_MAX_INT)
+        max_keys = _max_keys(request)
         if max_keys == 0:
             # S3 answers such a request with an empty page that is the last one.
             return ListedPage([], [], "")
@@ -117,7 +121,7 @@ class BucketAnswers:
             delimiter=params.get("delimiter", ""),
             after=after,
             token=token,
-            max_keys=min(_MAX_KEYS, max_keys or _MAX_KEYS),
+            max_keys=max_keys,
         )
         try:
             return await self._objects.page(wanted, peer)
@@ -141,6 +145,14 @@ def _key_in(request: S3Request, url: str) -> str:
     return url.removeprefix(f"s3://{request.bucket}/")
 
 
+def _max_keys(request: S3Request) -> int:
+    """Return the maximum number of names in a page of a listing. Raises S3Error."""
+    asked = request.number("max-keys", lowest=0, highest=_MAX_INT)
+    if asked is None:
+        return _MAX_KEYS
+    return min(asked, _MAX_KEYS)
+
+
 def _encoding(request: S3Request) -> Callable[[str], str]:
     """Return the function that encodes keys as the request wants.
 
@@ -162,7 +174,7 @@ def _fields(request: S3Request, page: ListedPage) -> list[tuple[str, str]]:
     fields = [
         ("Name", request.bucket),
         ("Prefix", encoded(params.get("prefix", ""))),
-        ("MaxKeys", str(min(_MAX_KEYS, int(params.get("max-keys", _MAX_KEYS))))),
+        ("MaxKeys", str(_max_keys(request))),
         ("IsTruncated", "true" if page.next_token else "false"),
     ]
     if params.get("delimiter"):

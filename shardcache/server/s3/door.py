@@ -80,12 +80,12 @@ class S3Door:
         self._counters.s3_requests += 1
         # The id of a request is a plain number. It need not be secret, and random numbers would
         # take noticeable time at 5,000 requests a second.
-        headers = {
+        common_headers = {
             "x-amz-request-id": f"{self._counters.s3_requests:016X}",
             ENDPOINT_HEADER: "1",
         }
         try:
-            return await self._answer(http, headers)
+            return await self._answer(http, common_headers)
         except S3Error as exn:
             error = exn
         except ShardcacheError as exn:
@@ -99,17 +99,21 @@ class S3Door:
         except Exception:  # a top-level guard, as for other requests
             log.exception("unexpected error in an S3 request", path=http.path)
             error = S3Error("InternalError", "a fault of the daemon; see its log")
-        return _refusal(http, error, headers)
+        return _refusal(http, error, common_headers)
 
-    async def _answer(self, http: web.BaseRequest, headers: dict[str, str]) -> web.StreamResponse:
+    async def _answer(
+        self,
+        http: web.BaseRequest,
+        common_headers: dict[str, str],
+    ) -> web.StreamResponse:
         """Answer one request. Raises any error.
 
         Args:
-            headers: headers that every answer of the endpoint has.
+            common_headers: headers that every answer of the endpoint has.
         """
-        sent_headers = _joined_headers(http)
-        _check_client(sent_headers)
-        request = S3Request.of(http.method, http.raw_path, sent_headers)
+        headers = _joined_headers(http)
+        _check_client(headers)
+        request = S3Request.of(http.method, http.raw_path, headers)
         peer = self._peer(request)
         if http.method not in _READ_METHODS:
             raise S3Error(
@@ -117,31 +121,32 @@ class S3Door:
                 "the endpoint is read-only; write to the object store itself",
                 {"Allow": ", ".join(_READ_METHODS)},
             )
-        response = self._at_once(request, peer, headers)
+        response = self._at_once(request, peer, common_headers)
         if response is not None:
             return response
         with self._admitted(peer), self._drain.running_request():
             if request.key:
-                return await self._answer_object(http, request, peer, headers)
+                return await self._answer_object(http, request, peer, common_headers)
             response = await self._answer_bucket(request, peer)
-            response.headers.update(headers)
+            response.headers.update(common_headers)
             return response
 
     def _at_once(
         self,
         request: S3Request,
         peer: Peer,
-        headers: dict[str, str],
+        common_headers: dict[str, str],
     ) -> web.Response | None:
         """Return the answer to a request that needs no waiting; None for all others.
 
-        Such a request does not count as running: the event loop answers no other request until it
-        is answered.
+        Such a request is not counted as running: nothing else runs before it is answered.
         """
-        if not request.key or self._drain.began:
+        if self._drain.began:
+            return None  # the drain refuses the request
+        if not request.key:
             return None
         _check_object_params(request)
-        return self._objects.at_once(request, peer, headers)
+        return self._objects.at_once(request, peer, common_headers)
 
     def _peer(self, request: S3Request) -> Peer:
         """Return the user who signed a request. Raises S3Error."""
@@ -185,21 +190,22 @@ class S3Door:
         http: web.BaseRequest,
         request: S3Request,
         peer: Peer,
-        headers: dict[str, str],
+        common_headers: dict[str, str],
     ) -> web.StreamResponse:
         """Answer GetObject and HeadObject.
 
         Args:
-            headers: headers that every answer of the endpoint has.
+            common_headers: headers that every answer of the endpoint has.
         """
         _check_object_params(request)
         try:
             if http.method == "HEAD":
                 response = await self._objects.head(request, peer)
-                response.headers.update(headers)
+                response.headers.update(common_headers)
                 return response
-            return await self._objects.get(http, request, peer, headers)
+            return await self._objects.get(http, request, peer, common_headers)
         except NotFoundError:
+            # The answer to HEAD has no body, so it cannot say whether the bucket is missing.
             if http.method == "GET" and not await self._buckets.exists(request, peer):
                 raise S3Error("NoSuchBucket", f"there is no bucket {request.bucket}") from None
             raise S3Error("NoSuchKey", "the object store has no such object") from None
@@ -267,18 +273,18 @@ def _check_operation(request: S3Request, known: frozenset[str]) -> None:
             )
 
 
-def _refusal(http: web.BaseRequest, error: S3Error, headers: dict[str, str]) -> web.Response:
+def _refusal(http: web.BaseRequest, error: S3Error, common_headers: dict[str, str]) -> web.Response:
     """Return the answer that refuses a request.
 
     Args:
-        headers: headers that every answer of the endpoint has.
+        common_headers: headers that every answer of the endpoint has.
     """
     body = b""
     if http.method != "HEAD" and error.status != 304:
-        body = error.document(http.path, headers["x-amz-request-id"])
+        body = error.document(http.path, common_headers["x-amz-request-id"])
     response = web.Response(
         status=error.status,
-        headers={**headers, **error.headers, "Content-Type": "application/xml"},
+        headers={**common_headers, **error.headers, "Content-Type": "application/xml"},
         body=body,
     )
     if error.code in ("SlowDown", "ServiceUnavailable"):

@@ -25,8 +25,8 @@ log = structlog.get_logger()
 _ID_BYTES = 10
 _SECRET_BYTES = 30
 _ID_BEGINNING = "SHARDCACHE"
-# A user who asks again gets the same key as long as more than this share of a new key's life is
-# left.
+# A user who asks again gets the same key, unless less time is left to it than this share of a new
+# key's life.
 _MIN_SHARE_LEFT = 0.5
 # Time for which expired keys are remembered, so that their users get an error that says that the
 # key has expired.
@@ -133,14 +133,11 @@ class S3Keys:
 
     def _forget_old(self, now_s: float) -> None:
         """Forget keys that expired long ago, and the oldest keys if there are too many."""
-        old = [key for key in self._keys.values() if now_s - key.expires_s > _REMEMBERED_S]
-        surplus = len(self._keys) - len(old) - _MAX_KEYS
-        if surplus > 0:
-            old += list(self._keys.values())[:surplus]
-        for key in old:
-            self._keys.pop(key.access_key, None)
-            if self._latest.get(key.peer) is key:
-                del self._latest[key.peer]
+        keys = self._keys.values()
+        remembered = [key for key in keys if now_s - key.expires_s <= _REMEMBERED_S]
+        kept = remembered[-_MAX_KEYS:]
+        self._keys = {key.access_key: key for key in kept}
+        self._latest = {key.peer: key for key in kept}
 
     async def _save(self) -> None:
         """Write the keys to the file, so that they survive this daemon; log an error."""

@@ -91,14 +91,14 @@ class ObjectAnswers:
         self,
         request: S3Request,
         peer: Peer,
-        headers: dict[str, str],
+        common_headers: dict[str, str],
     ) -> web.Response | None:
-        """Answer a request that needs no waiting: HeadObject, or for a few bytes in memory.
+        """Answer HeadObject, or GetObject for a few bytes in memory, if that needs no waiting.
 
         Returns None for any other request. Raises S3Error, ShardcacheError.
 
         Args:
-            headers: headers that every answer of the endpoint has.
+            common_headers: headers that every answer of the endpoint has.
         """
         if "partNumber" in request.params:
             return None
@@ -106,7 +106,7 @@ class ObjectAnswers:
         if obj is None:
             return None
         selection = _select_range(request, obj)
-        selection.headers.update(headers)
+        selection.headers.update(common_headers)
         if request.signed.method == "HEAD":
             return _head(selection)
         if selection.size_bytes > _SHORT_BYTES:
@@ -121,20 +121,22 @@ class ObjectAnswers:
         http: web.BaseRequest,
         request: S3Request,
         peer: Peer,
-        headers: dict[str, str],
+        common_headers: dict[str, str],
     ) -> web.StreamResponse:
         """Answer GetObject. Raises S3Error, ShardcacheError.
 
         An error after the first bytes are sent is not raised: the connection is closed instead.
 
         Args:
-            headers: headers that every answer of the endpoint has.
+            common_headers: headers that every answer of the endpoint has.
         """
         # An attempt fails if the object or its cached file changes before the first byte is sent.
         # The next attempt then begins with the object's present version.
-        for tries_left in reversed(range(_TRIES)):
+        tries_left = _TRIES
+        while True:
+            tries_left -= 1
             selection = await self._find_selection(request, peer)
-            selection.headers.update(headers)
+            selection.headers.update(common_headers)
             try:
                 return await self._answer(http, selection, (JOB, peer.uid))
             except (OutdatedError, ShardChangedError):
@@ -146,7 +148,6 @@ class ObjectAnswers:
                 if not tries_left:
                     message = "the cached object was removed repeatedly while it was read"
                     raise S3Error("ServiceUnavailable", f"{message}; try again") from None
-        raise AssertionError  # the last try returns or raises
 
     async def _find_selection(self, request: S3Request, peer: Peer) -> _Selection:
         """Return the bytes that a request selects. Raises S3Error, ShardcacheError."""
@@ -155,12 +156,13 @@ class ObjectAnswers:
         if number is None:
             return _select_range(request, obj)
 
-        headers = _headers(request, obj)
+        check_conditions(request, obj.version, _modified_s(obj))
         if request.header("range") is not None:
             raise S3Error("InvalidRequest", "ask for a range or for a part, not for both")
         span = await self._objects.part_span(obj, number)
         if span is None:
             raise S3Error("InvalidPartNumber", f"the object has no part {number}")
+        headers = _headers(request, obj)
         parts = count_upload_parts(obj)
         if parts is not None:
             headers["x-amz-mp-parts-count"] = str(parts)
@@ -171,7 +173,7 @@ class ObjectAnswers:
         self,
         http: web.BaseRequest,
         selection: _Selection,
-        client: JobKey,
+        job: JobKey,
     ) -> web.StreamResponse:
         """Send an answer with its body; close the connection after an error midway.
 
@@ -179,15 +181,15 @@ class ObjectAnswers:
         first byte is sent.
 
         Args:
-            client: the job to which the bytes are charged.
+            job: the job to which the bytes are charged.
         """
         if selection.size_bytes <= _SHORT_BYTES:
-            body = await self._read(selection, client)
-            return self._short_answer(selection, client, body)
+            body = await self._read(selection, job)
+            return self._short_answer(selection, job, body)
         response = web.StreamResponse(status=selection.status, headers=selection.headers)
         response.content_length = selection.size_bytes
         try:
-            await self._stream(http, response, selection, client)
+            await self._stream(http, response, selection, job)
         except (ShardcacheError, OSError, SlowClientError, _LostFileError) as exn:
             if not response.prepared:
                 raise
@@ -197,17 +199,17 @@ class ObjectAnswers:
     def _short_answer(
         self,
         selection: _Selection,
-        client: JobKey,
+        job: JobKey,
         body: bytes | bytearray,
     ) -> web.Response:
-        """Return an answer with its body, and charge the bytes to a client."""
-        self._objects.reads.count_sent(selection.obj, selection.size_bytes, client)
+        """Return an answer with its body; charge the bytes to a job."""
+        self._objects.reads.count_sent(selection.obj, selection.size_bytes, job)
         return web.Response(status=selection.status, headers=selection.headers, body=body)
 
-    async def _read(self, selection: _Selection, client: JobKey) -> bytes | bytearray:
+    async def _read(self, selection: _Selection, job: JobKey) -> bytes | bytearray:
         """Return the selected bytes, once they are cached."""
         start, _ = selection.span
-        async with self._objects.reads.hold_span(selection.obj, selection.span, client) as held:
+        async with self._objects.reads.hold_span(selection.obj, selection.span, job) as held:
             with _open(held) as fd:
                 return await self._sender.read(fd, start, selection.size_bytes)
 
@@ -231,16 +233,17 @@ class ObjectAnswers:
         http: web.BaseRequest,
         response: web.StreamResponse,
         selection: _Selection,
-        client: JobKey,
+        job: JobKey,
     ) -> None:
         """Send head and body; the kernel sends the body."""
         assert http.transport is not None
         with self._sender.sending(http.transport) as sending:
-            stream = _Stream(http, response, selection, sending, self._is_whole(selection))
+            is_whole = self._is_whole(selection)
+            stream = _Stream(http, response, selection, sending, is_whole)
             is_space_wanted = self._objects.reads.is_space_wanted
             try:
                 while not stream.is_at_end:
-                    async with self._hold_next(stream, client) as held:
+                    async with self._hold_next(stream, job) as held:
                         await stream.send(held, is_space_wanted)
                     if not stream.is_at_end:
                         # Wait without holding any bytes: the client may have stopped reading.
@@ -249,18 +252,18 @@ class ObjectAnswers:
                 # The bytes are charged even if this task is cancelled: a client that has read
                 # enough may close the connection.
                 if response.prepared:
-                    self._objects.reads.count_sent(selection.obj, sending.sent_bytes, client)
+                    self._objects.reads.count_sent(selection.obj, sending.sent_bytes, job)
 
     def _hold_next(
         self,
         stream: "_Stream",
-        client: JobKey,
+        job: JobKey,
     ) -> AbstractAsyncContextManager[HeldBytes]:
         """Hold the bytes that are sent next: the whole object, or a piece of the object."""
         reads = self._objects.reads
         obj = stream.selection.obj
         if stream.is_whole:
-            return reads.hold_whole(obj, client)
+            return reads.hold_whole(obj, job)
 
         _, end = stream.selection.span
         piece_end = min(end, stream.piece_end)
@@ -268,7 +271,7 @@ class ObjectAnswers:
         next_piece = None
         if piece_end < end:
             next_piece = (piece_end, min(end, piece_end + _PIECE_BYTES))
-        return reads.hold_span(obj, (stream.sent_to, piece_end), client, next_piece, in_order=True)
+        return reads.hold_span(obj, (stream.sent_to, piece_end), job, next_piece, in_order=True)
 
     def _is_whole(self, selection: _Selection) -> bool:
         """Return whether to fetch the object as a whole.
@@ -328,13 +331,15 @@ class _Stream:
                 await self._send_ready(held, fd, is_space_wanted)
                 return
             while self.is_whole and not self.is_at_end:
-                self.is_whole = await self._send_ready(held, fd, is_space_wanted)
+                is_ready_sent = await self._send_ready(held, fd, is_space_wanted)
+                if not is_ready_sent:
+                    self.is_whole = False
 
     async def _send_ready(
         self,
         held: HeldBytes,
         fd: int,
-        gives_way: Callable[[], bool],
+        is_space_wanted: Callable[[], bool],
     ) -> bool:
         """Wait until further bytes have arrived, and send the bytes that are ready.
 
@@ -342,22 +347,28 @@ class _Stream:
 
         Args:
             fd: the open file of the bytes.
-            gives_way: as for `Sending.send`: returns True while others wait for cache space.
+            is_space_wanted: returns True while others wait for cache space.
         """
         _, end = self.selection.span
         ready = min(end, await held.beyond(self.sent_to))
         if not self._response.prepared:
+            # aiohttp sends the head. It has to be in the socket before the kernel sends the body.
             await self._response.prepare(self._http)
             await self._sending.flushed()
-        self.sent_to = await self._sending.send(fd, self.sent_to, ready, gives_way)
+        self.sent_to = await self._sending.send(fd, self.sent_to, ready, is_space_wanted)
         return self.sent_to == ready
 
 
 def _select_range(request: S3Request, obj: RemoteObject) -> _Selection:
-    """Return the selection of a request for an object or for a range. Raises S3Error."""
-    headers = _headers(request, obj)
-    text = applicable_range(request, obj.version, obj.modified_s or 0.0)
-    return _select_span(obj, span_of(text, obj.size_bytes), headers)
+    """Return the selection of a request for an object or for a range.
+
+    Raises S3Error for a range beyond the object's end, and if a condition of the request, such as
+    If-Match, is not met.
+    """
+    modified_s = _modified_s(obj)
+    check_conditions(request, obj.version, modified_s)
+    text = applicable_range(request, obj.version, modified_s)
+    return _select_span(obj, span_of(text, obj.size_bytes), _headers(request, obj))
 
 
 def _select_span(obj: RemoteObject, span: Span | None, headers: dict[str, str]) -> _Selection:
@@ -380,15 +391,13 @@ def _head(selection: _Selection) -> web.Response:
 
 
 def _headers(request: S3Request, obj: RemoteObject) -> dict[str, str]:
-    """Return the headers that describe an object.
+    """Return the headers that describe an object; the request's parameters may set some of them.
 
-    Raises S3Error if a condition of the request, such as If-Match, is not met.
+    Raises S3Error for a parameter that cannot be a header's value.
     """
-    modified_s = obj.modified_s or 0.0
-    check_conditions(request, obj.version, modified_s)
     headers = {
         "ETag": f'"{obj.version}"',
-        "Last-Modified": _http_date(int(modified_s)),
+        "Last-Modified": _http_date(int(_modified_s(obj))),
         "Accept-Ranges": "bytes",
         "Content-Type": "binary/octet-stream",
     }
@@ -398,6 +407,11 @@ def _headers(request: S3Request, obj: RemoteObject) -> dict[str, str]:
         if name in request.params:
             headers[header] = _checked_header(request.params[name])
     return headers
+
+
+def _modified_s(obj: RemoteObject) -> float:
+    """Return the time at which an object was stored; 0, the Unix epoch, if it is not known."""
+    return obj.modified_s or 0.0
 
 
 @lru_cache(1024)

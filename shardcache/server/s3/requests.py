@@ -16,8 +16,8 @@ from shardcache.server.s3.s3_errors import S3Error
 from shardcache.server.s3.signatures import SignedRequest
 from shardcache.store.part_file import Span
 
-# Numbers in a range may be larger than any size, but must not have more digits than Python
-# converts to an integer.
+# Numbers in a range may be larger than any object. Python does not convert those with thousands of
+# digits.
 _RANGE = re.compile(r"bytes=(?:([0-9]{1,99})-([0-9]{0,99})|-([0-9]{1,99}))")
 _MAX_DIGITS = 18  # maximum number of digits of a number in the query
 _SHOWN_CHARS = 40  # number of characters of a wrong number that an error shows
@@ -168,7 +168,7 @@ def _includes(header: str, etag: str, *, is_strong: bool = False) -> bool:
             have different bytes.
     """
     tags = [tag.strip() for tag in header.split(",")]
-    if not is_strong:
+    if not is_strong:  # with its W/, a weak ETag equals no other
         tags = [tag.removeprefix("W/") for tag in tags]
     return "*" in tags or etag in [tag.strip('"') for tag in tags]
 
@@ -199,7 +199,8 @@ def _bucket_and_key(path: str, host: str) -> tuple[str, str]:
     bucket = _bucket_of_host(host)
     if not bucket:
         bucket, _, key = key.partition("/")
-    if (bucket or key) and _BUCKET.fullmatch(bucket) is None:
+    names_bucket = bool(bucket or key)  # otherwise, the request is for the service itself
+    if names_bucket and _BUCKET.fullmatch(bucket) is None:
         shown = bucket[:_SHOWN_NAME_CHARS]
         raise S3Error("InvalidBucketName", f"{shown!a} is not a valid bucket name")
     if len(key.encode()) > _MAX_KEY_BYTES:

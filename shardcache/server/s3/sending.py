@@ -1,8 +1,7 @@
 """Sending of files to sockets by the kernel (sendfile), without copying bytes into this process.
 
 `object_answers` sends the bodies of long answers in this way; the thread that does it is in
-`send_thread`. A client gives way when no more of its bytes are sent, so that others get their cache
-space.
+`send_thread`.
 """
 
 import asyncio
@@ -24,8 +23,8 @@ T = TypeVar("T")
 _READ_THREADS = 4  # number of threads that read from the disk
 # Interval at which the transport's buffer is checked.
 _PAUSE_S = 0.005
-# A client that has read nothing for this time gives way to others that need the cache space of its
-# bytes. While a client reads, there is room in the socket again after a shorter time.
+# No more bytes are sent to a client that has read nothing for this time, if others need the cache
+# space of these bytes. A client that reads empties some of its socket within a shorter time.
 _GIVES_WAY_S = 0.5
 
 
@@ -44,7 +43,7 @@ class Sending:
     """
 
     _transport: asyncio.Transport
-    _socket_fd: int  # a duplicate: the event loop keeps its own for the transport
+    _socket_fd: int  # a duplicate, because asyncio lets only the transport watch its own
     _thread: SendThread
     stall_s: float
     sent_bytes: int = 0
@@ -52,7 +51,7 @@ class Sending:
     async def flushed(self) -> None:
         """Wait until the transport's buffer is empty. Raises SlowClientError."""
         deadline_s = time.monotonic() + self.stall_s
-        pause_s = 0.0
+        pause_s = 0.0  # one turn of the event loop is usually enough
         while self._transport.get_write_buffer_size():
             if time.monotonic() > deadline_s:
                 raise SlowClientError
@@ -64,7 +63,7 @@ class Sending:
         fd: int,
         start: int,
         end: int,
-        gives_way: Callable[[], bool] | None = None,
+        is_space_wanted: Callable[[], bool] | None = None,
     ) -> int:
         """Send bytes of a file; return the offset of the end of the bytes that were sent.
 
@@ -72,9 +71,9 @@ class Sending:
             fd: the open file.
             start: offset of the first byte.
             end: offset of the end of the bytes.
-            gives_way: returns True if others need the cache space of these bytes. Then no more
-                bytes are sent once the client has read nothing for `_GIVES_WAY_S`. None to send all
-                bytes in any case.
+            is_space_wanted: returns True if others need the cache space of these bytes. Then no
+                more bytes are sent once the client has read nothing for `_GIVES_WAY_S`. None to
+                send all bytes in any case.
 
         Raises SlowClientError, ConnectionError if the client has disconnected, and OSError if the
         file cannot be read.
@@ -86,7 +85,7 @@ class Sending:
         send = FileSend(self._socket_fd, fd, start, end)
         self._thread.add(send)
         try:
-            await self._ended(send, gives_way)
+            await self._wait_for_end(send, is_space_wanted)
         finally:
             if not send.ended.done():
                 self._thread.withdraw(send)
@@ -99,14 +98,18 @@ class Sending:
         send.ended.result()
         return send.sent_to
 
-    async def _ended(self, send: FileSend, gives_way: Callable[[], bool] | None) -> None:
-        """Wait until everything is sent, or the client gives way. Raises SlowClientError.
+    async def _wait_for_end(
+        self,
+        send: FileSend,
+        is_space_wanted: Callable[[], bool] | None,
+    ) -> None:
+        """Wait until everything is sent, or others need the cache space. Raises SlowClientError.
 
         A client reads too slowly only if its socket is full. Otherwise the thread is busy, or waits
         for the disk.
         """
         interval_s = self.stall_s
-        if gives_way is not None:
+        if is_space_wanted is not None:
             interval_s = min(_GIVES_WAY_S, self.stall_s)
         sent_to = send.sent_to
         deadline_s = time.monotonic() + self.stall_s
@@ -119,7 +122,7 @@ class Sending:
                 deadline_s = time.monotonic() + self.stall_s
             elif time.monotonic() >= deadline_s:
                 raise SlowClientError
-            elif gives_way is not None and gives_way():
+            elif is_space_wanted is not None and is_space_wanted():
                 return
 
     async def writable(self) -> None:

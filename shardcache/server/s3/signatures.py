@@ -124,7 +124,9 @@ class Signature(NamedTuple):
         # Only the signature's value differs between most requests of a client. The beginning is
         # the same, and `_parsed_beginning` caches its result.
         beginning, separator, value = authorization.rpartition("Signature=")
-        access_key, scope, signed_headers = _parsed_beginning(beginning or authorization)
+        if not separator:
+            beginning = authorization  # this may have an earlier fault, with an error of its own
+        access_key, scope, signed_headers = _parsed_beginning(beginning)
         if not separator or "," in value:
             raise _malformed("the header Authorization has to end with Signature=")
         headers = request.headers
