@@ -144,8 +144,10 @@ def _decompressed(frame: _Frame, read: Read, nth: int, url: str) -> Iterator[byt
     left_bytes = frame.plain_bytes
     while not decoder.eof:
         data = b""
-        if decoder.needs_input and at < end:
+        if decoder.needs_input:
             data = read(at, 0, min(_PIECE_BYTES, end - at))
+            if not data:
+                break  # the frame ends early
             at += len(data)
         try:
             piece: bytes = decoder.decompress(data, _PIECE_BYTES)
@@ -154,10 +156,9 @@ def _decompressed(frame: _Frame, read: Read, nth: int, url: str) -> Iterator[byt
                 f"its frame {nth} cannot be decompressed ({exn})", url=url
             ) from exn
         left_bytes -= len(piece)
-        # The frame ends early if the decoder needs more data, and the stored bytes are used up.
-        has_nothing_left = decoder.needs_input and not data and not piece
-        if left_bytes < 0 or has_nothing_left:
+        if left_bytes < 0:
             break
+        # The piece is empty if the piece before it was the last of the data so far.
         yield piece
     if left_bytes or not decoder.eof:
         raise CorruptShardError(f"its frame {nth} does not have the size that it states", url=url)

@@ -1,5 +1,6 @@
 """Chunks of LitData whose samples are compressed by hundreds, sound and damaged."""
 
+import random
 import struct
 import tracemalloc
 from pathlib import Path
@@ -89,6 +90,17 @@ def test_large_frame_is_decompressed_piece_by_piece(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert size_bytes == LARGE_BYTES + struct.calcsize("<3I")
     assert peak_bytes < LARGE_BYTES / 8
+
+
+@pytest.mark.parametrize("bits", first_quick([6, 3, 4, 5, 7, 8], 3))
+def test_frame_of_any_ratio_of_compression_is_decompressed(tmp_path: Path, bits: int) -> None:
+    """Also if a piece of the frame ends just where a piece of its content does."""
+    alphabet = bytes(byte % 2**bits for byte in range(256))
+    data = random.Random(0).randbytes(2 * 1024**2).translate(alphabet)
+    chunk = of_one_sample(zstd.compress(data), len(data))
+    cached = copied(tmp_path, chunk)
+    assert cached is not None
+    assert cached[struct.calcsize("<3I") :] == data
 
 
 @pytest.mark.parametrize("stated_bytes", first_quick([0, 1, LARGE_BYTES - 1, LARGE_BYTES + 1, 2**32 - 1], 2))
