@@ -193,7 +193,9 @@ class _Conversion:
             self._progress({"files": self._input.files})
             journal_text = await self._target.read(JOURNAL)
             self._journal = resume(journal_text, self._journal.settings, self._target.url)
-            check_empty(self._options.names.foreign(self._objects), self._target.url)
+            # The interrupted run has left shards that follow the pattern; no others may be there.
+            other_shards = self._options.names.shards_not_matching(self._objects)
+            check_empty(other_shards, self._target.url)
             if TABLE in self._journal.shards and all(map(self._is_unchanged, self._journal.shards)):
                 # All objects of the journal are unchanged, so the stored table lists these shards.
                 self._needs_table = False
@@ -235,7 +237,7 @@ class _Conversion:
                 if shard is None or self._failure is not None:
                     break
                 try:
-                    await self._write_shard(writer, shard)
+                    await self._write_or_keep(writer, shard)
                 except ShardcacheError as exn:
                     self._failure = self._failure or exn
                 self._done_bytes += shard.cut.size_bytes
@@ -244,13 +246,10 @@ class _Conversion:
         finally:
             await writer.end()
 
-    async def _write_shard(self, writer: "_WriterProcess", shard: _PlannedShard) -> None:
-        """Write a planned shard through its writer process, and record it in the journal.
-
-        A kept shard is not written again, but its part of the table may still be needed.
-        """
+    async def _write_or_keep(self, writer: "_WriterProcess", shard: _PlannedShard) -> None:
+        """Let a process write a planned shard unless it is stored already, and record the shard."""
         kept = self._kept_record(shard)
-        # A kept shard goes to the process only if the table is needed, for the shard's part of it.
+        # The process writes only a kept shard's part of the table, if that is needed.
         if kept is None or self._needs_table:
             request = _Request(shard.number, shard.name, shard.cut.first, shard.cut.last, kept)
             self._journal.shards[shard.name] = await writer.write(request)
@@ -380,7 +379,7 @@ async def _serve(values: Iterator[Any], setup: _Setup) -> None:
     # Drafts lie in a folder that the command removes, even if this process is killed.
     tempfile.tempdir = setup.scratch
     source: Source | None = None
-    member = None if setup.tokens is None else TokenMember.parse(setup.tokens)
+    token_member = None if setup.tokens is None else TokenMember.parse(setup.tokens)
     origins = [OriginTable.model_validate(table) for table in setup.tables]
     async with Destination(setup.url, origins, Path(setup.scratch)) as destination:
         while True:
@@ -391,7 +390,8 @@ async def _serve(values: Iterator[Any], setup: _Setup) -> None:
             try:
                 if source is None:
                     source = open_source(setup.kind, setup.arguments)
-                answer = await _write_shard(source, destination, member, _Request(*value))
+                request = _Request(*value)
+                answer = await _write_shard(source, destination, token_member, request)
             except ShardcacheError as exn:
                 answer = {"error": exn.to_json()}
             send_answer(answer)
@@ -400,7 +400,7 @@ async def _serve(values: Iterator[Any], setup: _Setup) -> None:
 async def _write_shard(
     source: Source,
     destination: Destination,
-    member: TokenMember | None,
+    token_member: TokenMember | None,
     request: _Request,
 ) -> ShardRecord:
     """Write the shard of a request, and return its record.
@@ -408,10 +408,11 @@ async def _write_shard(
     Args:
         source: the samples of the input.
         destination: the destination of the shard.
-        member: the member whose tokens are counted; None to count no tokens.
+        token_member: the member whose tokens are counted; None to count no tokens.
         request: the request.
     """
-    shard = ShardFile(destination.draft(request.name), member)
+    # A kept shard needs a draft, too: its part of the table has the places of members in the draft.
+    shard = ShardFile(destination.draft(request.name), token_member)
     try:
         for sample in source.read(request.first, request.last):
             shard.add(sample)

@@ -176,11 +176,11 @@ class Destination:
     async def store_index(self, shards: Iterable[tuple[str, ShardRecord]]) -> None:
         """Store the index of the shards, in their order, with relative names."""
         rows = []
-        for name, stored in shards:
+        for name, record in shards:
             # The version is left out for local files, as in the table of samples.
-            version = None if self._is_local else stored.version
+            version = None if self._is_local else record.version
             url = self.url + name
-            rows.append(ShardRef(url, version, stored.size_bytes, stored.samples, stored.tokens))
+            rows.append(ShardRef(url, version, record.size_bytes, record.samples, record.tokens))
         await self.store_bytes(shardlist.write(rows, self.url).encode(), INDEX)
 
     async def store_file(self, draft: Path, name: str, replaced: str | None = None) -> RemoteObject:

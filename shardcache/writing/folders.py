@@ -80,9 +80,9 @@ def list_folders(
     """List the files of folders as samples. Takes 16 bytes of memory per sample.
 
     The key of a file's sample is the file's path below the folder, up to a dot of its name. If
-    there are several folders, each key begins with the name of its folder. Files without a key that
-    readers would find are left out and counted. Hidden files and folders, and files that macOS
-    adds, are left out without being counted.
+    there are several folders, each key begins with the name of its folder. Files in whose names
+    readers would find no key are left out and counted. Hidden files and folders, and files that
+    macOS adds, are left out without being counted.
 
     Args:
         roots: the folders.

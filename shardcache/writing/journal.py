@@ -25,13 +25,13 @@ _SHOWN_CHARS = 60  # messages show at most this much of the value of a setting
 
 
 class ShardRecord(NamedTuple):
-    """Record of a complete shard in the destination.
+    """Record of an object in the destination: a complete shard, or the table of samples.
 
     Attributes:
-        size_bytes: size of the shard.
-        version: version of the shard's object.
-        samples: number of the shard's samples.
-        tokens: number of the shard's tokens; None if they are not counted.
+        size_bytes: size of the object.
+        version: version of the object.
+        samples: number of samples in the shard, or in all shards for the table.
+        tokens: number of the shard's tokens; None if they are not counted, and for the table.
         members: for each extension, the number of samples that have it; None for the table.
     """
 
@@ -48,7 +48,7 @@ class Journal:
 
     Attributes:
         settings: the settings and the identity of the input, as from `WriteOptions.for_journal`.
-        shards: by name, the record of each complete shard, and of the table of samples.
+        shards: by name, the record of each complete shard, and of the table if it is stored.
     """
 
     settings: dict[str, Any]

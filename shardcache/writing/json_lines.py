@@ -33,9 +33,9 @@ _MIN_LINE_BYTES = 64
 class JsonLines:
     """The lines of JSONL files, one after another.
 
-    A position is the number of a file, an offset in its content in bytes, and the number of the
-    line there. Each line becomes a sample, whose key is the line's number. Lines are counted from 0
-    through all files. Blank lines are counted, but make no samples.
+    Each line becomes a sample, whose key is the line's number. Lines are counted from 0 through all
+    files. Blank lines are counted, but make no samples. The position of a sample is the number of
+    its file, the offset of its line in the file's content in bytes, and the line's number.
 
     An offset in a compressed file is reached only by decompressing all bytes before it. A
     compressed file therefore stays open after a read, so that reads at ascending positions
@@ -91,7 +91,7 @@ class JsonLines:
         return max(_MIN_LINE_BYTES, line_bytes + share_bytes)
 
     def _lines(self, first: Sequence[int], last: Sequence[int]) -> Iterator[tuple[int, bytes, str]]:
-        """Yield number, content and file of each line between two positions, also blank lines."""
+        """Yield number, content and path of each line between two positions, blank or not."""
         first_file, offset, number = first
         last_file, _, last_number = last
         for file_number in range(first_file, last_file + 1):

@@ -84,6 +84,7 @@ class MemberColumn:
         if self.extension is None:
             return f"{self.name}.{_recognized_extension(value)}", value
         _, _, suffix = self.extension.rpartition(".")
+        # `encoded` would refuse values that JSON lacks, such as dates; `as_json` makes them texts.
         if self.kind == "json" and suffix == "json":
             return self.extension, as_json(value)
         # A text is written as it is even if its extension is .json: such texts are JSON already.
@@ -97,17 +98,18 @@ class MemberColumn:
     def lengths(self, values: pa.ChunkedArray) -> list[int | None]:
         """Return the length in bytes of each value's member, or None for a null.
 
-        Lengths of numbers and JSON are estimates: for JSON, the mean size of the column's values in
-        Arrow's memory.
+        Lengths of numbers and JSON are estimates.
         """
         if self.kind in ("bytes", "text"):
             return pc.binary_length(values).to_pylist()  # type: ignore[no-any-return]
         if self.kind == "file":
             return _file_lengths(values)
-        mean_bytes = _TYPICAL_NUMBER_BYTES
         if self.kind == "json":
-            mean_bytes = values.nbytes // max(1, len(values))
-        return [None if null else mean_bytes for null in values.is_null().to_pylist()]
+            # JSON takes about as much as the value does in Arrow's memory.
+            typical_bytes = values.nbytes // max(1, len(values))
+        else:
+            typical_bytes = _TYPICAL_NUMBER_BYTES
+        return [None if null else typical_bytes for null in values.is_null().to_pylist()]
 
 
 def _recognized_extension(content: bytes) -> str:

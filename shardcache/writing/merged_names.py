@@ -35,10 +35,12 @@ def numbers_apart(extensions: Sequence[str]) -> tuple[str, str] | None:
 class RareWords:
     """Finds files such as J.Brown.jpg and J.Smith.jpg, which readers take for one sample.
 
-    Two files with the same key and the same last part are members of one sample in two cases: other
-    keys have the words in between, too (0001.left.jpg and 0001.right.jpg), or the words are added
-    to another file's name (0001.seg.png next to 0001.png). Otherwise, they are probably two
-    samples. The distinct extensions of several parts are kept in memory.
+    Two files with the same key and the same last part are probably two samples, with two
+    exceptions. Either other keys have the words in between, too, as in 0001.left.jpg and
+    0001.right.jpg, or the words are added to another file's name, as in 0001.seg.png next to
+    0001.png.
+
+    Memory is needed for each distinct extension of several parts.
     """
 
     def __init__(self) -> None:
@@ -55,11 +57,9 @@ class RareWords:
         endings = {ending for extension in compound for ending in _endings(extension)}
         for first, second in _same_last_part(files):
             for extension in (first, second):
-                # Of `seg.png` and `png`, one extension adds words to the other, so that their files
-                # are members of one sample. `extension` may be either of the two.
-                ends_another = extension in endings
-                extends_another = not files.keys().isdisjoint(_endings(extension))
-                if not (ends_another or extends_another):
+                has_added_words = not files.keys().isdisjoint(_endings(extension))  # like seg.png
+                is_added_to = extension in endings  # like png, next to seg.png
+                if not (has_added_words or is_added_to):
                     self._suspects.setdefault(extension, (files[first], files[second]))
 
     def merged_files(self) -> tuple[str, str] | None:

@@ -29,9 +29,10 @@ _BLOCK_ROWS = 1024  # number of rows that are read at a time
 class _RowBlocks(ABC):
     """The common part of the sources in this module: rows in blocks.
 
-    A position is the place of a block in the order of reading, and the number of a row in that
-    order within the block. A sample's key is its row's number in the input. With a seed, the blocks
-    are read in random order, and so are the rows of each block, which is in memory as a whole then.
+    A sample's key is its row's number in the input. With a seed, the blocks are read in random
+    order, and so are the rows of each block, which is in memory as a whole then. The position of a
+    sample is two numbers in the order of reading: the place of its block among all blocks, and that
+    of its row in the block.
     """
 
     def __init__(self, blocks: list[range], seed: int | None) -> None:
@@ -208,7 +209,7 @@ def _load_split(name: str, split: str | None) -> datasets.Dataset:
             url=name,
             remedy="check its name and --split",
         ) from exn
-    if isinstance(dataset, Mapping):
+    if isinstance(dataset, datasets.DatasetDict):
         raise ConfigError(
             f"the dataset has several splits, and {split or 'none'} is chosen",
             url=name,

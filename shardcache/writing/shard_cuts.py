@@ -80,11 +80,11 @@ class ShardNames:
         """Return the name of shard `number`, counted from 0."""
         return self.pattern % number
 
-    def foreign(self, names: Iterable[str]) -> list[str]:
+    def shards_not_matching(self, names: Iterable[str]) -> list[str]:
         """Return, sorted, those names that are of shards but do not follow the pattern."""
-        return sorted(name for name in names if is_tar(name) and not self._is_own(name))
+        return sorted(name for name in names if is_tar(name) and not self._matches(name))
 
-    def _is_own(self, name: str) -> bool:
+    def _matches(self, name: str) -> bool:
         """Return True for a name that the pattern gives to some number."""
         head, tail = _NUMBER.split(self.pattern)
         digits = name.removeprefix(head).removesuffix(tail)

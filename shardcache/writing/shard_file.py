@@ -31,18 +31,18 @@ class ShardFile:
         tokens: number of tokens so far; None if they are not counted.
     """
 
-    def __init__(self, path: Path, member: TokenMember | None = None) -> None:
+    def __init__(self, path: Path, token_member: TokenMember | None = None) -> None:
         """Begin a tar, which replaces an older file. Raises DiskError if it cannot be written.
 
         Args:
             path: path of the tar.
-            member: the member whose tokens are counted; None to count no tokens.
+            token_member: the member whose tokens are counted; None to count no tokens.
         """
         self.path = path
         self.samples = 0
         self.members = Counter[str]()
-        self.tokens = None if member is None else 0
-        self._token_member = member
+        self.tokens = None if token_member is None else 0
+        self._token_member = token_member
         self._last_key: str | None = None
         self._grouping = Grouping()
         with writing(path):
@@ -74,7 +74,8 @@ class ShardFile:
             name = utf8(f"{sample.key}.{extension}")
             end += member_bytes(len(name), len(data))
             start = end - padded(len(data))  # the content follows the member's headers
-            self._grouping.add([(name, start, start + len(data), None)])
+            fault = None  # of a member that was just written
+            self._grouping.add([(name, start, start + len(data), fault)])
         self.samples += sample.count
 
     def finish(self) -> None:
@@ -102,7 +103,7 @@ class ShardFile:
             version: version of the shard for the table; None for a local shard.
         """
         samples = self._grouping.finish()
-        # No tar is given: the spans of a tar that was just written need no trial.
+        # Spans of a tar that was just written need not be tried by reading it, so it is not given.
         rows = rows_of(samples, blocks=blocks_of(samples, tar=None))
         with writing(path), path.open("wb") as file:
             file.writelines(as_table(number, version, rows))

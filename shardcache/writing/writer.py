@@ -66,7 +66,7 @@ class ShardWriter:
         self._names = ShardNames(names)
         self._shard_size_bytes = shard_size_bytes
         self._target = Destination(os.fspath(destination), Settings.load({}, config).origin)
-        self._member = None if tokens is None else TokenMember.parse(tokens)
+        self._token_member = None if tokens is None else TokenMember.parse(tokens)
         self._shard: ShardFile | None = None  # the shard being written
         # The number of the shard being written, counted from 0, and so the number of finished ones.
         self._number = 0
@@ -114,8 +114,9 @@ class ShardWriter:
         `bytes` are written as they are, `str` in UTF-8, a number as `cls`, an array as `npy`,
         anything as `json`. Other names that begin with `__`, such as `__url__`, are left out.
 
-        Raises SampleError for a sample that readers would not find as it is, TokensError for one
-        whose tokens are not an array, and the errors of the class for an upload that has failed.
+        Raises SampleError for a sample that cannot be encoded, or that readers would find under
+        another key or other extensions; TokensError for one whose tokens are not an array; the
+        errors of the class for an upload that has failed.
         """
         if not self._is_open:
             raise errors.ConfigError(
@@ -129,7 +130,7 @@ class ShardWriter:
                 self._finish_shard()
         if self._shard is None:
             draft = self._target.draft(self._names.name(self._number))
-            self._shard = ShardFile(draft, self._member)
+            self._shard = ShardFile(draft, self._token_member)
         self._shard.add(encoded_sample)
 
     def _finish_shard(self) -> None:

@@ -137,7 +137,7 @@ def test_foreign_shards_are_distinguished_from_own() -> None:
     """By the whole name, digits included."""
     own = ["train-000000.tar", "train-1000000.tar", "index.json", "notes.txt"]
     others = ["train-0001.tar", "val-000000.tar", "train-000001.tar.gz"]
-    assert ShardNames("train-%06d.tar").foreign(own + others) == sorted(others)
+    assert ShardNames("train-%06d.tar").shards_not_matching(own + others) == sorted(others)
 
 
 def test_a_journal_is_resumed_with_its_own_settings_alone() -> None:
