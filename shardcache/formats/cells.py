@@ -16,10 +16,10 @@ MAX_CELLS = 32_000_000
 """Limit for one shard: its index takes 20 bytes of memory per cell."""
 
 MAX_COLUMNS = 65_536
-"""Limit for one shard: each of its readers has their names in memory."""
+"""Limit for one shard: each reader has the names of all columns in memory."""
 
 MAX_NAMES_BYTES = 16 * 1024 * 1024
-"""Limit for the names of a shard's columns together, in UTF-8: its readers have them in memory."""
+"""Limit for the names of a shard's columns together, in UTF-8: each reader has them in memory."""
 
 KEY = "__key__"
 URL = "__url__"
@@ -27,8 +27,8 @@ BAD = "__bad__"
 RESERVED = frozenset({KEY, URL, BAD})
 """Names that every sample has, or that have a meaning in WebDataset: no member has such a name.
 
-A table that was made from tars may have columns of these names. The values of `__key__` become the
-samples' keys, and a column `__url__` is left out.
+A shard that was converted from a tar may have columns of these names. The values of `__key__`
+become the samples' keys, and a column `__url__` is left out.
 """
 
 Cell = tuple[int, tuple[int, int]]
@@ -89,7 +89,7 @@ class CellTable:
         """Add a sample. Raises UnsupportedShardError for too many samples or cells.
 
         Args:
-            cells: the cells of the sample. Of several cells of one column, the last has its value.
+            cells: the cells of the sample. If a column has several, readers take the last one.
             key: key of the sample; None to use the sample's number.
         """
         samples = self.samples

@@ -33,7 +33,8 @@ MAX_LINE_BYTES = 256 * 1024 * 1024
 
 _BUFFER_BYTES = 1024 * 1024
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_JSON = "json"
+_JSON = "json"  # encoding of all values
+_FAULTY_LINE = "json"  # name of the column of a fault that is about a whole line
 
 # Matches the beginning of an object. The group is the closing brace of an empty object.
 _begin_object = re.compile(r"[ \t\r\n]*\{(?:[ \t\r\n]*(\}))?").match
@@ -168,16 +169,16 @@ class _Lines:
             # Characters that are not ASCII occur only inside strings, where they do not matter.
             fields, repeated = self._fields(line.decode("latin-1"), start)
         except (ValueError, StopIteration, RecursionError):
-            self.table.add_fault(Fault.JSON, _JSON)
+            self.table.add_fault(Fault.JSON, _FAULTY_LINE)
             return
 
         key = None
         for column in self._reserved.keys() & fields.keys():
             name = self._reserved[column]
-            value_place = fields.pop(column)
-            first, last = repeated.pop(column, value_place)
+            first_place = fields.pop(column)
+            value_start, value_end = repeated.pop(column, first_place)
             if name == KEY:
-                key = _key_in(line[first - start : last - start])
+                key = _key_in(line[value_start - start : value_end - start])
             # A field `__bad__`, and a key that is not usable, make the sample unusable. A field
             # `__url__` has just been dropped.
             if name == BAD or (name == KEY and key is None):
@@ -190,9 +191,7 @@ class _Lines:
         self.table.add(cells, key)
 
     def _fields(self, text: str, start: int) -> tuple[_Places, _Places]:
-        """Return the places of an object's values: the first of each field, and the last repeated.
-
-        The second result has only the fields that come several times.
+        """Return the place of each field's first value, and of each repeated field's last value.
 
         Raises ValueError, StopIteration or RecursionError if the text is not an object.
 
@@ -215,8 +214,10 @@ class _Lines:
             _, end = _scan(text, at)
             column = self._column(name[1])
             place = (start + at, start + end)
-            if fields.setdefault(column, place) is not place:
+            if column in fields:
                 repeated[column] = place
+            else:
+                fields[column] = place
 
             after_value = _sign_after_value(text, end)
             if after_value is None:

@@ -49,7 +49,7 @@ _MAX_COMMENT_BYTES = 0xFFFF
 _LOCATOR = struct.Struct("<4sLQL")
 _LOCATOR_SIGNATURE = b"PK\6\7"
 # The fields of the zip64 record: signature, size of the rest, two versions, two disks, entries on
-# this disk, all entries, size and offset of the directory.
+# this disk, all entries, size of the directory, its offset.
 _END_64 = struct.Struct("<4sQ2H2L4Q")
 _END_64_SIGNATURE = b"PK\6\6"
 # The fields of an entry are those of `_RawEntry`.
@@ -209,8 +209,8 @@ class ZipMembers:
         self.ends.append(end)
 
 
-def numbers_by(values: "array[int]") -> "array[int]":
-    """Return the numbers of members, u32, in the ascending order of a value that each has."""
+def numbers_sorted_by(values: "array[int]") -> "array[int]":
+    """Return the numbers of members, u32, in the ascending order of each member's value."""
     numbers = array("I", range(len(values)))
     # Most zips are in order already. Sorting takes 80 bytes of memory for each member.
     if any(value > following for value, following in pairwise(values)):
@@ -268,7 +268,7 @@ class _Zip:
 
         # Members must not share bytes: a small zip could then hold terabytes.
         previous_end = 0
-        for number in numbers_by(members.starts):
+        for number in numbers_sorted_by(members.starts):
             if members.starts[number] < previous_end:
                 shown = members[number].shown_name
                 raise self._corrupt(f"the member {shown!r} lies in another one")
@@ -303,7 +303,7 @@ class _Zip:
             end: offset of the record at the end.
             fields: fields of that record.
         """
-        _, disk, first_disk, _, entries, size_bytes, start, _ = fields
+        _, disk, directory_disk, _, entries, size_bytes, start, _ = fields
         directory_end = end
         locator = self._read(max(0, end - _LOCATOR.size), _LOCATOR.size)
         if locator.startswith(_LOCATOR_SIGNATURE):
@@ -312,15 +312,17 @@ class _Zip:
             # Some writers add a zip64 record although all numbers fit without one.
             if record_start >= 0 and record.startswith(_END_64_SIGNATURE):
                 directory_end = record_start
-                _, _, _, _, disk, first_disk, _, entries, size_bytes, start = _END_64.unpack(record)
+                fields = _END_64.unpack(record)
+                _, _, _, _, disk, directory_disk, _, entries, size_bytes, start = fields
             elif entries == _IN_ZIP_64_SHORT or _IN_ZIP_64 in (size_bytes, start):
                 raise self._corrupt("its zip64 record is not where it should be")
-        if disk or first_disk:
+        if disk or directory_disk:
             raise UnsupportedShardError(
                 "the zip is one of several parts",
                 url=self._url,
                 remedy="join the parts: zip -s 0 parts.zip --out whole.zip",
             )
+        # `start` is an offset in the zip, which may come after other data in the file.
         base = directory_end - size_bytes - start
         if base < 0:
             raise self._corrupt("its directory is larger than the file")

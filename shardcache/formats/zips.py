@@ -23,7 +23,7 @@ from shardcache.formats.zip_directory import (
     ZipMembers,
     is_stored,
     members_of,
-    numbers_by,
+    numbers_sorted_by,
 )
 from shardcache.tarindex.grouping import group, index_tar, split_name
 from shardcache.tarindex.members import BLOCK_BYTES, padded, parse_header
@@ -41,10 +41,11 @@ def index(path: Path, url: str) -> Samples:
     """
     with open(path, "rb", buffering=0) as file:
         members = members_of(file, url)
-        for number in numbers_by(members.starts):
+        for number in numbers_sorted_by(members.starts):
             _check_content(file, members[number], url)
     grouped = _by_sample(members)
-    return group((member.name, member.start, member.end, None) for member in grouped)
+    fault = None  # no member has one, since each has just been checked
+    return group((member.name, member.start, member.end, fault) for member in grouped)
 
 
 def as_tar(path: Path, url: str) -> Iterator[bytes]:
@@ -105,7 +106,7 @@ def _by_sample(members: ZipMembers) -> Iterator[ZipMember]:
 
     The samples have the order of their first members.
     """
-    for number in numbers_by(_sample_numbers(members)):
+    for number in numbers_sorted_by(_sample_numbers(members)):
         yield members[number]
 
 
@@ -113,8 +114,8 @@ def _sample_numbers(members: ZipMembers) -> "array[int]":
     """Return the number of each member's sample, u32."""
     numbers = array("I")
     number_of_key: dict[bytes, int] = {}
-    for member in map(members.__getitem__, range(len(members))):
-        key, _ = split_name(member.name)
+    for member in range(len(members)):
+        key, _ = split_name(members[member].name)
         numbers.append(number_of_key.setdefault(key, len(number_of_key)))
     return numbers
 
