@@ -72,7 +72,7 @@ class LitDataFormat(Format):
         """
         with opened(path) as (read, size_bytes):
             if _is_arrow_stream(read):
-                return _of_rows(arrow_rows.index(path, url))
+                return _with_cell_prefix(arrow_rows.index(path, url))
             columns = _columns(options.companion or "", url)
             bytes_at = ForwardReader(read, size_bytes, url)
             offsets = read_offsets(bytes_at, size_bytes, url)
@@ -215,7 +215,7 @@ def _names_of(spec: Any) -> list[str] | None:
     """
     _version, root = spec
     children = root["children_spec"]
-    if root["type"] is None:
+    if root["type"] is None:  # a sample is no container, but a single leaf
         return ["0"]
     if any(child["children_spec"] for child in children):
         return None
@@ -231,8 +231,8 @@ def _is_arrow_stream(read: Read) -> bool:
     return read(0, 0, len(_ARROW_STREAM)) == _ARROW_STREAM
 
 
-def _of_rows(samples: Samples) -> Samples:
-    """Mark the encodings of rows' cells with a prefix, and return the samples.
+def _with_cell_prefix(samples: Samples) -> Samples:
+    """Mark the encodings of rows' cells with `_CELL`, and return the samples.
 
     A leaf may have an encoding of the same name, but other bytes.
     """

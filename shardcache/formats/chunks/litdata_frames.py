@@ -99,7 +99,7 @@ def _fault_of(offsets: "array[int]", frames: list[_Frame], size_bytes: int) -> s
     next_sample = 0
     for nth, frame in enumerate(frames):
         end = frame.first + frame.samples
-        # `offsets` has one entry more than there are samples, so `end` must be the index of one.
+        # `offsets` has one entry more than there are samples, so `end` must be an index of it.
         if frame.first != next_sample or end >= len(offsets):
             return f"its frame {nth} does not begin with sample {next_sample}"
         if frame.plain_bytes != offsets[end] - offsets[next_sample]:

@@ -179,7 +179,7 @@ def _plain_tensor(dtype: str, data: bytes) -> Any:
 def _tensor(data: bytes) -> Any:
     """Return the tensor whose type and shape come before its values."""
     number, dimensions = _TENSOR_HEAD.unpack_from(data)
-    shape, values = _shape_of(data, _TENSOR_HEAD.size, dimensions, ">")
+    shape, values = _shape_and_values(data, _TENSOR_HEAD.size, dimensions, ">")
     return _plain_tensor(_TORCH_DTYPES[number], values).reshape(shape)
 
 
@@ -193,17 +193,17 @@ def _plain_array(dtype: str, data: bytes) -> Any:
 def _array(data: bytes) -> Any:
     """Return the array whose type and shape come before its values."""
     number, dimensions = _ARRAY_HEAD.unpack_from(data)
-    shape, values = _shape_of(data, _ARRAY_HEAD.size, dimensions, "<")
+    shape, values = _shape_and_values(data, _ARRAY_HEAD.size, dimensions, "<")
     return _plain_array(_NUMPY_DTYPES[number], values).reshape(shape)
 
 
-def _shape_of(
+def _shape_and_values(
     data: bytes,
     at: int,
     dimensions: int,
     order: str,
 ) -> tuple[tuple[int, ...], bytes]:
-    """Return the shape at an offset, and the bytes after it, which are the values.
+    """Return the shape at an offset, and the values, which are all bytes after the shape.
 
     Args:
         data: bytes of the leaf.

@@ -24,7 +24,9 @@ BytesAt = Callable[[int, int], bytes]
 
 
 class ForwardReader:
-    """Reads small pieces of a shard, mostly in ascending order, and few of them by calls of `read`.
+    """Reads small pieces of a shard, mostly in ascending order.
+
+    A call of `read` returns more than one piece, so that most pieces need no call.
 
     Raises TruncatedShardError if the shard ends inside a piece, and what `read` raises.
 
