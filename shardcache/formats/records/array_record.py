@@ -26,10 +26,12 @@ _POSTSCRIPT_FOOTER = 1
 _POSTSCRIPT_MAGIC = 2
 _FOOTER_METADATA = 1
 _METADATA_RECORDS = 3
-_MAGIC_NUMBER = 0x71930E704FDAE05E
+# The value of the postscript's field `_POSTSCRIPT_MAGIC`.
+_ARRAY_RECORD_MAGIC = 0x71930E704FDAE05E
 _MAX_MESSAGE_BYTES = 1024 * 1024
 
-_MAGIC = b"shardrec"
+# The cached copy begins with these bytes.
+_COPY_MAGIC = b"shardrec"
 _LENGTH = struct.Struct("<Q")
 _BUFFER_BYTES = 1024 * 1024
 
@@ -59,8 +61,8 @@ class ArrayRecordFormat(Format):
 
 def _copied_records(file: BinaryIO, url: str) -> Iterator[tuple[int, bytes]]:
     """Yield offset and bytes of each record of a cached copy."""
-    at = len(_MAGIC)
-    if file.read(at) != _MAGIC:
+    at = len(_COPY_MAGIC)
+    if file.read(at) != _COPY_MAGIC:
         raise CorruptShardError("the cached copy is damaged: another format", url=url)
     while head := file.read(_LENGTH.size):
         at += _LENGTH.size
@@ -71,7 +73,7 @@ def _copied_records(file: BinaryIO, url: str) -> Iterator[tuple[int, bytes]]:
 
 def _copy(path: Path, url: str) -> Iterator[bytes]:
     """Yield, in pieces, the copy to cache of an ArrayRecord file. Raises OSError, ShardError."""
-    yield _MAGIC
+    yield _COPY_MAGIC
     with open(path, "rb", buffering=BLOCK_BYTES) as file:
         try:
             yield from _ArrayRecord(file, url).copied_records()
@@ -120,7 +122,7 @@ class _ArrayRecord:
         if last_block < BLOCK_BYTES or self._size_bytes % BLOCK_BYTES:
             raise ValueError("it does not consist of whole blocks, or is not an ArrayRecord file")
         postscript = _numbers_in(self._message(last_block))
-        if postscript.get(_POSTSCRIPT_MAGIC) != _MAGIC_NUMBER:
+        if postscript.get(_POSTSCRIPT_MAGIC) != _ARRAY_RECORD_MAGIC:
             raise ValueError("it does not end with a postscript, or is not an ArrayRecord file")
         footer_at = postscript.get(_POSTSCRIPT_FOOTER, 0)
         if not 0 < footer_at < last_block:

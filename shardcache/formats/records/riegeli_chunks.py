@@ -261,7 +261,7 @@ def _behind_header(at: int) -> int:
 
 
 def _end_of(at: int, size_bytes: int) -> int:
-    """Return the offset at which `size_bytes` of data end that begin at `at`.
+    """Return the offset of the end of `size_bytes` bytes of data that begin at the offset `at`.
 
     The headers of blocks in between are not counted as data.
     """

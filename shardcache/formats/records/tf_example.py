@@ -65,25 +65,27 @@ def features_of(record: bytes) -> Iterator[Feature]:
 def _feature(record: bytes, start: int, end: int) -> Feature:
     """Return the feature in an entry of the map, which lies between two offsets of the record."""
     # A field that the entry lacks counts as empty.
-    name = (start, start)
-    message = (end, end)
-    for number, kind, first, last in fields(record, start, end):
+    name = b""
+    message_start = end
+    message_end = end
+    for number, kind, field_start, field_end in fields(record, start, end):
         _expect(number in (_MAP_KEY, _MAP_VALUE) and kind == LENGTH)
         if number == _MAP_KEY:
-            name = (first, last)
+            name = record[field_start:field_end]
         else:
-            message = (first, last)
-    text = record[slice(*name)]
-    text.decode()  # UnicodeDecodeError is a ValueError
-    return Feature(text, *message, _only_content(record, *message))
+            message_start = field_start
+            message_end = field_end
+    name.decode()  # UnicodeDecodeError is a ValueError
+    content = _only_content(record, message_start, message_end)
+    return Feature(name, message_start, message_end, content)
 
 
 def _only_content(record: bytes, start: int, end: int) -> tuple[int, int] | None:
     """Return `Feature.content` for the message between two offsets of a record."""
-    kind, first, last = _list_in(record, start, end)
+    kind, list_start, list_end = _list_in(record, start, end)
     if kind != BYTES_LIST:
         return None
-    strings = _strings(record, first, last)
+    strings = _strings(record, list_start, list_end)
     content = next(strings, None)
     # All strings are checked, but not kept, since a record may have a hundred million of them.
     others = sum(1 for _ in strings)
@@ -103,7 +105,8 @@ def value(message: bytes | memoryview) -> Any:
     data = bytes(message)
     kind, start, end = _list_in(data, 0, len(data))
     if kind == BYTES_LIST:
-        strings = [data[first:last] for first, last in _strings(data, start, end)]
+        places = _strings(data, start, end)
+        strings = [data[string_start:string_end] for string_start, string_end in places]
         return strings[0] if len(strings) == 1 else strings
     if kind == FLOAT_LIST:
         return _floats(data, start, end)
@@ -117,20 +120,20 @@ def _list_in(data: bytes, start: int, end: int) -> tuple[int, int, int]:
     list_kind = _NO_LIST
     list_start = start
     list_end = end
-    for number, kind, first, last in fields(data, start, end):
+    for number, kind, field_start, field_end in fields(data, start, end):
         _expect(number in (BYTES_LIST, FLOAT_LIST, INT64_LIST) and kind == LENGTH)
         _expect(list_kind == _NO_LIST)  # a Feature has one list at most
         list_kind = number
-        list_start = first
-        list_end = last
+        list_start = field_start
+        list_end = field_end
     return list_kind, list_start, list_end
 
 
 def _strings(data: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield start and end of each string of a BytesList."""
-    for number, kind, first, last in fields(data, start, end):
+    for number, kind, string_start, string_end in fields(data, start, end):
         _expect(number == 1 and kind == LENGTH)
-        yield first, last
+        yield string_start, string_end
 
 
 def _packed(data: bytes, start: int, end: int, single: int) -> bytes:
@@ -145,9 +148,9 @@ def _packed(data: bytes, start: int, end: int, single: int) -> bytes:
         single: wire type of a field with a single number.
     """
     pieces = []
-    for number, kind, first, last in fields(data, start, end):
+    for number, kind, field_start, field_end in fields(data, start, end):
         _expect(number == 1 and kind in (LENGTH, single))
-        pieces.append(data[first:last])
+        pieces.append(data[field_start:field_end])
     return b"".join(pieces)
 
 
@@ -182,6 +185,7 @@ def _varints(packed: bytes) -> Any:
     starts = numpy.concatenate(([0], lasts[:-1] + 1))
     lengths = lasts - starts + 1
     _expect(int(lengths.max()) <= MAX_VARINT_BYTES)
+    # The place of each byte in its varint.
     places = numpy.arange(len(data)) - numpy.repeat(starts, lengths)
     bits = (data & 0x7F).astype(numpy.uint64) << (7 * places).astype(numpy.uint64)
     return numpy.add.reduceat(bits, starts).view(numpy.int64)

@@ -92,7 +92,10 @@ class TFRecordFormat(Format):
 
 
 def _records(file: BinaryIO, url: str, crc32c: Crc32c) -> Iterator[tuple[int, bytes]]:
-    """Yield the offset and the bytes of each record, after both of its checksums were compared."""
+    """Yield the offset and the bytes of each record, after both of its checksums were compared.
+
+    The offset is that of the record's bytes, after its length.
+    """
     at = 0
     while head := file.read(_HEAD_BYTES):
         if head.startswith(_GZIP_MAGIC) and at == 0:
@@ -162,13 +165,14 @@ class _RecordIndexer:
         self._message_columns: set[int] = set()
 
     def indexed(self, records: Iterator[tuple[int, bytes]]) -> Samples:
-        """Return the samples of records; see `samples_of`."""
+        """Return the samples of records, given their offsets and bytes; see `samples_of`."""
         has_examples = True
         for number, (at, record) in enumerate(records):
             try:
                 features = self._features(at, record) if has_examples else []
             except ValueError:
-                if number:
+                # The first record decides for all whether they are Examples.
+                if number > 0:
                     self._table.add_fault(Fault.EXAMPLE, RECORD)
                     continue
                 has_examples = False
@@ -213,7 +217,7 @@ class _RecordIndexer:
             cells[column] = (at + feature.start, at + feature.end)
             if feature.content is None:
                 self._message_columns.add(column)
-                # A placeholder: the cells of this column stay messages.
+                # An empty content as a placeholder: the cells of this column stay messages.
                 contents[column] = (at, at)
             else:
                 start, end = feature.content
@@ -225,8 +229,8 @@ class _RecordIndexer:
             start, end = contents.pop(column)
             if name == KEY:
                 key = record[start - at : end - at]
-            # A feature `__bad__`, and an empty key, make the sample unusable. A feature `__url__`
-            # has just been dropped.
+            # A feature `__bad__` makes the sample unusable, and so does a key that is empty or not
+            # a single byte string. A feature `__url__` has just been dropped.
             if name == BAD or (name == KEY and not key):
                 self._table.add_fault(Fault.RESERVED, name)
                 return
