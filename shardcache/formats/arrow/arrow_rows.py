@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from shardcache.errors import CorruptShardError
 from shardcache.formats.cells import KEY, RESERVED, CellTable
@@ -85,9 +85,9 @@ class _RowTable:
         columns = [self.table.column(name) for name in names]
         spans = [_spans(batch.column(name), address) for name in names]
         keys = _keys(batch)
-        rows: Iterable[tuple[tuple[int, int] | None, ...]] = [()] * batch.num_rows
-        if spans:
-            rows = zip(*spans, strict=True)
+        rows: Iterable[tuple[tuple[int, int] | None, ...]] = zip(*spans, strict=True)
+        if not spans:  # then `zip` yields no rows
+            rows = [()] * batch.num_rows
         for number, row in enumerate(rows):
             all_cells = zip(columns, row, strict=True)
             cells = [(column, cell) for column, cell in all_cells if cell is not None]
@@ -133,15 +133,16 @@ def _spans(column: pa.Array, address: int) -> _CellSpans:
         start = column.buffers()[1].address - address + column.offset * width
         spans = [(at, at + width) for at in range(start, start + len(column) * width, width)]
     else:
-        _, offsets, data = column.buffers()
-        bytes_of_offsets = memoryview(offsets).cast("B")
-        if str(type_) in _SHORT_TYPES:
-            ends = bytes_of_offsets.cast("i")
-        else:
-            ends = bytes_of_offsets.cast("q")
-        ends = ends[column.offset : column.offset + len(column) + 1]
-        start = data.address - address if data is not None and data.size else 0
-        spans = [(start + first, start + last) for first, last in pairwise(ends)]
+        _, offsets_buffer, data = column.buffers()
+        # Offsets are signed numbers of 32 or 64 bits.
+        code: Literal["i", "q"] = "i" if str(type_) in _SHORT_TYPES else "q"
+        offsets = memoryview(offsets_buffer).cast("B").cast(code)
+        # The offsets in the data of each cell's start, and of the last cell's end.
+        offsets = offsets[column.offset : column.offset + len(column) + 1]
+        start = 0  # without data, all cells are empty, and their place does not matter
+        if data is not None and data.size:
+            start = data.address - address
+        spans = [(start + begin, start + end) for begin, end in pairwise(offsets)]
     if not column.null_count:
         return spans
     nulls = column.is_null().to_pylist()

@@ -96,8 +96,8 @@ def _column(
         extract: returns the column's values, given those of the source, such as one field of
             structs.
     """
-    encoding, stored, convert = _form(type_)
-    field = pa.field(name, stored, metadata={ENCODING: encoding.encode()})
+    encoding, stored_type, convert = _form(type_)
+    field = pa.field(name, stored_type, metadata={ENCODING: encoding.encode()})
 
     def converted(values: pa.Array) -> pa.Array:
         return convert(extract(values))
@@ -112,20 +112,21 @@ def _form(type_: pa.DataType) -> tuple[str, pa.DataType, Callable[[pa.Array], pa
     """
     types = pa.types
     if isinstance(type_, pa.BaseExtensionType):
-        encoding, stored, convert = _form(type_.storage_type)
-        return encoding, stored, lambda values: convert(values.storage)
+        encoding, stored_type, convert = _form(type_.storage_type)
+        return encoding, stored_type, lambda values: convert(values.storage)
     if types.is_dictionary(type_):
-        encoding, stored, convert = _form(type_.value_type)
-        return encoding, stored, lambda values: convert(values.dictionary_decode())
+        encoding, stored_type, convert = _form(type_.value_type)
+        return encoding, stored_type, lambda values: convert(values.dictionary_decode())
     if types.is_boolean(type_):
         return cell_values.BOOL, pa.uint8(), _cast_to(pa.uint8())
     if str(type_) in cell_values.NUMBERS:
         return str(type_), type_, _same
     if str(type_) in _TEXTS:
-        return cell_values.TEXT, _TEXTS[str(type_)], _cast_to(_TEXTS[str(type_)])
+        stored_type = _TEXTS[str(type_)]
+        return cell_values.TEXT, stored_type, _cast_to(stored_type)
     if str(type_) in _STRINGS_OF_BYTES:
-        stored = _STRINGS_OF_BYTES[str(type_)]
-        return cell_values.BYTES, stored, _cast_to(stored)
+        stored_type = _STRINGS_OF_BYTES[str(type_)]
+        return cell_values.BYTES, stored_type, _cast_to(stored_type)
     if types.is_fixed_size_binary(type_):
         return cell_values.BYTES, pa.binary(), _cast_to(pa.binary())
     return cell_values.TAGGED, pa.binary(), _tagged
