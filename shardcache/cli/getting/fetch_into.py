@@ -193,7 +193,7 @@ def _open_files(
     if not files:
         return
     manifest = Manifest.of(files.values())
-    with session_of(choice, reader, manifest, "files", PATIENCE) as session:
+    with session_of(choice, reader, manifest, wanted="files", patience=PATIENCE) as session:
         session.on_wait = on_wait
         for number, (names, ref) in enumerate(files.items()):
             yield names, ref, CachedFile(session, number)

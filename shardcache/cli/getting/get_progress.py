@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 # Interval between lines of progress if the output is not a terminal.
-_LINE_S = 30.0
+_LINE_INTERVAL_S = 30.0
 # Minimum interval between events while a file is copied.
-_EVENT_S = 1.0
+_EVENT_INTERVAL_S = 1.0
 # Fields that an event has about each file that arrives or is copied.
 _FIELDS = ("url", "done_bytes", "total_bytes", "rate_bytes_per_s", "stage")
 _MIN_ELAPSED_S = 1e-3  # divisor of a rate at the first event, when no time has passed
@@ -83,7 +83,7 @@ class GetProgress:
                 "stage": "copying",
             },
         ]
-        if time.monotonic() - self._shown_s > _EVENT_S:
+        if time.monotonic() - self._shown_s > _EVENT_INTERVAL_S:
             self.show_event("progress")
 
     def show_event(self, kind: str, counts: Mapping[str, int] | None = None) -> None:
@@ -110,17 +110,17 @@ class GetProgress:
             self._start = now_s, done_bytes
         self._shown_s = now_s
         start_s, start_bytes = self._start
-        rate = (done_bytes - start_bytes) / max(now_s - start_s, _MIN_ELAPSED_S)
+        rate_bytes_per_s = (done_bytes - start_bytes) / max(now_s - start_s, _MIN_ELAPSED_S)
         left_s = None
-        if rate > 0:
-            left_s = round((self._total_bytes - done_bytes) / rate)
+        if rate_bytes_per_s > 0:
+            left_s = round((self._total_bytes - done_bytes) / rate_bytes_per_s)
         event = {
             "event": kind,
             "done_files": self._files - len(self._pending),
             "files": self._files,
             "done_bytes": done_bytes,
             "total_bytes": self._total_bytes,
-            "rate_bytes_per_s": round(rate),
+            "rate_bytes_per_s": round(rate_bytes_per_s),
             "left_s": left_s,
             "arriving": [{name: row[name] for name in _FIELDS} for row in arriving],
         }
@@ -161,7 +161,7 @@ class _Display:
         self._bars = bars
         self._total = bars.add_task("total", total=None)
         self._tasks: dict[str, TaskID] = {}  # the bars of arriving files, by url
-        self._line_s = time.monotonic()  # time of the last line of progress
+        self._last_line_s = time.monotonic()  # time of the last line of progress
 
     def show(self, event: Json) -> None:
         """Show an event."""
@@ -186,7 +186,7 @@ class _Display:
         self._console.print(line, markup=False)
 
     def _advance(self, event: Json) -> None:
-        """Update the bars; without a terminal, print a line every `_LINE_S`."""
+        """Update the bars; without a terminal, print a line every `_LINE_INTERVAL_S`."""
         files = f"{event['done_files']:,}/{event['files']:,} files"
         self._bars.update(
             self._total,
@@ -195,10 +195,11 @@ class _Display:
             total=event["total_bytes"],
         )
         self._show_arriving(event["arriving"])
-        if self._console.is_terminal or time.monotonic() - self._line_s <= _LINE_S:
+        now_s = time.monotonic()
+        if self._console.is_terminal or now_s - self._last_line_s <= _LINE_INTERVAL_S:
             return
 
-        self._line_s = time.monotonic()
+        self._last_line_s = now_s
         done = f"{size(event['done_bytes'])} of {size(event['total_bytes'])}"
         line = f"{files}, {done}, {size(event['rate_bytes_per_s'])}/s"
         if event["left_s"]:

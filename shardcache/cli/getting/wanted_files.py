@@ -92,7 +92,7 @@ def find_files(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> Wan
 def _list_files(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> list[ShardRef]:
     """Return the files that the daemon finds for a url or pattern."""
     with closing(Session(choice, reader, PATIENCE)) as session:
-        return list(session.resolve([source], "files"))
+        return list(session.resolve([source], wanted="files"))
 
 
 def _base_of(source: str) -> str:

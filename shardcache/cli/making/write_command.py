@@ -165,6 +165,7 @@ def write(
     from shardcache.writing.shard_cuts import ShardNames
 
     processes = workers or min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
+    # The other options have the names of `WriteOptions`' attributes.
     write_options = WriteOptions(names=ShardNames(names), **options)
     tables = Settings.load({}, config).origin
     stderr = common.make_console(stderr=True)
