@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from shardcache import errors
 from shardcache_client.order.topology import Topology
 from shardcache_client.ranks.group import Epochs
-from shardcache_client.ranks.key_value_store import KeyValueStore, MeetingPlace, attempt
+from shardcache_client.ranks.key_value_store import KeyValueStore, MeetingPlace, restarts
 
 log = logging.getLogger("shardcache")
 
@@ -63,15 +63,14 @@ class AgreedEpochs(Epochs):
     def __repr__(self) -> str:
         return f"AgreedEpochs({self.name}, {self.place!r})"
 
-    def follows(self, epoch: int, ended: int, *, is_held: bool = False) -> int:
+    def follows(self, next_epoch: int, ended: int, *, is_held: bool = False) -> int:
         """Return the epoch that follows one that was ended early; see `Epochs`.
 
         Raises EpochMismatchError if this rank has repeatedly been the only one to end it early.
         """
         decide = _follows_held if is_held else self._follows
-        if self._with_passes(ended, decide) == _AGAIN:
-            return ended
-        return epoch
+        decision = self._with_passes(ended, decide)
+        return ended if decision == _AGAIN else next_epoch
 
     def begin(self, epoch: int | None) -> None:
         """Record that this rank reads an epoch, beyond a look. Raises what `compare` raises.
@@ -86,9 +85,9 @@ class AgreedEpochs(Epochs):
     def leave(self, epoch: int) -> None:
         """Record that this rank has ended an epoch early, so that other ranks need not wait for it.
 
-        This is recorded at once and not only when this rank goes on.
+        Without this, they would wait until this rank asks which epoch follows.
         """
-        self._with_passes(epoch, _Passes.leave)
+        self._with_passes(epoch, _Passes.leave_and_decide)
 
     def end(self, epoch: int) -> None:
         """Record that this rank has read an epoch to its end.
@@ -115,16 +114,22 @@ class AgreedEpochs(Epochs):
             return None
 
     def _prefix(self, store: KeyValueStore, topology: Topology) -> str:
-        """Return the beginning of the keys that the ranks of this replica share."""
+        """Return the beginning of the keys that this process shares with one of each other rank.
+
+        In a mesh, several processes may read for one rank; see `KeyValueStore.replica`.
+        """
         name = f"{self.name}/{topology.world_size}"
         replica = store.replica(name, topology.rank, topology.world_size)
-        return f"epochs/{attempt()}/{name}/{replica}"
+        return f"epochs/{restarts()}/{name}/{replica}"
 
     def _begin(self, passes: "_Passes") -> None:
-        """Record that this rank begins an epoch; warn if a rank has not begun the previous one."""
-        if passes.epoch:
+        """Record that this rank begins an epoch.
+
+        Warns if this rank has begun the previous epoch, and another rank has not.
+        """
+        if passes.epoch > 0:
             before = passes.of(passes.epoch - 1)
-            if before.number and not before.is_begun_by_all():
+            if before.own_passes and not before.is_begun_by_all():
                 log.warning(
                     "rank %d begins epoch %d, but not all ranks have begun epoch %d: they may "
                     "train on different epochs; call set_epoch on every rank before each "
@@ -154,7 +159,7 @@ class AgreedEpochs(Epochs):
 
         decision = passes.decision()
         if decision is None:
-            decision = passes.leave()
+            decision = passes.leave_and_decide()
         if decision is None:
             decision = self._wait(passes)
         return decision
@@ -174,8 +179,9 @@ class AgreedEpochs(Epochs):
         log.warning("%s; waiting up to %g s for them", waiting, self.patience_s)
         if passes.is_closed_within(self.patience_s - soon_s):
             return _NEXT
-        if passes.number >= _MAX_PASSES:
-            raise errors.EpochMismatchError(f"{waiting}; this has happened {passes.number} times")
+        if passes.own_passes >= _MAX_PASSES:
+            times = passes.own_passes
+            raise errors.EpochMismatchError(f"{waiting}; this has happened {times} times")
         log.warning(
             "%s within %g s; beginning epoch %d again", waiting, self.patience_s, passes.epoch
         )
@@ -204,7 +210,8 @@ class _Passes:
     Attributes:
         rank: this process's rank.
         epoch: number of the epoch.
-        number: number of passes over the epoch that this rank has begun.
+        own_passes: number of passes over the epoch that this rank has begun. It is also the number
+            of the rank's last pass, and part of the keys of what is recorded about that pass.
     """
 
     def __init__(self, store: KeyValueStore, prefix: str, topology: Topology, epoch: int) -> None:
@@ -215,7 +222,7 @@ class _Passes:
         self._topology = topology
         self._key = f"{prefix}/{epoch}"
         self._own_key = f"{self._key}/of/{self.rank}"
-        self.number = store.add(self._own_key, 0)  # Adding 0 returns the number unchanged.
+        self.own_passes = store.add(self._own_key, 0)  # Adding 0 returns the number unchanged.
 
     def of(self, epoch: int) -> "_Passes":
         """Return the passes over another epoch."""
@@ -224,21 +231,25 @@ class _Passes:
     def begin(self) -> None:
         """Record that this rank begins the epoch.
 
-        No-op if the rank's last pass has not ended: then one iteration is nested in another.
+        No-op during a pass of this rank: then one iteration is nested in another.
         """
-        if self.number and not (self._has_left() or self.decision()):
-            return
-        self.number = self._store.add(self._own_key, 1)
-        if self.number == 1 and self._store.add(f"{self._key}/ranks", 1) > 1:
+        if self.own_passes:
+            # If this rank alone had begun the epoch, the decision about its pass was made without
+            # recording that it had left.
+            has_ended = self._has_left() or self.decision() is not None
+            if not has_ended:
+                return
+        self.own_passes = self._store.add(self._own_key, 1)
+        if self.own_passes == 1 and self._store.add(f"{self._key}/ranks", 1) > 1:
             self._store.set(f"{self._key}/joined", "1")
 
     def _has_left(self) -> bool:
         """Return True if this rank has ended its last pass early."""
-        return self._store.has(f"{self._own_key}/{self.number}/left")
+        return self._store.has(f"{self._own_key}/{self.own_passes}/left")
 
     def is_alone(self) -> bool:
         """Return True if no other rank has begun the epoch."""
-        own = 1 if self.number else 0
+        own = 1 if self.own_passes else 0
         return self._ranks_begun() == own
 
     def is_joined_within(self, timeout_s: float) -> bool:
@@ -253,13 +264,15 @@ class _Passes:
         """Return the number of ranks that have begun the epoch."""
         return self._store.add(f"{self._key}/ranks", 0)
 
-    def leave(self) -> str | None:
+    def leave_and_decide(self) -> str | None:
         """Record that this rank has ended its pass early; return the decision if all ranks have.
 
         Returns None if some rank has not.
         """
-        is_first_time = self._store.add(f"{self._own_key}/{self.number}/left", 1) == 1
-        ranks_left = self._store.add(f"{self._key}/{self.number}/left", int(is_first_time))
+        is_first_time = self._store.add(f"{self._own_key}/{self.own_passes}/left", 1) == 1
+        # A rank is counted once, however often it leaves the same pass.
+        newly_left = 1 if is_first_time else 0
+        ranks_left = self._store.add(f"{self._key}/{self.own_passes}/left", newly_left)
         if ranks_left != self._topology.world_size:
             return None
         return self.decide(_NEXT)
@@ -270,14 +283,11 @@ class _Passes:
             self.close()
 
     def decision(self) -> str | None:
-        """Return the decision about the ranks' passes of this number; None if there is none yet."""
-        key = f"{self._key}/{self.number}/follows"
-        if not self._store.has(key):
-            return None
-        return self._store.first(key, "")
+        """Return the decision about this pass of the ranks; None if there is none yet."""
+        return self._store.peek(f"{self._key}/{self.own_passes}/follows")
 
     def decide(self, follows: str) -> str:
-        """Decide about the ranks' passes of this number, unless another rank has decided already.
+        """Decide about this pass of the ranks, unless another rank has decided already.
 
         Args:
             follows: this rank's decision: `_AGAIN` or `_NEXT`.
@@ -285,7 +295,7 @@ class _Passes:
         Returns:
             The decision of the first rank.
         """
-        decision = self._store.first(f"{self._key}/{self.number}/follows", follows)
+        decision = self._store.set_if_unset(f"{self._key}/{self.own_passes}/follows", follows)
         if decision == _NEXT:
             self.close()
         return decision

@@ -34,7 +34,7 @@ class Agreement:
 
     def __init__(
         self,
-        channel: str,
+        name: str,
         ranks: Topology,
         timeout_s: float = 300.0,
         place: MeetingPlace | None = None,
@@ -42,14 +42,16 @@ class Agreement:
         """Begin an agreement.
 
         Args:
-            channel: name that is the same on all ranks, and unique among readers that may ask at
-                the same time.
+            name: name that is the same on all ranks, and unique among readers that may ask at the
+                same time.
             ranks: rank of the reader.
             timeout_s: maximum time to wait for the other ranks.
             place: finds the ranks' key-value store; None to use torch.distributed's.
         """
-        self._name = channel
-        self._channel = channel  # The number of the replica is appended once it is known.
+        self._name = name
+        # Queue of the greetings and values: `name` and the number of the replica, which is known
+        # once the store is connected.
+        self._channel = ""
         self._ranks = ranks
         self._timeout_s = timeout_s
         self._place = place or MeetingPlace()
@@ -133,14 +135,15 @@ class Agreement:
         For the arguments, see `greatest`.
         """
         try:
-            greatest = max(value, *self._values(store, name).values())
+            others = self._values_of_others(store, name)
         except RanksError as exn:
             self._answer_all(store, {"error": exn.to_json()})
             raise
+        greatest = max(value, *others.values())
         self._answer_all(store, {"greatest": greatest})
         return greatest
 
-    def _values(self, store: KeyValueStore, name: str) -> dict[int, int]:
+    def _values_of_others(self, store: KeyValueStore, name: str) -> dict[int, int]:
         """Return the values of all other ranks, by rank, and answer greetings as they come."""
         values: dict[int, int] = {}
         deadline_s = time.monotonic() + self._timeout_s
@@ -166,8 +169,10 @@ class Agreement:
     def _greet(self, store: KeyValueStore, reader: str, rank: int) -> None:
         """Answer a reader's greeting, and count its values from now on."""
         # A new reader of a rank replaces the rank's previous reader, which no longer reads.
-        others = {other: owner for other, owner in self._greeted.items() if owner != rank}
-        self._greeted = others | {reader: rank}
+        for greeted, its_rank in list(self._greeted.items()):
+            if its_rank == rank:
+                del self._greeted[greeted]
+        self._greeted[reader] = rank
         store.set(f"{self._channel}/{reader}", "{}")
 
     def _answer_all(self, store: KeyValueStore, answer: dict[str, Any]) -> None:

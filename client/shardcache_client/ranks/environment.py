@@ -43,13 +43,13 @@ def ranks_of_environment(
 
 def ranks_of_ray_train() -> Topology | None:
     """Return the rank of this worker of a Ray Train run; None in any other process."""
-    context = _ray_train()
+    context = _ray_train_context()
     if context is None:
         return None
     return Topology(context.get_world_rank(), context.get_world_size())
 
 
-def _ray_train() -> Any:
+def _ray_train_context() -> Any:
     """Return the context of this worker's Ray Train run; None in any other process."""
     train: Any = sys.modules.get("ray.train")
     if train is None:
@@ -68,7 +68,7 @@ def _is_ray_worker(env: Mapping[str, str], argv: Sequence[str]) -> bool:
 
 
 def _number(env: Mapping[str, str], name: str) -> int:
-    """Return the number in an environment variable. Raises ConfigError if it is none."""
+    """Return the number in an environment variable. Raises ConfigError for any other text."""
     try:
         return int(env[name])
     except ValueError:
@@ -103,8 +103,8 @@ def _full_name(env: Mapping[str, str], argv: Sequence[str], module: str | None) 
     if env.get("SHARDCACHE_JOB"):
         return env["SHARDCACHE_JOB"]
     if _is_ray_worker(env, argv):
-        run = _ray_train()
-        experiment = None if run is None else run.get_experiment_name()
+        context = _ray_train_context()
+        experiment = None if context is None else context.get_experiment_name()
         return experiment or f"ray-{env['RAY_JOB_ID']}"
     if env.get("SLURM_JOB_ID"):
         return _slurm_name(env)

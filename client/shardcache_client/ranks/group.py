@@ -20,23 +20,23 @@ from shardcache_client.stages.stage import Agree
 class Epochs:
     """The epochs of a rank that agrees with no others: its iterations read one after another.
 
-    Each dataset counts its own epochs. A count on which all ranks agree, `AgreedEpochs`, has these
-    methods as well: it is told what this rank reads, and decides which epoch comes next. Here they
-    have no effect, and the dataset's own count is followed.
+    Each dataset counts its own epochs. `AgreedEpochs` has the same methods: with these, it records
+    what this rank reads, and decides which epoch all ranks read next. Here they have no effect, and
+    the dataset's own count is followed.
     """
 
-    def follows(self, epoch: int, ended: int, *, is_held: bool = False) -> int:
+    def follows(self, next_epoch: int, ended: int, *, is_held: bool = False) -> int:
         """Return the epoch to read after one that was ended early.
 
         Ranks that agree may have to wait here for the others to end the same epoch.
 
         Args:
-            epoch: the next epoch by the dataset's own count.
+            next_epoch: the next epoch by the dataset's own count.
             ended: the epoch that this rank has ended early.
             is_held: True if the iterator of `ended` still exists and may be read on. Nothing is
                 waited for then.
         """
-        return epoch
+        return next_epoch
 
     def begin(self, epoch: int | None) -> None:
         """Record that this rank reads an epoch.
@@ -152,11 +152,11 @@ class RankGroup:
         return self
 
     def agreements(self, what: str, timeout_s: float) -> Callable[[Topology], Agree]:
-        """Return a function that returns, for a reader, its `Agree` for one iteration.
+        """Return a function that makes a reader's `Agree` for one iteration.
 
-        With `Agree`, a reader learns the greatest value that it and the same workers of all other
-        ranks have for a name. The function raises ConfigError if the ranks share no key-value
-        store. All ranks must call this method in the same order.
+        With an `Agree`, a reader learns the greatest value that it and the same workers of all
+        other ranks have for a name. All ranks must call this method in the same order. The returned
+        function raises ConfigError if the ranks share no key-value store.
 
         Args:
             what: subject of the agreement, in words that are the same on all ranks.
@@ -185,5 +185,5 @@ def _agreement_of_one(reader: Topology) -> Agree:
 
 
 def _own_value(name: str, value: int) -> int:
-    """Return the greatest value of all ranks, as `Agree`. The only rank's own is the greatest."""
+    """Return `value`, the greatest of all ranks: there is only one. This is an `Agree`."""
     return value

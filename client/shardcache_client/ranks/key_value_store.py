@@ -18,7 +18,7 @@ import torch.distributed
 
 from shardcache.errors import ConfigError, RanksError
 from shardcache_client.order.topology import Topology
-from shardcache_client.ranks.distributed import ranks
+from shardcache_client.ranks import distributed
 from shardcache_client.ranks.environment import ranks_of_environment
 
 if torch.distributed.is_available():
@@ -35,10 +35,10 @@ _CONNECT_TIMEOUT_S = 60.0
 # Timeout for uses that can do without the store. It leaves room for torch's server, which lets some
 # connections wait for 5 s or 10 s.
 _SHORT_CONNECT_S = 30.0
-_ALONE = Topology()  # the only rank of a job
+_UNKNOWN_RANKS = Topology()  # passed for the ranks where nothing asks for them
 
 
-def attempt() -> str:
+def restarts() -> str:
     """Return the number of times that torchrun has restarted the job's processes, as text.
 
     It is part of keys in the store, which outlives a restart: so epochs are counted from 0 again.
@@ -125,7 +125,7 @@ class MeetingPlace:
 
 def _process_group_store() -> Store | None:
     """Return the store of torch.distributed's process group; None if that is not initialised."""
-    if ranks() is None:
+    if distributed.ranks() is None:
         return None
     # Not all supported releases of torch have a public function for this.
     store = torch.distributed.distributed_c10d._get_default_store()  # noqa: SLF001
@@ -135,9 +135,11 @@ def _process_group_store() -> Store | None:
 
 
 def _address_of_process_group() -> StoreAddress | None:
-    """Return the address of torch.distributed's store; None if it has no address."""
-    # A forked process can only use the store's address, as the connection is its parent's.
-    topology = ranks()
+    """Return the address of torch.distributed's store; None if it has no address.
+
+    A forked process can use nothing else of the store, as the connection is its parent's.
+    """
+    topology = distributed.ranks()
     store = _process_group_store()
     if topology is None or not isinstance(store, TCPStore):
         return None
@@ -166,14 +168,14 @@ class KeyValueStore:
     Args:
         store: torch's store.
         where: address of the store, for messages.
-        ranks: rank of this process in the job.
+        ranks_of_job: rank of this process in the job; only `replica` needs it.
     """
 
-    def __init__(self, store: Store, where: str, ranks: Topology = _ALONE) -> None:
+    def __init__(self, store: Store, where: str, ranks_of_job: Topology = _UNKNOWN_RANKS) -> None:
         run_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
         self._store = PrefixStore(f"shardcache/{run_id}", store)
         self._where = where
-        self._ranks = ranks
+        self._ranks_of_job = ranks_of_job
 
     def __repr__(self) -> str:
         return f"KeyValueStore({self._where})"
@@ -213,13 +215,19 @@ class KeyValueStore:
         """Set a value of at most 8 MiB."""
         self._call("set", key, value)
 
-    def first(self, key: str, value: str) -> str:
+    def set_if_unset(self, key: str, value: str) -> str:
         """Set the value unless the key has one already; return the value that is now stored."""
         return str(self._call("compare_set", key, "", value).decode())
 
     def has(self, key: str) -> bool:
         """Return True if the key has a value."""
         return bool(self._call("check", [key]))
+
+    def peek(self, key: str) -> str | None:
+        """Return the key's value; None if it has none yet."""
+        if not self.has(key):
+            return None
+        return str(self._call("get", key).decode())
 
     def get(self, key: str, timeout_s: float) -> str | None:
         """Return the value as soon as the key has one; None if it has none within the timeout."""
@@ -265,12 +273,12 @@ class KeyValueStore:
             rank: rank for which this process reads.
             world_size: number of such ranks.
         """
-        if world_size == self._ranks.world_size:
+        if world_size == self._ranks_of_job.world_size:
             return 0
-        own = str(self._ranks.rank)
+        own = str(self._ranks_of_job.rank)
         for number in count():
-            key = f"replicas/{attempt()}/{name}/{rank}/{number}"
-            if self.first(key, own) == own:
+            key = f"replicas/{restarts()}/{name}/{rank}/{number}"
+            if self.set_if_unset(key, own) == own:
                 return number
         raise AssertionError("numbers do not end")
 

@@ -6,7 +6,7 @@ different samples. The dimensions of a DeviceMesh are told apart by words in the
 """
 
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.topology import Topology
@@ -45,6 +45,18 @@ MODEL_WORDS = {
 """Words in the names of dimensions whose ranks hold parts of one model."""
 
 
+class _Membership(NamedTuple):
+    """A process and the members of a mesh.
+
+    Attributes:
+        members: ranks of the members in the job, in the order of their shares.
+        rank: rank of the process in the job.
+    """
+
+    members: tuple[int, ...]
+    rank: int
+
+
 class MeshRanks:
     """This process's place among the ranks of a mesh, determined at each call.
 
@@ -62,8 +74,8 @@ class MeshRanks:
     def __init__(self, mesh: Any) -> None:
         _members_of(mesh)  # This only checks the argument.
         self._mesh = mesh
-        # In a worker, the result of `_resolved` in the process that started the worker.
-        self._kept: tuple[tuple[int, ...], int] | None = None
+        # In a worker, the membership of the process that started the worker.
+        self._inherited: _Membership | None = None
 
     @classmethod
     def of(cls, mesh: Any) -> "MeshRanks":
@@ -73,16 +85,18 @@ class MeshRanks:
         return cls(mesh)
 
     def __repr__(self) -> str:
-        return f"MeshRanks{self._members()}"
+        return f"MeshRanks{self._membership().members}"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, MeshRanks) and self._members() == other._members()
+        if not isinstance(other, MeshRanks):
+            return False
+        return self._membership().members == other._membership().members
 
     def __hash__(self) -> int:
-        return hash(self._members())
+        return hash(self._membership().members)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_mesh": None, "_kept": self._resolved()}
+        return {"_mesh": None, "_inherited": self._membership()}
 
     @property
     def ranks(self) -> Topology:
@@ -90,7 +104,7 @@ class MeshRanks:
 
         Raises ConfigError if this process is not a member.
         """
-        members, rank = self._resolved()
+        members, rank = self._membership()
         if rank not in members:
             raise ConfigError(
                 f"mesh has the ranks {members}, and this process is rank {rank}",
@@ -99,17 +113,12 @@ class MeshRanks:
             )
         return Topology(members.index(rank), len(members))
 
-    def _members(self) -> tuple[int, ...]:
-        """Return the members' ranks in the job."""
-        members, _ = self._resolved()
-        return members
-
-    def _resolved(self) -> tuple[tuple[int, ...], int]:
-        """Return the members' ranks in the job, in the order of their shares, and this rank."""
-        if self._kept is not None:
-            return self._kept
+    def _membership(self) -> _Membership:
+        """Return the membership of this process, or of the one that started this worker."""
+        if self._inherited is not None:
+            return self._inherited
         members = _members_of(self._mesh)
-        return members, sys.modules["torch.distributed"].get_rank()
+        return _Membership(members, rank=sys.modules["torch.distributed"].get_rank())
 
 
 def given_ranks(
@@ -139,8 +148,8 @@ def given_ranks(
 def _members_of(mesh: Any) -> tuple[int, ...]:
     """Return the ranks in the job of a mesh's members.
 
-    Raises ConfigError for a dimension that divides a model. Raises TypeError, for which the check
-    of the argument finds the words, if this is neither a mesh nor a process group.
+    Raises ConfigError for a dimension that divides a model. Raises TypeError if this is neither a
+    mesh nor a process group; the caller words the message.
     """
     # The class DeviceMesh has the attribute as well, but only an object is a mesh.
     is_device_mesh = hasattr(mesh, "mesh_dim_names") and not isinstance(mesh, type)
@@ -172,10 +181,10 @@ def dimensions(mesh: Any) -> list[str]:
 
 
 def argument_for(mesh: Any, name: str = "mesh") -> str:
-    """Return the arguments that divide samples over the dimensions with different samples.
+    """Return the text of the arguments that divide samples over the right dimensions of a mesh.
 
-    If every dimension divides the model, all ranks read the same samples: each reads as if it were
-    the only rank.
+    These are the dimensions whose ranks have different samples. If every dimension divides the
+    model, all ranks read the same samples: each reads as if it were the only rank.
 
     Args:
         mesh: the mesh.

@@ -9,16 +9,26 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardcache.errors import ConfigError
 from shardcache_client.ranks.mesh import DATA_WORDS, MODEL_WORDS, argument_for, dimensions, words_of
 
-_searched: dict[type, tuple[int, list[weakref.ref[Any]]]] = {}
-"""The last search of each class that found no match.
 
-It is the number of references to the class then, and weak references to the instances found.
-"""
+class _Search(NamedTuple):
+    """A search for a class's instances.
+
+    Attributes:
+        references: number of references to the class and its subclasses at the time.
+        instances: the instances that existed.
+    """
+
+    references: int
+    instances: list[weakref.ref[Any]]
+
+
+_vain_searches: dict[type, _Search] = {}
+"""The last search of each class of which no instance was wanted."""
 
 
 def refuse_model_parallelism() -> None:
@@ -26,12 +36,15 @@ def refuse_model_parallelism() -> None:
 
     The error names the argument that divides samples among the right ranks.
     """
-    for division, argument in _divided_models():
-        raise ConfigError(
-            f"this process has {division}: ranks that hold parts of one model must train on the "
-            "same samples, and the dataset would give each rank samples of its own",
-            remedy=f"name the ranks that have different samples: ShardDataset(..., {argument})",
-        )
+    found = next(_divided_models(), None)
+    if found is None:
+        return
+    division, argument = found
+    raise ConfigError(
+        f"this process has {division}: ranks that hold parts of one model must train on the "
+        "same samples, and the dataset would give each rank samples of its own",
+        remedy=f"name the ranks that have different samples: ShardDataset(..., {argument})",
+    )
 
 
 def _divided_models() -> Iterator[tuple[str, str]]:
@@ -73,14 +86,14 @@ def _megatron(state: Any) -> Iterator[tuple[str, str]]:
 def _accelerate(state: Any) -> Iterator[tuple[str, str]]:
     """Yield Accelerate's division of the model, given the fields of its `AcceleratorState`."""
     config = state.get("parallelism_config")
-    shared = getattr(config, "non_data_parallel_size", 1)
-    if shared <= 1:
+    ranks_per_model = getattr(config, "non_data_parallel_size", 1)
+    if ranks_per_model <= 1:
         return
     mesh = state.get("device_mesh")
     if mesh is None:
         argument = (
-            f"rank=accelerator.process_index // {shared}, "
-            f"world_size=accelerator.num_processes // {shared}"
+            f"rank=accelerator.process_index // {ranks_per_model}, "
+            f"world_size=accelerator.num_processes // {ranks_per_model}"
         )
     else:
         argument = argument_for(mesh, "accelerator.torch_device_mesh")
@@ -90,8 +103,8 @@ def _accelerate(state: Any) -> Iterator[tuple[str, str]]:
 def _divides_model(mesh: Any) -> bool:
     """Return True for a mesh with a dimension whose ranks have the same samples.
 
-    A dimension that joins both kinds, such as "dp_cp", does not count as such: programs that do not
-    use "cp" also have it.
+    A dimension that joins both kinds, for example "dp_cp", is not counted: programs that do not use
+    "cp" also have it.
     """
     for name in dimensions(mesh):
         words = words_of(name)
@@ -120,9 +133,9 @@ def _instances(module: str, name: str, wanted: Callable[[Any], bool]) -> list[An
     # to its class: so if the number of references is the same and no instance has gone, there are
     # no new instances.
     references = sum(map(sys.getrefcount, classes))
-    references_before, instances_before = _searched.get(cls, (0, []))
-    none_has_gone = all(instance() is not None for instance in instances_before)
-    if references == references_before and none_has_gone:
+    before = _vain_searches.get(cls, _Search(0, []))
+    none_has_gone = all(instance() is not None for instance in before.instances)
+    if references == before.references and none_has_gone:
         return []
 
     def search() -> list[Any]:
@@ -136,7 +149,7 @@ def _instances(module: str, name: str, wanted: Callable[[Any], bool]) -> list[An
         del instances
         gc.collect()
         return list(filter(wanted, search()))
-    _searched[cls] = (references, list(map(weakref.ref, instances)))
+    _vain_searches[cls] = _Search(references, list(map(weakref.ref, instances)))
     return []
 
 

@@ -79,7 +79,7 @@ _RESHARDERS = {
     ("accelerate.data_loader", "DataLoaderDispatcher.__iter__"): Resharder(
         "Accelerate's DataLoaderDispatcher",
         _ACCELERATE,
-        ranks=lambda names: int(names["self"].state.num_processes),
+        ranks=lambda variables: int(variables["self"].state.num_processes),
     ),
     ("transformers.trainer_pt_utils", "IterableDatasetShard.__iter__"): Resharder(
         "transformers' IterableDatasetShard",
@@ -89,17 +89,17 @@ _RESHARDERS = {
     ("webdataset.shardlists", "split_by_node"): Resharder(
         "webdataset's split_by_node",
         _STAGE,
-        ranks=lambda names: int(names["world_size"]),
+        ranks=lambda variables: int(variables["world_size"]),
     ),
     ("webdataset.shardlists", "split_by_worker"): Resharder(
         "webdataset's split_by_worker",
         _STAGE,
-        workers=lambda names: int(names["num_workers"]),
+        workers=lambda variables: int(variables["num_workers"]),
     ),
     ("datasets.iterable_dataset", "StepExamplesIterable.__iter__"): Resharder(
         "datasets' split_dataset_by_node",
         _DATASETS,
-        ranks=lambda names: int(names["self"].step),
+        ranks=lambda variables: int(variables["self"].step),
     ),
     ("datasets.iterable_dataset", "IterableDataset._iter_pytorch"): Resharder(
         "datasets.IterableDataset, with fewer shards than the loader has workers,",
@@ -136,7 +136,7 @@ def refuse_resharding(topology: Topology, processes: int) -> None:
 
         if topology.world_size > 1:
             shares = _count(resharder.ranks, frame.f_locals)
-            if topology.world_size * shares > max(processes, topology.world_size):
+            if shares > 1 and topology.world_size * shares > processes:
                 raise _error(resharder, shares, "rank")
         if topology.workers > 1:
             shares = _count(resharder.workers, frame.f_locals)

@@ -63,22 +63,22 @@ def _publish(
 
     For the arguments, see `share`.
     """
-    if store.has(name):
-        earlier = store.get(name, timeout_s) or "{}"
+    earlier = store.peek(name)
+    if earlier is not None:
         if "error" not in json.loads(earlier):
             return _published_manifest(store, earlier, timeout_s)
         store.delete(name)  # This is an error from before a restart of the ranks.
     try:
         manifest = resolve()
     except errors.ShardcacheError as exn:
-        store.first(name, json.dumps({"error": exn.to_json()}))
+        store.set_if_unset(name, json.dumps({"error": exn.to_json()}))
         raise
 
     upload(store, manifest)
     facts = {"fingerprint": manifest.fingerprint, "versions_named": manifest.versions_named}
     own = json.dumps(facts)
     # Several processes may read for rank 0: all of them use the manifest of the first.
-    published = store.first(name, own)
+    published = store.set_if_unset(name, own)
     if published != own:
         return _published_manifest(store, published, timeout_s)
     return manifest
@@ -122,6 +122,7 @@ def download(store: KeyValueStore, fingerprint: str, timeout_s: float) -> Manife
     """
     deadline_s = time.monotonic() + timeout_s
     name = f"rows/{fingerprint}"
+    # If the count or a piece is missing, the text is incomplete, and unpacking it fails.
     count = int(store.get(name, timeout_s) or 0)
     pieces = []
     for number in range(count):

@@ -27,7 +27,7 @@ from shardcache_client.ranks.agreed_epochs import AgreedEpochs
 from shardcache_client.ranks.agreement import agreement_of
 from shardcache_client.ranks.environment import ranks_of_environment, ranks_of_ray_train
 from shardcache_client.ranks.group import Epochs, RankGroup
-from shardcache_client.ranks.key_value_store import KeyValueStore, MeetingPlace, attempt
+from shardcache_client.ranks.key_value_store import KeyValueStore, MeetingPlace, restarts
 from shardcache_client.ranks.mesh import MeshRanks
 from shardcache_client.ranks.shared_manifest import download, share, upload
 from shardcache_client.stages.stage import Agree
@@ -42,7 +42,9 @@ _COMPARE_TIMEOUT_S = 30.0
 # Key in `_compared` of the comparison of shards. Options are compared under their names.
 _SHARDS = ""
 
-# The ranks number their datasets and agreements in the order of creation: equal numbers match.
+# Each rank numbers its datasets and agreements in the order of creation. Those with the same number
+# belong together.
+
 # Number of datasets made in this process, by a digest of their urls and by the ranks that the user
 # named.
 _datasets_made: Counter[tuple[str, Topology | None]] = Counter()
@@ -84,15 +86,16 @@ class TorchRankGroup(RankGroup):
             timeout_s: maximum time to wait for rank 0's manifest.
         """
         super().__init__(named_ranks)
-        kind_of_ranks = [] if named_ranks is None else [type(named_ranks).__name__]
         # Signatures are left out, as each rank may have signed its urls by itself.
-        identity = json.dumps([*map(without_signature, urls), *kind_of_ranks])
-        digest = blake2b(identity.encode(), digest_size=16).hexdigest()
+        identity = [without_signature(url) for url in urls]
+        if named_ranks is not None:
+            identity.append(type(named_ranks).__name__)
+        digest = blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()
         # A process may make datasets for several ranks that it names by number, so each rank's
         # datasets are counted separately.
-        rank = None if isinstance(named_ranks, MeshRanks) else named_ranks
-        nth = _datasets_made[digest, rank]
-        _datasets_made[digest, rank] += 1
+        named_rank = named_ranks if isinstance(named_ranks, Topology) else None
+        nth = _datasets_made[digest, named_rank]
+        _datasets_made[digest, named_rank] += 1
         # There are three names in the store: one for the dataset and all its copies, one for this
         # copy, and the name of the copy whose options this copy has.
         self._dataset = f"{digest}/{nth}"
@@ -157,7 +160,7 @@ class TorchRankGroup(RankGroup):
         if store is None:
             return super().draw_seed()
         own = str(randbits(32))
-        return int(store.first(f"seed/{self._name}", own))
+        return int(store.set_if_unset(f"seed/{self._name}", own))
 
     def compare(self, manifest: Manifest, *, counted: bool) -> None:
         """Raise ManifestMismatchError if another rank has other shards or another selection.
@@ -171,7 +174,7 @@ class TorchRankGroup(RankGroup):
                 are ignored, as one rank may know more of them than another.
         """
         store = None
-        if not self.alone and not self.topology().worker:
+        if not self.alone and self._is_first_worker():
             store = self._place.store()
         if store is None:
             return
@@ -215,9 +218,12 @@ class TorchRankGroup(RankGroup):
         Options are compared by their `repr`. Ranks with different options would read shares of
         different orders: some samples would be read twice, and others never.
         """
-        is_first_worker = self.topology().worker == 0
-        if is_first_worker:
+        if self._is_first_worker():
             self._compare_with_first(options)
+
+    def _is_first_worker(self) -> bool:
+        """Return True in the first of a rank's workers, and in a process that is no worker."""
+        return self.topology().worker == 0
 
     def _compare_with_first(self, options: Mapping[str, object]) -> None:
         """Compare options with those of the first rank, once in each process."""
@@ -229,12 +235,12 @@ class TorchRankGroup(RankGroup):
             return
 
         mine = {name: repr(value) for name, value in options.items()}
-        rank, others = self._first_value(store, f"order/{names}", self._options_of, mine)
+        rank, first = self._first_value(store, f"order/{names}", self._options_of, mine)
         for option, value in mine.items():
-            if others.get(option) != value:
+            if first.get(option) != value:
                 raise errors.RanksError(
                     f"rank {self._own_rank} would read another order or other batches than rank "
-                    f"{rank}, as they differ in {option}: {value} here and {others.get(option)} "
+                    f"{rank}, as they differ in {option}: {value} here and {first.get(option)} "
                     "there",
                     remedy="give the dataset the same arguments on all ranks; batch_size may "
                     "differ with even=None",
@@ -252,8 +258,9 @@ class TorchRankGroup(RankGroup):
             name: name of the dataset or of one of its copies.
             mine: this rank's value, which JSON can hold.
         """
-        key = f"{kind}/{attempt()}/{name}/{self.ranks.world_size}"
-        rank, value = json.loads(store.first(key, json.dumps([self._own_rank, mine])))
+        key = f"{kind}/{restarts()}/{name}/{self.ranks.world_size}"
+        own = json.dumps([self._own_rank, mine])
+        rank, value = json.loads(store.set_if_unset(key, own))
         return rank, value
 
     @property
@@ -303,9 +310,13 @@ class TorchRankGroup(RankGroup):
 
         They also agree on these options of their batches.
         """
-        compare = partial(self._compare_with_first, batches)
-        patience_s = min(self._timeout_s, _PATIENCE_S)
-        return AgreedEpochs(self._name, self._place, self.topology, compare, patience_s)
+        return AgreedEpochs(
+            name=self._name,
+            place=self._place,
+            topology=self.topology,
+            compare=partial(self._compare_with_first, batches),
+            patience_s=min(self._timeout_s, _PATIENCE_S),
+        )
 
 
 def _compared_part(manifest: Manifest, *, counted: bool) -> Manifest:
