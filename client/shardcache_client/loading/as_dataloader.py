@@ -24,7 +24,8 @@ def refuse_options_of_order(options: Mapping[str, Any]) -> None:
     """Raise ConfigError if an option would change the order of the samples."""
     for name in ORDER_OPTIONS:
         value = options.get(name)
-        is_off = value is None or (isinstance(value, int) and not value)
+        # The value is not just tested for truth: an empty sampler is a sampler, too.
+        is_off = value is None or (isinstance(value, int) and value == 0)
         if not is_off:
             raise ConfigError(
                 f"loader() does not take {name}: the dataset determines the order of its samples",

@@ -98,6 +98,8 @@ class ShardLoader(Generic[B_co]):
         self._options = dict(options)  # the user's options, with defaults filled in below
         if self._options["num_workers"] is None:
             self._options["num_workers"] = _default_workers()
+        # This is before the default of persistent_workers, as the user's own value would decide for
+        # processes.
         self._choice = WorkerChoice.of(self._options)
         if self._options["pin_memory"] is None:
             self._options["pin_memory"] = torch.cuda.is_available()
@@ -127,10 +129,11 @@ class ShardLoader(Generic[B_co]):
     def __getstate__(self) -> dict[str, Any]:
         # Workers and begun iterations stay with this process. The copy begins at their position.
         is_begun = self._follow_dataset().bookmark.current is not None
-        return self._copied_attributes() | {"copied_from": self.state_dict() if is_begun else None}
+        position = self.state_dict() if is_begun else None
+        return self._copied_attributes() | {"position": position}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        position = state.pop("copied_from")
+        position = state.pop("position")
         self._take_over(state)
         if position is not None:
             self._resume_from(position)
@@ -138,7 +141,7 @@ class ShardLoader(Generic[B_co]):
     def __copy__(self) -> Self:
         """Return a loader that shares the reader, and so its position."""
         copied = type(self).__new__(type(self))
-        copied.__setstate__(self._copied_attributes() | {"copied_from": None})
+        copied.__setstate__(self._copied_attributes() | {"position": None})
         return copied
 
     def _copied_attributes(self) -> dict[str, Any]:
@@ -181,17 +184,20 @@ class ShardLoader(Generic[B_co]):
         reader.parts.group.refuse_resharding()
         bookmark.begin(iteration)
         reader.epochs.check()
-        position = self._position_of(iteration)
+        position = self._start_of_epoch(iteration.epoch, iteration.states)
         iteration.position = position
         times = EpochTimes(iteration.epoch)
         source = self._source_for(iteration)
         watch = StepWatch(self._choice)
         try:
-            for taken, (batch, mark, made_times) in enumerate(source.read(iteration.position)):
+            # No variable holds the source's batches, so they are closed at once if this generator
+            # ends early or fails. Source and position are of one kind, which `iteration.position`
+            # leaves open.
+            for taken, (batch, end, made_times) in enumerate(source.read(iteration.position)):
                 if taken == 1:  # the second batch: the iterator is more than a look at the data
                     self._make_main(iteration, source)
                 bookmark.take(iteration)
-                position.note(mark)  # type: ignore[arg-type]  # the source is of the position's kind
+                position.note(end)  # type: ignore[arg-type]
                 # Done before the last batch is yielded: a loop may not ask for another batch.
                 if position.is_read:
                     self._finish(iteration, source)
@@ -274,15 +280,13 @@ class ShardLoader(Generic[B_co]):
         self._reader.follow(self._dataset.epoch_reader)
         return self._reader
 
-    def _position_of(self, iteration: Iteration | None) -> Position:
-        """Return this rank's position at the start of an iteration; None for the next iteration."""
+    def _next_position(self) -> Position:
+        """Return this rank's position at the start of the next iteration."""
         bookmark = self._reader.bookmark
-        if iteration is None:
-            epoch = bookmark.next_epoch
-            states = bookmark.next_states()
-        else:
-            epoch = iteration.epoch
-            states = iteration.states
+        return self._start_of_epoch(bookmark.next_epoch, bookmark.next_states())
+
+    def _start_of_epoch(self, epoch: int, states: Sequence[Saved]) -> Position:
+        """Return this rank's position at the start of an epoch, or where its states resume it."""
         if self._reader.epochs.is_numbered(states):
             return self._numbered_position(epoch, states)
         return self._staged_position(epoch, states)
@@ -304,21 +308,27 @@ class ShardLoader(Generic[B_co]):
         staged_form = epochs.staged_form(states)
         deal = staged_form.deal
         resume = epochs.resume(epoch, rank, states, deal)
-        size = form.places_per_batch
+        chunk_size = form.places_per_batch
         if staged_form.stage is not None:
-            size = max(size, STAGED_CHUNK)
-        chunks = RankChunks(epochs.reading(rank, deal), resume, rank, size)
-        quota = epochs.quota(rank, deal)
-        staged_epoch = StagedEpoch(staged_form, resume, rank, chunks.places, quota)
-        work = StagedWork(staged_epoch, chunks, ChunkTask(resume, rank, size))
-        is_over = are_over(states) or has_reader_ended(states, rank)
+            chunk_size = max(chunk_size, STAGED_CHUNK)
+        chunks = RankChunks(epochs.reading(rank, deal), resume, rank, chunk_size)
+        staged_epoch = StagedEpoch(
+            staged_form,
+            resume,
+            rank,
+            places=chunks.places,
+            quota=epochs.quota(rank, deal),
+        )
+        work = StagedWork(staged_epoch, chunks, ChunkTask(resume, rank, chunk_size))
+        is_over_for_all = are_over(states)
+        is_over = is_over_for_all or has_reader_ended(states, rank)
         return StagedPosition(work, staged_form, form, is_over=is_over)
 
     @property
     def _position(self) -> Position:
         """The current iteration's position; before any, the start of the next iteration."""
         current = self._follow_dataset().bookmark.current
-        return self._position_of(None) if current is None else current.position
+        return self._next_position() if current is None else current.position
 
     @property
     def epoch(self) -> int:
@@ -326,8 +336,10 @@ class ShardLoader(Generic[B_co]):
 
         After that, the epoch that is read next.
         """
-        position = self._position
-        return self._reader.bookmark.next_epoch if self._is_over else position.epoch
+        bookmark = self._follow_dataset().bookmark
+        if self._is_over:
+            return bookmark.next_epoch
+        return self._position.epoch
 
     @property
     def remaining(self) -> int:
@@ -336,8 +348,10 @@ class ShardLoader(Generic[B_co]):
         Raises TypeError while it is unknown.
         """
         batches = len(self)
-        position = self._position
-        return batches if self._is_over else position.batches_left
+        self._follow_dataset()
+        if self._is_over:
+            return batches
+        return self._position.batches_left
 
     @property
     def _is_over(self) -> bool:
@@ -394,7 +408,7 @@ class ShardLoader(Generic[B_co]):
             position = current.position
         else:
             bookmark.settle_next_epoch()
-            position = self._position_of(None)
+            position = self._next_position()
 
         if not isinstance(position, BatchPosition):
             raise ConfigError(
@@ -412,10 +426,10 @@ class ShardLoader(Generic[B_co]):
 
         An epoch that was set stays set.
         """
-        set_epoch = self._reader.bookmark.chosen
+        chosen_epoch = self._reader.bookmark.chosen
         self._reader.load_state_dict(state)
-        if set_epoch is not None:  # loading a state has undone `set_epoch`
-            self._reader.set_epoch(set_epoch)
+        if chosen_epoch is not None:  # loading a state has undone `set_epoch`
+            self._reader.set_epoch(chosen_epoch)
 
     def load_state_dict(self, state: object) -> None:
         """Resume from a state at the next iteration, with exactly the next batch.

@@ -110,10 +110,10 @@ class LockProbe:
         while self._use.samples < self._max_samples:
             if not self._at_work.is_set():
                 self._at_work.wait()
-                if time.monotonic() - self._begun_s >= sys.getswitchinterval():
-                    # This thread waited for the lock until Python took it from the work, which it
-                    # does after the switch interval. So the work's thread does not have the lock
-                    # back yet.
+                waited_s = time.monotonic() - self._begun_s
+                # After the switch interval, Python takes the lock from a thread that holds it. If
+                # this thread got the lock in that way, the work's thread has to get it back first.
+                if waited_s >= sys.getswitchinterval():
                     needed_work_s = _work_of_others_s() + _MIN_PROGRESS_S
             if self._is_closed:
                 return

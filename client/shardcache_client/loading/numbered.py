@@ -77,15 +77,23 @@ class BatchPosition:
 
     def to_json(self) -> dict[str, Any]:
         """Return the rank's state as a JSON object."""
-        ended = self.is_read
-        # All ranks end together, unless batches that were left out have put this rank ahead.
+        # Batches that were left out may have put this rank ahead of the others.
         is_in_step = self.rank.world_size == 1 or not self.has_gaps
-        over = ended and is_in_step and self.form.ends_together(self.batches.progress, self.rank)
-        progress = self.batches.after(self.next)
-        left = max(0, self.batches.samples - self.next * self.size)
-        state = self.form.state(progress, self.rank, ended=ended, over=over, left=left)
-        # A rank that left out batches may be ahead of others, so its state must not stand for all.
-        if self.has_gaps and not over and state.rank is not None:
+        is_over_for_all = (
+            self.is_read
+            and is_in_step
+            and self.form.ends_together(self.batches.progress, self.rank)
+        )
+        state = self.form.state(
+            self.batches.after(self.next),
+            self.rank,
+            ended=self.is_read,
+            over=is_over_for_all,
+            left=max(0, self.batches.samples - self.next * self.size),
+        )
+        # The state of a rank that may be ahead must not stand for all. A state names its rank only
+        # where ranks may have different numbers of samples.
+        if self.has_gaps and not is_over_for_all and state.rank is not None:
             state = replace(state, in_step=False)
         return state.to_json()
 

@@ -2,9 +2,9 @@
 
 A part is one batch, or one chunk of samples. A task says what a rank has to make in an iteration;
 its parts are numbered. A torch DataLoader, whose samples are the numbers of the parts, starts the
-processes, keeps the parts in order, passes their memory, and reports dead workers. `Workers` uses
-the pool. While the kind of workers is not decided, a probe samples how much the work holds Python's
-global lock; see `worker_choice`.
+processes, keeps the parts in order, passes their memory, and reports dead workers. While the kind
+of workers is not decided, a probe samples how much the work holds Python's global lock; see
+`worker_choice`.
 """
 
 from __future__ import annotations
@@ -112,13 +112,13 @@ class PartsByTask(Dataset[MadePart]):
     Args:
         reading: has what is needed to read the dataset.
         form: the form of the batches.
-        loader: name of the loader, under which the daemon groups the workers.
+        loader_name: name of the loader, under which the daemon groups the workers.
     """
 
-    def __init__(self, reading: Reading, form: BatchForm, loader: str) -> None:
+    def __init__(self, reading: Reading, form: BatchForm, loader_name: str) -> None:
         self._reading = reading
         self._form = form
-        self._loader = loader
+        self._loader_name = loader_name
         self._open_task: _OpenTask | None = None  # the task of the part that was made last
 
     def __getstate__(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class PartsByTask(Dataset[MadePart]):
     def __getitem__(self, issued_part: tuple[IssuedTask, int]) -> MadePart:
         issued, number = issued_part
         open_task = self._open_task
-        # Begin the task unless it is open, and its reader has not passed the part.
+        # The reader of an open task cannot go back to a part before its next one.
         if open_task is None or open_task.issued != issued or number < open_task.next:
             self.close()
             open_task = self._begin(issued)
@@ -156,10 +156,11 @@ class PartsByTask(Dataset[MadePart]):
         topology = issued.task.rank
         if info is not None:
             topology = replace(topology, worker=info.id, workers=info.num_workers)
+            # The worker's queue reports a part that it cannot pickle to the trainer.
             Queue._on_queue_feeder_error = _put_error  # type: ignore[attr-defined]  # noqa: SLF001
         sessions = self._reading.sessions
         identity = ReaderIdentity(
-            sessions.identity.job, topology, self._loader, self._form.places_per_batch
+            sessions.identity.job, topology, self._loader_name, self._form.places_per_batch
         )
         reading = replace(self._reading, sessions=replace(sessions, identity=identity))
         work = issued.task.work(reading, self._form)
@@ -240,19 +241,18 @@ class ProcessPool:
     Args:
         reading: has what is needed to read the dataset.
         form: the form of the batches.
-        loader: name of the loader, under which the daemon groups the workers.
+        loader_name: name of the loader, under which the daemon groups the workers.
         options: options of the DataLoader that starts the processes.
     """
 
     def __init__(
-        self, reading: Reading, form: BatchForm, loader: str, options: dict[str, Any]
+        self, reading: Reading, form: BatchForm, loader_name: str, options: dict[str, Any]
     ) -> None:
         self._part_numbers = _PartNumbers()
         self._serial = 0
         self._pid = os.getpid()
-        dataset = PartsByTask(reading, form, loader)
-        self.loader: DataLoader[MadePart] = DataLoader(
-            dataset,
+        self._dataloader: DataLoader[MadePart] = DataLoader(
+            PartsByTask(reading, form, loader_name),
             batch_size=None,
             sampler=self._part_numbers,
             collate_fn=_unchanged,
@@ -277,7 +277,7 @@ class ProcessPool:
         self._serial += 1
         self._part_numbers.issued = IssuedTask(self._serial, task, is_watched)
         self._part_numbers.numbers = numbers
-        parts = iter(self.loader)
+        parts = iter(self._dataloader)
         hold_queues(parts)
         are_intact = False  # True if another iteration may use the workers
         try:
@@ -291,7 +291,7 @@ class ProcessPool:
             # After an error, or when no parts are wanted any more, the workers end. Otherwise they
             # stay for the next task, if they persist.
             if not are_intact or self._part_numbers.are_over:
-                end_workers(self.loader, parts)
+                end_workers(self._dataloader, parts)
 
     def retire(self) -> None:
         """Ask the workers for no further parts.

@@ -152,6 +152,8 @@ class StagedBatches:
 
     def is_usable(self, deal: Deal) -> bool:
         """Return True if these workers can make the batches of an iteration in this process."""
+        # Each position has a deal of its own. It is equal to the workers' unless a state that was
+        # loaded in the meantime has changed it.
         return self._workers.are_of_this_process and self._workers.deal == deal
 
     def read(self, position: StagedPosition) -> Generator[StagedBatch]:
@@ -160,27 +162,27 @@ class StagedBatches:
             return
         work = position.work
         samples = _ChunkSamples(work)
-        read = partial(self._uncollated_batches, work, samples)
+        uncollated = partial(self._uncollated_batches, work, samples)  # called with a `check`
         # With workers, a thread of this process puts batches together ahead of the loop. A stage
         # that waits for other ranks may only run in the loop's own thread.
-        if self._workers.are_any and not position.may_wait_for_ranks:
+        if self._workers.count > 0 and not position.may_wait_for_ranks:
             # The thread has to use the accelerator of this one, into whose memory batches go.
             prepare_thread = self._workers.preparation()
             made = made_by_threads(
-                read,
+                uncollated,
                 self._collate,
                 threads=1,
                 ahead=_AHEAD,
                 begin=prepare_thread,
             )
         else:
-            made = self._collate_here(read(nothing_to_check))
+            made = self._collate_here(uncollated(nothing_to_check))
         try:
             with closing(made):
                 yield from made
         finally:
-            # An epoch that is left early is reported as well. No other samples were repeated in the
-            # place of skipped ones, as such batches simply end with fewer.
+            # An epoch that is left early is reported as well. Samples without numbers are never
+            # repeated in the place of skipped ones.
             report(position.epoch, samples.skipped, samples.lost, repeated=False)
 
     def _uncollated_batches(

@@ -113,7 +113,7 @@ class TorchRuntime(Runtime):
         The remedy is appended to the advice to index the shards.
         """
         if manifest.uncounted:
-            return ""
+            return ""  # rank 0's manifest, which all ranks would get, has no counts either
         return "; or initialise torch.distributed before creating the dataset"
 
 

@@ -185,7 +185,7 @@ class StepWatch:
         self._choice = choice
         self._probe = LockProbe(MAX_SAMPLES if choice.is_open else 0)
         self._begun_s = 0.0
-        self._ended_s: float | None = None  # end of the previous step; None before the second step
+        self._ended_s: float | None = None  # end of the last step; None until the first has ended
 
     def begin(self) -> None:
         """Note that a step begins."""
@@ -200,7 +200,11 @@ class StepWatch:
         use = self._probe.end()
         now_s = monotonic()
         if self._ended_s is not None:
-            self._choice.note_step(use, now_s - self._begun_s, now_s - self._ended_s)
+            self._choice.note_step(
+                use,
+                step_s=now_s - self._begun_s,
+                passed_s=now_s - self._ended_s,
+            )
         self._ended_s = now_s
 
     def close(self) -> None:

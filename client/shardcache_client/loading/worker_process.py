@@ -133,9 +133,9 @@ def may_tune_malloc(env: Mapping[str, str]) -> bool:
     return not any(name in env for name in _GLIBC_VARIABLES)
 
 
-# If a trainer and its loader refer to each other, the garbage collector may close the queues before
-# torch has sent the workers, over these queues, the order to end. Torch would then wait up to 5 s
-# for each worker to find out. A reference to the queues from here keeps them open until then.
+# torch sends the workers the order to end over these queues. If a trainer and its loader refer to
+# each other, the garbage collector may close the queues before that, and torch would then wait up
+# to 5 s for each worker to find out. A reference to the queues from here keeps them open.
 _queues_of_workers: WeakKeyDictionary[Iterator[Any], Any] = WeakKeyDictionary()
 
 

@@ -53,33 +53,34 @@ class Workers:
     Args:
         reading: has what is needed to read the dataset.
         form: the form of the batches.
-        loader: name of the loader, under which the daemon groups worker processes.
+        loader_name: name of the loader, under which the daemon groups worker processes.
         options: the options of `ShardDataset.loader`, with defaults filled in.
         choice: the choice of the kind of workers.
 
     Attributes:
         deal: division among the ranks of the samples that parts are made of.
+        count: number of workers; 0 if the thread that iterates makes the parts.
     """
 
     def __init__(
         self,
         reading: Reading,
         form: BatchForm,
-        loader: str,
+        loader_name: str,
         options: Mapping[str, Any],
         choice: WorkerChoice,
     ) -> None:
         self.deal = reading.deal
-        self._count: int = options["num_workers"]
+        self.count: int = options["num_workers"]
         self._ahead = options.get("prefetch_factor") or _DEFAULT_PREFETCH
         self._pins = bool(options["pin_memory"]) and torch.accelerator.is_available()
         self._choice = choice
         self._pool: ProcessPool | None = None
-        if self._count and choice.kind != "threads":
+        if self.count and choice.kind != "threads":
             process_options = {
                 name: value for name, value in options.items() if name not in _BATCH_OPTIONS
             }
-            self._pool = ProcessPool(reading, form, loader, process_options)
+            self._pool = ProcessPool(reading, form, loader_name, process_options)
 
     @property
     def are_of_this_process(self) -> bool:
@@ -112,7 +113,7 @@ class Workers:
             finish = self._pinned_part if isinstance(task, BatchTask) else _unchanged
             yield from work.made(
                 skip=start + taken,
-                threads=self._count,
+                threads=self.count,
                 ahead=self._ahead,
                 begin=self.preparation(),
                 finish=finish,
@@ -135,19 +136,14 @@ class Workers:
         if choice.kind == "threads":
             self._pool = None
 
-    @property
-    def are_any(self) -> bool:
-        """True if there are workers; False if the thread that iterates makes the parts."""
-        return self._count > 0
-
     def preparation(self) -> Callable[[], None]:
         """Return the function that a thread has to call before it makes batches.
 
         Must be called by the training thread, whose accelerator the other threads will use.
         """
         if not self._pins:
-            return partial(_prepare_thread, None)  # None: no device, as no memory is pinned
-        return partial(_prepare_thread, torch.accelerator.current_device_index())
+            return partial(_prepare_thread, device=None)
+        return partial(_prepare_thread, device=torch.accelerator.current_device_index())
 
     def pinned(self, batch: Any) -> Any:
         """Return a batch made by this process, copied to pinned memory if that is wanted."""
