@@ -112,7 +112,7 @@ class Acks:
 
     @property
     def inherited(self) -> bool:
-        """True if not this process is the receiver, but a process that started it."""
+        """True if the receiver is a process that started this one, directly or not."""
         return os.getpid() != self._receiver_pid
 
     def expect(self) -> Ack:
@@ -146,7 +146,9 @@ class Acks:
         fd = reopen(self.fd)
         weakref.finalize(self, os.close, fd)
         # The lock on byte n of the file reserves the nth range of cells.
-        number = next(number for number in count() if try_lock(fd, number))
+        number = 0
+        while not try_lock(fd, number):
+            number += 1
         return _Cells(os.getpid(), count(number * _CELLS_PER_PROCESS))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -46,9 +46,9 @@ class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     """
 
     shard_source: object = None
-    """The loan of a whole shard's Buffer; None for other Buffers.
+    """The `Loan` that records a whole shard's Buffer; None for other Buffers.
 
-    Slices of the Buffer are pickled with a reference to the loan instead of their bytes.
+    Slices of the Buffer are pickled with a reference to the `Loan` instead of their bytes.
     """
     address: int | None = None
     """Start address in memory of a whole shard's Buffer; None until it is computed."""
@@ -148,6 +148,7 @@ def span_in_whole(value: Buffer) -> tuple[Buffer, int, int] | None:
     """
     if value.dtype is not _BYTE or value.ndim != 1 or not value.flags.c_contiguous:
         return None
+    # The base of a slice of a slice is the first Buffer, as numpy skips bases of the same type.
     whole = value.base if isinstance(value.base, Buffer) else value
     if whole.address is None:
         whole.address = _address(whole)

@@ -89,7 +89,7 @@ class Pass:
 
     def has_joined(self, worker: int) -> bool:
         """Return True if a worker has begun."""
-        return bool(self.joined >> worker & 1)
+        return bool(self.joined & (1 << worker))
 
     def note_joined(self, worker: int) -> None:
         """Record that a worker has begun."""
@@ -177,6 +177,10 @@ def _never_in_worker() -> bool:
     return False
 
 
+# All counters of this process.
+_COUNTERS: weakref.WeakSet[EpochCounter] = weakref.WeakSet()
+
+
 class EpochCounter:
     """A count that a process shares with the DataLoader workers that it starts.
 
@@ -262,7 +266,7 @@ class EpochCounter:
         """
         fd = self._own_fd()
         with locked(fd, _COUNTING):
-            os.ftruncate(fd, _LOADED_AT)
+            os.ftruncate(fd, _LOADED_AT)  # the last states may be longer than these
             os.pwrite(fd, states, _LOADED_AT)
 
     def loaded(self) -> bytes:
@@ -306,8 +310,6 @@ def _prepare_fork() -> None:
         counter.prepare_fork()
 
 
-# All counters of this process.
-_COUNTERS: weakref.WeakSet[EpochCounter] = weakref.WeakSet()
 # The counts are kept before the fork, so that a forked trainer does not see later changes.
 os.register_at_fork(before=_prepare_fork)
 
@@ -342,4 +344,5 @@ def _read(fd: int) -> Count:
 
 def _current_slot(fd: int) -> int:
     """Return the number of the slot that is in use; 0 for an empty file."""
-    return (os.pread(fd, 1, 0) or b"\0")[0]
+    first_byte = os.pread(fd, 1, 0)
+    return first_byte[0] if first_byte else 0

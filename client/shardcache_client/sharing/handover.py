@@ -4,11 +4,11 @@ A Buffer is a run of a mapped file's bytes. Between processes, it is pickled as 
 range of the file. The receiver maps the same file once, and keeps that map as long as any Buffer of
 the file lives.
 
-The file must stay cached until the receiver has mapped it. So the worker keeps its own map until no
-Buffer of the shard is left in the worker, in any queue, and until every message with such a Buffer
-was acknowledged. The shard is then settled. The cache does not evict files that a process has
-mapped; the worker keeps its lease until then as well, to save the cache the attempt. A loan is the
-worker's record of one such file.
+The file must stay cached until the receiver has mapped it. The cache does not evict files that a
+process has mapped. So the worker keeps its own map until it has no Buffer of the shard any more,
+not even in a queue, and every message with such a Buffer was acknowledged. The shard is then
+settled. Until then, the worker also keeps its lease, so that the cache does not try to evict the
+file in vain. A loan is the worker's record of one such file.
 """
 
 import mmap
