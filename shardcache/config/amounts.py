@@ -77,7 +77,8 @@ Capacity = Annotated[Size, AfterValidator(_checked_capacity)]
 
 def _whole_blocks(value: ByteSize) -> ByteSize:
     """Round to the nearest number of whole disk blocks, so that 8MB can be used as well as 8MiB."""
-    return ByteSize((value + _BLOCK_BYTES // 2) // _BLOCK_BYTES * _BLOCK_BYTES)
+    blocks = (value + _BLOCK_BYTES // 2) // _BLOCK_BYTES
+    return ByteSize(blocks * _BLOCK_BYTES)
 
 
 def _without_per_second(value: object) -> object:

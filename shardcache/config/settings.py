@@ -71,7 +71,7 @@ class Settings(pydantic.BaseModel):
         description="folder for cached shards, on a local disk",
     )
     capacity: Capacity = Field(
-        "80%",  # type: ignore[assignment]  # parsed by Amount.parse, and shown as written
+        "80%",  # type: ignore[assignment]  # parsed by DiskAmount.parse; help shows it as written
         description="maximum size of the cache, such as 200GB or 1.5TiB, or a share of its "
         "filesystem, such as 80%",
     )
@@ -308,7 +308,8 @@ def _reason(error: Mapping[str, Any]) -> str:
         return f"unknown option{did_you_mean(str(name), known)}"
     if error["type"] == "tuple_type" and name in ("origin", "allow"):
         return f"write [[{name}]], once per table"
-    # pydantic's text would give the bound of a size as a number of bytes.
+    # pydantic's text would give the bound of a size as a number of bytes. The annotation is
+    # compared as text, because an optional size is a union.
     field = Settings.model_fields.get(str(name))
     is_size = field is not None and "ByteSize" in str(field.annotation)
     bounds = error.get("ctx", {})
