@@ -41,7 +41,7 @@ async def start_preparing(
     """
     preparation = group.create_task(_prepare(origins, indexers))
     credentials = group.create_task(_obtain_credentials(origins, preparation))
-    if origins.prepared_urls:
+    if origins.urls_to_prepare:
         await asyncio.wait([preparation], timeout=_PREPARED_WITHIN_S)
         await asyncio.wait([credentials], timeout=_CREDENTIALS_WITHIN_S)
     return [preparation, credentials]
@@ -50,7 +50,7 @@ async def start_preparing(
 async def prepare_later(origins: Origins) -> None:
     """Prepare the SDKs and workers that the first readers hardly need, after a pause."""
     await asyncio.sleep(_SDKS_AFTER_S)
-    if not origins.prepared_urls:
+    if not origins.urls_to_prepare:
         await _attempt("SDKs", _load_sdks())
     await asyncio.sleep(_OTHER_WORKERS_AFTER_S - _SDKS_AFTER_S)
     await _attempt("transport workers", origins.start_other_workers())
@@ -62,7 +62,7 @@ async def _prepare(origins: Origins, indexers: Indexers) -> None:
         _attempt("transport worker", origins.start_worker()),
         _attempt("indexer", indexers.prepare()),
     ]
-    if origins.prepared_urls:
+    if origins.urls_to_prepare:
         preparations.append(_attempt("SDKs", _load_sdks()))
     await asyncio.gather(*preparations)
 

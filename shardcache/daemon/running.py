@@ -99,7 +99,13 @@ def serve(
         log.warning("unknown environment variable", name=name, meant=similar)
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        run = DaemonRun(settings, manager, on_ready, is_private, second_socket)
+        run = DaemonRun(
+            settings,
+            manager,
+            on_ready,
+            is_private=is_private,
+            second_socket=second_socket,
+        )
         stopping_s, store = runner.run(run.serve(activated))
     log.info(
         "stopped",
@@ -114,11 +120,11 @@ def serve(
 class DaemonRun:
     """One run of the daemon. Its fields are the arguments of `serve` and the service manager."""
 
-    _settings: Settings
-    _manager: ServiceNotifier
-    _on_ready: Callable[[Store], None]
-    _is_private: bool
-    _second_socket: Path | None
+    settings: Settings
+    manager: ServiceNotifier
+    on_ready: Callable[[Store], None]
+    is_private: bool
+    second_socket: Path | None
 
     async def serve(self, activated: ActivatedSockets) -> tuple[float, Store]:
         """Serve until the daemon is to stop.
@@ -129,7 +135,7 @@ class DaemonRun:
         Returns:
             The time of the stop signal by the monotonic clock, and the closed store.
         """
-        settings = self._settings
+        settings = self.settings
         path = activated.path(settings.socket)
         if path is None:
             path = socket_path(settings.socket)
@@ -145,8 +151,8 @@ class DaemonRun:
             contextlib.ExitStack() as stack,
         ):
             socks = [sock]
-            if self._second_socket is not None:
-                second = listening_at(self._second_socket, group=None)
+            if self.second_socket is not None:
+                second = listening_at(self.second_socket, group=None)
                 socks.append(stack.enter_context(second))
             s3 = S3Options(s3_sockets, settings.s3_key_life_s, settings.s3_stall_s)
             return await self._serve_at(socks, listener, s3)
@@ -159,7 +165,7 @@ class DaemonRun:
     ) -> tuple[float, Store]:
         """Open the store, and serve it at sockets that listen already. Returns as `serve` does."""
         with building():
-            store = await self._manager.keep_alive_during(
+            store = await self.manager.keep_alive_during(
                 "Scanning the cache folder.",
                 self._open_store,
             )
@@ -171,9 +177,9 @@ class DaemonRun:
                 loop.set_default_executor(ThreadPoolExecutor(_THREADS, "disk"))
 
                 async def serve_cache(cache: Cache) -> Drain:
-                    # A function, because the limits are computed for each connection: an operator
-                    # may raise the limit of open files of a running daemon (prlimit).
-                    limits = partial(Limits.of_socket, self._settings)
+                    # The limits are computed anew for each connection: an operator may raise the
+                    # limit of open files of a running daemon (prlimit).
+                    limits = partial(Limits.of_socket, self.settings)
                     server = serving(cache, socks, limits, listener, s3)
                     return await server_stack.enter_async_context(server)
 
@@ -186,7 +192,7 @@ class DaemonRun:
 
     def _open_store(self) -> Store:
         """Return the store: the files in the cache folder, which are scanned. Blocks."""
-        settings = self._settings
+        settings = self.settings
         return Store.open(settings.cache_dir, settings.capacity, settings.min_free, settings.group)
 
     async def _run(self, store: Store, serve_cache: Callable[[Cache], Awaitable[Drain]]) -> float:
@@ -197,14 +203,14 @@ class DaemonRun:
         Args:
             serve_cache: starts the server for a cache, and returns the server's drain.
         """
-        settings = self._settings
+        settings = self.settings
         counters = Counters(bills=self._bills())
         origins = Origins(
             settings.origin,
             max_connections=settings.max_connections,
             redirect_guard=AllowList(settings.allow),
             stall_timeout_s=settings.stall_timeout_s,
-            is_private=self._is_private,
+            is_private=self.is_private,
         )
         downloader = Downloader(settings, counters)
         indexers = Indexers(_INDEXERS)
@@ -220,8 +226,8 @@ class DaemonRun:
 
                 with stop_signals() as stop:
                     self._log_ready(store)
-                    await self._manager.notify(READY=1)
-                    self._on_ready(store)
+                    await self.manager.notify(READY=1)
+                    self.on_ready(store)
                     tasks += self._start_watching(group, stop, cache, store, drain)
                     await stop.wait()
 
@@ -236,19 +242,19 @@ class DaemonRun:
     def _bills(self) -> Bills:
         """Return empty bills, which include costs if any origin has a price."""
         # The cost of nothing is 0 if a table has a price, and None if it has none.
-        if any(table.cost(0, 0) is not None for table in self._settings.origin):
+        if any(table.cost(0, 0) is not None for table in self.settings.origin):
             return Bills(self._cost)
         return Bills()
 
     def _cost(self, url: str, size_bytes: int, requests: int) -> float | None:
         """Return the cost of bytes and requests from a url; None if its origin has no price."""
-        return table_of(self._settings.origin, url).cost(size_bytes, requests)
+        return table_of(self.settings.origin, url).cost(size_bytes, requests)
 
     def _log_ready(self, store: Store) -> None:
         log.info(
             "ready",
             version=__version__,
-            cache_dir=str(self._settings.cache_dir),
+            cache_dir=str(self.settings.cache_dir),
             shards=len(store.shards),
             used=size(store.space.used_bytes),
             capacity=size(store.space.capacity_bytes),
@@ -267,12 +273,12 @@ class DaemonRun:
         def alive() -> Liveness:
             return liveness(cache.health()["disk"], store, len(drain.sessions))
 
-        tasks = [group.create_task(self._manager.watch(alive), name="manager")]
-        idle_exit_s = self._settings.idle_exit_s
+        tasks = [group.create_task(self.manager.watch(alive), name="manager")]
+        idle_exit_s = self.settings.idle_exit_s
         if idle_exit_s is not None:
             tasks.append(group.create_task(stop_when_idle(stop, drain, idle_exit_s)))
             tasks.append(group.create_task(stop_when_lost(stop, cache)))
-            path = self._settings.socket
+            path = self.settings.socket
             if path is not None:
                 tasks.append(group.create_task(stop_when_unreachable(stop, cache, drain, path)))
         return tasks
@@ -287,7 +293,7 @@ class DaemonRun:
         for task in tasks:
             task.cancel()
         limit_s = _STOP_LIMIT_S + _STOP_MARGIN_S
-        await self._manager.ask_for_time(limit_s, STOPPING=1, STATUS="Stopping.")
+        await self.manager.ask_for_time(limit_s, STOPPING=1, STATUS="Stopping.")
         await drain.run()
 
 

@@ -65,7 +65,7 @@ async def stop_when_unreachable(
     Until then, readers find the daemon by its second socket, in the cache folder. The cache is
     locked until this daemon stops, and the next daemon then uses it.
     """
-    # If the socket exists again when the daemon is unused, it is watched again.
+    # If the socket exists again when the daemon is unused, the loop watches the socket again.
     is_gone = False
     while not is_gone:
         await cache.until_unreachable(socket)

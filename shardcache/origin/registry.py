@@ -128,7 +128,7 @@ class Origins:
             await asyncio.to_thread(_check_rare_protocols, rare)
 
     @property
-    def prepared_urls(self) -> list[str]:
+    def urls_to_prepare(self) -> list[str]:
         """Urls or prefixes for which the daemon prepares before a reader requests any url.
 
         There is one for each table whose protocol is in `PREPARED`, and one for each such protocol
@@ -155,12 +155,12 @@ class Origins:
             await asyncio.to_thread(_import_and_call, row.load)
 
     async def prepare_credentials(self) -> None:
-        """Obtain the credentials for `prepared_urls`, and for no other store.
+        """Obtain the credentials for `urls_to_prepare`, and for no other store.
 
         An SDK that is not configured would send requests to the cloud instance's metadata service.
         Errors are ignored: the request that needs the credentials reports them.
         """
-        asking = [self.origin(url).credentials(url) for url in self.prepared_urls]
+        asking = [self.origin(url).credentials(url) for url in self.urls_to_prepare]
         # All are obtained concurrently, so that no other url waits for a profile that prompts the
         # user for a code.
         await asyncio.gather(*asking, return_exceptions=True)
