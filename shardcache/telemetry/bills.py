@@ -154,12 +154,12 @@ class Bills:
 
     def add_fetched(self, url: str, size_bytes: int, requests: int) -> None:
         """Add a fetch to the bills of the node and of the client that is charged for the url."""
-        self._add("fetched", url, size_bytes, requests, self._payers.get(url))
+        self._add("fetched", url, size_bytes, requests, client=self._payers.get(url))
 
     def add_read(self, url: str, size_bytes: int, client: Hashable) -> None:
         """Add a shard that was read to the bills of the node and of its reader's client."""
         # Each shard counts as one request: see `Bill.read`.
-        self._add("read", url, size_bytes, 1, client)
+        self._add("read", url, size_bytes, requests=1, client=client)
 
     def forget(self, client: Hashable) -> None:
         """Forget the bill of a client."""

@@ -23,11 +23,13 @@ def about(**facts: object) -> AbstractContextManager[None]:
 
     The facts are also added to the lines of tasks that are created in the block.
     """
-    shown = {
-        name: redact(value)[:_MAX_CHARS] if isinstance(value, str) else value
-        for name, value in facts.items()
-    }
+    shown = {name: _shown(value) for name, value in facts.items()}
     return structlog.contextvars.bound_contextvars(**shown)
+
+
+def _shown(fact: object) -> object:
+    """Return a fact as it is logged: a text without secrets, and cut to a maximum length."""
+    return redact(fact)[:_MAX_CHARS] if isinstance(fact, str) else fact
 
 
 def configure(level: str, form: str) -> None:
@@ -86,9 +88,10 @@ def _text_processors() -> list[Processor]:
 
 def _on_one_line(_logger: Any, _method: str, event: EventDict) -> EventDict:
     """Return an event with the control characters in its texts escaped; a structlog processor."""
-    return {
-        name: printable(value) if isinstance(value, str) else value for name, value in event.items()
-    }
+    for name, value in event.items():
+        if isinstance(value, str):
+            event[name] = printable(value)
+    return event
 
 
 def _redacted(_logger: Any, _method: str, line: Any) -> str:
