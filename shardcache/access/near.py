@@ -58,8 +58,9 @@ def is_near(host: str) -> bool:
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """Return the address that a host states, in any notation; None for a name."""
+    without_zone, _, _ = host.partition("%")  # as in fe80::1%eth0
     with suppress(ValueError):
-        return ipaddress.ip_address(host.partition("%")[0])
+        return ipaddress.ip_address(without_zone)
     with suppress(OSError, ValueError):
         return ipaddress.IPv4Address(socket.inet_aton(host))  # 127.1, 0x7f000001, 2130706433
     return None

@@ -140,9 +140,9 @@ class _Rule:
         """Return whether a canonical url starts with the prefix."""
         return any(self._starts_with(url, prefix) for prefix in self.prefixes)
 
-    def is_within(self, text: str) -> bool:
-        """Return whether all urls with one of the rule's prefixes start with a text."""
-        return any(prefix.startswith(text) for prefix in self.prefixes)
+    def is_within(self, folder: str) -> bool:
+        """Return whether the rule's prefix lies in a folder, which is given as a prefix of urls."""
+        return any(prefix.startswith(folder) for prefix in self.prefixes)
 
     def _starts_with(self, url: str, prefix: str) -> bool:
         """Return whether a url starts with a prefix; a host or bucket must match as a whole."""
@@ -267,9 +267,9 @@ class AllowList:
         if self._rules:
             allowed = self._rules_allow_hop(source, target)
         else:
+            leads_to_near_host = protocol_of(target) in WEB and is_near(host_of(target))
             # A host may redirect to itself, even a near host: its user was allowed to request it.
-            is_far = protocol_of(target) not in WEB or not is_near(host_of(target))
-            allowed = is_far or host_of(target) == host_of(source)
+            allowed = not leads_to_near_host or host_of(target) == host_of(source)
         if not allowed:
             raise NotAllowedError(
                 f"the url leads to {target}, which the daemon is not allowed to fetch",

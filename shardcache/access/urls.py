@@ -49,7 +49,7 @@ def canonical(url: str) -> str:
     A path becomes a `file://` url. Schemes and web hosts are in lower case, without the default
     port. Everything after the host is kept: two spellings of a path are two urls.
     """
-    protocol = row_of(protocol_of(url)).names[0]
+    protocol = row_of(protocol_of(url)).names[0]  # the spelling by which urls are compared
     path = place_of(url)
     if protocol in WEB:
         authority, slash, below_host = path.partition("/")
