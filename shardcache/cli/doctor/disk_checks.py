@@ -200,7 +200,12 @@ def space(context: Context) -> Finding:
         cause = f"the filesystem is too small for the capacity: {can_grow}"
         options = {"capacity": _rounded_down(reachable_bytes)}
         return _with_better_options(
-            context, found, cause, options, "   # or a larger disk", **figures
+            context,
+            found,
+            cause,
+            options,
+            note="   # or a larger disk",
+            **figures,
         )
     cause = f"other files use the rest: {can_grow}"
     return warning(found, cause, f"{show_largest}   # remove unneeded files", **figures)

@@ -136,8 +136,8 @@ def _folder_name(name: str, number: int) -> str:
 def free_folder(base: Path, name: str) -> Path:
     """Return a cache folder for these credentials that no daemon has locked.
 
-    The folder is created if it is missing. The caller must have locked `BASE_LOCK`; no daemon locks
-    the folder as long as it has that lock.
+    The folder is created if it is missing. The caller must have locked `BASE_LOCK`: while the
+    caller holds that lock, no daemon locks the folder.
 
     Args:
         base: the base.

@@ -44,8 +44,8 @@ _MAX_LOG_BYTES = 1024 * 1024
 _STDIN = 0
 _STDOUT = 1
 _STDERR = 2
-# Variables that a service manager sets for a process that it starts. The variables here were meant
-# for an ancestor of the private daemon, not for the daemon itself.
+# Variables that a service manager sets for a process that it starts. A private daemon inherits them
+# from an ancestor, for which they were meant.
 _MANAGER_VARIABLES = (
     "NOTIFY_SOCKET",
     "LISTEN_FDS",
