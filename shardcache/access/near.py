@@ -10,14 +10,19 @@ import socket
 from contextlib import suppress
 from functools import lru_cache
 
-_METADATA = frozenset(
-    ipaddress.ip_address(address)
-    for address in (
+_METADATA = tuple(
+    ipaddress.ip_network(network)
+    for network in (
         # 169.254.169.254 need not be here: it is link-local, and all such addresses are near.
         "168.63.129.16",  # Azure
         "100.100.100.200",  # Alibaba
-        "fd00:ec2::254",  # AWS
+        "fd00:100::100:200",  # Alibaba
+        "fd00:ec2::/32",  # AWS: instance metadata, and the credentials of EKS pods
         "fd20:ce::254",  # Google
+        "192.0.0.192",  # Oracle
+        "fd00:c1::a9fe:a9fe",  # Oracle
+        "fd00:42::42",  # Scaleway
+        "fd00:a9fe:a9fe::1",  # Akamai
     )
 )
 # Names that a proxy might resolve for the daemon. Other names are judged by their addresses, when
@@ -79,7 +84,7 @@ def _is_near_address(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> 
         or address.is_link_local
         or address.is_multicast
         or address.is_unspecified
-        or address in _METADATA
+        or any(address in network for network in _METADATA)
     )
 
 
