@@ -1,7 +1,9 @@
 """Manifests in the job's key-value store, where they outlive a restart of the ranks.
 
 A manifest is the list of a dataset's shards. Rank 0 gets it from the daemon and publishes it, so
-that all ranks read the same shards, even if the bucket changes at this moment.
+that all ranks read the same shards, even if the bucket changes at this moment. The answer is the
+manifest's fingerprint, or the error of rank 0. It has a key for each restart, so that no rank gets
+an error from before the restart.
 """
 
 import json
@@ -14,7 +16,7 @@ from shardcache import errors
 from shardcache.shared.lists.shard_columns import Shards
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.order.topology import Topology
-from shardcache_client.ranks.key_value_store import KeyValueStore
+from shardcache_client.ranks.key_value_store import KeyValueStore, restarts
 
 # Number of characters of a manifest that are stored under one key. A key-value store takes values
 # of at most 8 MiB.
@@ -43,7 +45,7 @@ def share(
     """
     if ranks.rank == 0:
         return _publish(store, name, resolve, timeout_s)
-    answer = store.get(name, timeout_s)
+    answer = store.get(_answer_key(name), timeout_s)
     if answer is None:
         raise errors.RankTimeoutError(
             f"rank {ranks.rank} waited {timeout_s:g} s for rank 0 to list the shards of this "
@@ -65,13 +67,12 @@ def _publish(
     """
     earlier = store.peek(name)
     if earlier is not None:
-        if "error" not in json.loads(earlier):
-            return _published_manifest(store, earlier, timeout_s)
-        store.delete(name)  # This is an error from before a restart of the ranks.
+        store.set(_answer_key(name), earlier)
+        return _published_manifest(store, earlier, timeout_s)
     try:
         manifest = resolve()
     except errors.ShardcacheError as exn:
-        store.set_if_unset(name, json.dumps({"error": exn.to_json()}))
+        store.set_if_unset(_answer_key(name), json.dumps({"error": exn.to_json()}))
         raise
 
     upload(store, manifest)
@@ -79,9 +80,15 @@ def _publish(
     own = json.dumps(facts)
     # Several processes may read for rank 0: all of them use the manifest of the first.
     published = store.set_if_unset(name, own)
+    store.set(_answer_key(name), published)
     if published != own:
         return _published_manifest(store, published, timeout_s)
     return manifest
+
+
+def _answer_key(name: str) -> str:
+    """Return the key of rank 0's answer since the last restart of the ranks."""
+    return f"{name}/{restarts()}"
 
 
 def _published_manifest(store: KeyValueStore, answer: str, timeout_s: float) -> Manifest:

@@ -258,6 +258,17 @@ def test_an_error_of_rank_0_does_not_outlive_a_restart(server: TCPStore) -> None
     assert shared(server, 1, refuse) == manifest()
 
 
+def test_restarted_rank_does_not_get_the_error_from_before(server: TCPStore, env: pytest.MonkeyPatch) -> None:
+    """It waits for rank 0, although rank 0 has not looked again yet: its error may be gone by now."""
+    with pytest.raises(NotFoundError, match="no such bucket"):
+        shared(server, 0, refuse, "train/2")
+    env.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    with pytest.raises(RankTimeoutError, match=r"waited 0\.01 s for rank 0"):
+        share(KeyValueStore(server, "test"), "train/2", Topology(1, WORLD), refuse, 0.01)
+    assert shared(server, 0, manifest, "train/2") == manifest()
+    assert shared(server, 1, refuse, "train/2") == manifest()
+
+
 def test_the_shard_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> None:
     """A rank with another version of a shard than the rank that came first is told which shard, and both versions."""
     first, second, third = datasets(url)
