@@ -147,6 +147,9 @@ def free_folder(base: Path, name: str) -> Path:
         folder = base / _folder_name(name, number)
         with _try_locking(secured(folder)) as is_free:
             if is_free:
+                # The folder is in use from now on: `remove_old` of another daemon must not remove
+                # it before the daemon that is started has locked it.
+                os.utime(folder)
                 return folder
     raise CacheDirError(
         f"{_MAX_FOLDERS} private daemons already use folders in {base}", remedy="shardcache stop"
@@ -177,10 +180,14 @@ def remove_old(own: Path) -> None:
         is_cache = is_digest(name) and other.is_dir()
         if other == own or not is_cache:
             continue
-        # A daemon sets the modification time of its folder when it starts and ends. Transfers
-        # change that of `partial` in between.
-        times_s = [path.stat().st_mtime for path in (other, other / "partial") if path.exists()]
-        if time.time() - max(times_s) > _OLD_S:
-            with _try_locking(other) as is_free:
-                if is_free:
-                    shutil.rmtree(other, ignore_errors=True)
+        with _try_locking(other) as is_free:
+            if is_free and _unused_s(other) > _OLD_S:
+                shutil.rmtree(other, ignore_errors=True)
+
+
+def _unused_s(folder: Path) -> float:
+    """Return the time since a daemon last used a cache folder, or was started for it."""
+    # `free_folder` sets the modification time of the folder, and the daemon does so when it starts
+    # and ends. Transfers change that of `partial` in between.
+    times_s = [path.stat().st_mtime for path in (folder, folder / "partial") if path.exists()]
+    return time.time() - max(times_s)
