@@ -150,9 +150,9 @@ class EpochReader:
         if epochs.deal.counted or topology.reader:
             return
         with self.bookmark.counter.change() as count:
-            if count.is_explained:
+            if count.is_uncounted_logged:
                 return
-            count.is_explained = True
+            count.is_uncounted_logged = True
         description = "shards are read one after another"
         if topology.readers > 1:
             description = "each worker gets whole shards"
@@ -236,4 +236,5 @@ class EpochReader:
         self._take_terms(states[0].terms)
         if not self._runtime.is_asked_by_loader and self.epochs.is_read(states):
             states = [replace(each, over=True) for each in states]
+        # Passed as JSON, so that they equal the states that running workers and later runs get.
         self.bookmark.load([each.to_json() for each in states], worker=self._runtime.in_worker)

@@ -72,7 +72,7 @@ def _reader_of_tables(parts: DatasetParts) -> EpochReader:
     )
     with reader.bookmark.counter.change() as count:
         # This avoids a warning that the samples, which are rows here, are not counted.
-        count.is_explained = True
+        count.is_uncounted_logged = True
     return reader
 
 

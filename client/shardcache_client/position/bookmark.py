@@ -36,7 +36,9 @@ class Bookmark:
         states: the states loaded last, in this process or before it was started.
         changes: number of times that an epoch was set or states were loaded.
         loaded_at: value of `changes` after the last load.
-        latest: the last iteration passed to `take`, if taking from it again would change nothing.
+        latest: the iteration from which a batch was taken last; None if something has changed since
+            then that `take` has to record. While it is the same iteration, `take` need not be
+            called.
     """
 
     def __init__(self, counter: EpochCounter, epochs: Epochs) -> None:
@@ -203,7 +205,7 @@ class Bookmark:
             count.chosen = self._chosen
             count.loads = self._loads
             count.is_resumed = False
-            count.is_explained |= other_count.is_explained
+            count.is_uncounted_logged |= other_count.is_uncounted_logged
         return True
 
     # Iterations.
@@ -267,6 +269,7 @@ class Bookmark:
             if its_pass is None:
                 its_pass = self._begin_pass(iteration, loader, nth, count)
             else:
+                # Passes are kept without this fact. A pass reads the epoch that is set, if one is.
                 iteration.is_set = count.chosen == its_pass.epoch
             with self.counter.change() as count:
                 count.pass_of(loader, nth).note_joined(iteration.worker)
@@ -294,7 +297,7 @@ class Bookmark:
         chosen = self._chosen if nth == 1 else count.chosen
         epoch = self._epoch_of_pass(loader, count, chosen)
         iteration.is_set = chosen >= 0
-        self._epochs.begin(None if iteration.is_set else epoch)
+        self._begin_epoch(iteration, epoch)
         new_pass = Pass(loader, nth, epoch, iteration.workers, os.getpid())
         with self.counter.change() as count:
             if not self._has_own_states and self._states_for(epoch, count):
@@ -304,6 +307,11 @@ class Bookmark:
                 count.next = epoch + 1
             count.passes = [*count.passes, new_pass]
         return new_pass
+
+    def _begin_epoch(self, iteration: Iteration, epoch: int) -> None:
+        """Record among the ranks which epoch an iteration reads."""
+        # The ranks agree only on epochs that are counted, not on those that the user has set.
+        self._epochs.begin(None if iteration.is_set else epoch)
 
     def _epoch_of_pass(self, loader: int, count: Count, chosen: int) -> int:
         """Return the epoch of a new pass of a loader's workers.
@@ -320,7 +328,7 @@ class Bookmark:
             return chosen
 
         # 3. The latest pass read the previous epoch and was ended early: the ranks agree on the
-        # epoch that follows it.
+        # epoch that follows it. Another loader's iterator may still exist, and its pass be read on.
         last = count.passes[-1] if count.passes else None
         if last is not None and last.epoch + 1 == count.next and not last.is_read:
             is_held = last.loader != loader and _is_running(last.pid)
@@ -373,7 +381,7 @@ class Bookmark:
         if main is not None and is_first_time and main.epoch > iteration.epoch:
             iteration.role = "overtaken"
             return
-        self._epochs.begin(None if iteration.is_set else iteration.epoch)
+        self._begin_epoch(iteration, iteration.epoch)
         self._main = iteration
         iteration.role = "main"
         with self.counter.change() as count:

@@ -10,8 +10,9 @@ from shardcache_client.position.state import Saved
 Role = Literal["look", "main", "overtaken"]
 """The part that an iteration plays in its dataset's position; see `bookmark.Bookmark`.
 
-Each iteration begins as a look. It is "main" once it has been the main iteration, and "overtaken"
-if it can never become the main one, as another iteration has read a later epoch.
+"look": the user has taken at most one batch, perhaps only to look at the data. "main": the
+iteration is the main iteration of its dataset, or was. "overtaken": it can never become the main
+iteration, as another iteration has read a later epoch.
 """
 
 IterationState = Literal["open", "read", "over"]
@@ -32,10 +33,10 @@ class Iteration:
         epoch: the epoch that the iteration reads.
         states: states from which it resumes; empty if it begins at the epoch's beginning.
         is_set: True if the user has set the epoch, False if it was counted.
-        position: an object that tracks the position in the epoch.
+        position: object that has the position in the epoch, of the kind that the reader needs.
         reading: progress of the iteration.
         role: part that it plays in the dataset's position.
-        number: number among this process's iterations, from 1; in a worker, those of its loader.
+        number: number of the iteration in this process, from 1.
         loads: number of times that states had been loaded when the iteration began.
     """
 

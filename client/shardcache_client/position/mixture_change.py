@@ -53,7 +53,8 @@ class MixtureLoad:
         self._deal_options = deal_options.after(first.mixture.change)
         self._manifest = manifest
         self._ranks = ranks
-        self._dataset = deal_options.identities(manifest)[True]
+        are_counted = True  # as the samples of a mixture always are
+        self._dataset = deal_options.identities(manifest)[are_counted]
 
         current = self._mixture(self._deal_options, first.epoch)
         is_of_same_sources = first.dataset == self._dataset

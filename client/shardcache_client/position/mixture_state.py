@@ -89,8 +89,10 @@ def _section_to_json(section: Section) -> dict[str, Any]:
 
 def _phase_to_json(phase: Phase) -> list[Any]:
     """Return a phase as values that `phase_of` reads, in batches of one sample."""
+    # In both forms, a single number stands for all ranks.
     taken = phase.taken[0] if len(phase.taken) == 1 else list(phase.taken)
-    row: list[Any] = [phase.partition.world_size, 1, taken]
+    batch_size = 1
+    row: list[Any] = [phase.partition.world_size, batch_size, taken]
     if phase.beyond:
         row.append(list(phase.beyond))
     return row
@@ -140,7 +142,7 @@ def _form_from_json(fields: Sequence[Any]) -> SourceBatches:
 
 
 def _check_turns(samples: Sequence[int], form: SourceBatches) -> None:
-    """Raise ValueError unless every source has whole turns.
+    """Raise ValueError unless every source has whole turns; see `SourceBatches`.
 
     Args:
         samples: number of samples of each source in the epoch.

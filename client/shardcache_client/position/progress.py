@@ -3,10 +3,13 @@
 A phase is a part of an epoch that the same ranks have read. Another phase begins if the job resumes
 with another number of ranks.
 
-Ranks are in step if all have taken equally many batches, which is the rule. So a few numbers say
-what each rank has read: the epoch, and for each phase the number of ranks, the size of a batch and
-the number of batches that each rank has taken. `BatchPhase(4, 32, 100)` says that each of 4 ranks
-has taken 100 batches of 32 samples.
+Ranks are in step if all have taken equally many batches, as they usually have. Then a few numbers
+say what each rank has read: the epoch, and for each phase the number of ranks, the size of a batch
+and the number of batches that each rank has taken. `BatchPhase(4, 32, 100)` says that each of 4
+ranks has taken 100 batches of 32 samples.
+
+A place is the number of a sample in a rank's part of a phase. A rank passes the places of the
+samples that it takes, and of bad samples that it leaves out.
 """
 
 import re
@@ -74,8 +77,8 @@ class Progress:
     def after(self, ranks: int, batch_size: int, batches: int) -> Self:
         """Return the progress after each of `ranks` ranks has taken further batches.
 
-        The batches are added to the last phase if this has the same number of ranks. Otherwise they
-        begin another phase.
+        The batches are added to the last phase if it has the same number of ranks, none of which
+        has passed places beyond its batches. Otherwise they begin another phase.
 
         Args:
             ranks: number of ranks.
@@ -132,15 +135,17 @@ class Progress:
             return Start(phases=(), passed=self._passed_of_global_batches(deal, topology))
         phases = self.phases
         passed = 0
+        # The same ranks continue the last phase, each after its own batches. If places beyond
+        # these were passed, the rest is divided again, which leaves those places out.
         if phases and phases[-1].ranks == topology.world_size and not phases[-1].beyond:
             passed = phases[-1].samples(topology.rank)
             phases = phases[:-1]
         return Start(tuple(past_phase(phase, deal.even) for phase in phases), passed)
 
     def past(self, even: Even) -> tuple[Phase, ...]:
-        """Return all phases as past phases, so that the rest of the epoch is divided again.
+        """Return all phases as past phases: even the same ranks do not continue the last one.
 
-        Not even the same ranks continue the last phase.
+        The rest of the epoch is divided again.
         """
         return tuple(past_phase(phase, even) for phase in self.phases)
 
@@ -169,11 +174,11 @@ class Progress:
         If the number of ranks is the same as before, the places of a batch that was only begun
         count as well. Otherwise that batch is read again.
         """
-        size = deal.partition(topology).batch_size
+        part_size = deal.partition(topology).batch_size
         if not self.phases or self.phases[-1].ranks != topology.world_size:
-            return self.global_batches(deal) * size
+            return self.global_batches(deal) * part_size
         before = replace(self, phases=self.phases[:-1])
-        return before.global_batches(deal) * size + self.phases[-1].samples(topology.rank)
+        return before.global_batches(deal) * part_size + self.phases[-1].samples(topology.rank)
 
     def to_json(self, dataset: str) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads.
@@ -244,15 +249,18 @@ def _continued(phase: BatchPhase, further: BatchPhase) -> BatchPhase:
 
 
 def past_phase(phase: BatchPhase, even: Even) -> Phase:
-    """Return a phase that is over, as `SpanDeal.share` takes it.
+    """Return a phase that is over in the form that `SpanDeal.share` takes: in samples.
 
     Args:
         phase: the phase in batches.
         even: policy for a number of samples that the ranks of the phase did not divide.
     """
-    taken: tuple[int, ...] = (phase.samples(0),)
-    if not isinstance(phase.batches, int):
-        taken = tuple(map(phase.samples, range(phase.ranks)))
+    # In both forms, a single number stands for all ranks.
+    taken: tuple[int, ...]
+    if isinstance(phase.batches, int):
+        taken = (phase.samples(rank=0),)
+    else:
+        taken = tuple(phase.samples(rank) for rank in range(phase.ranks))
     return Phase(Partition(phase.ranks, even), taken, phase.beyond)
 
 

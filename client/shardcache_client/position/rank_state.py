@@ -76,7 +76,7 @@ class RankState:
     mixture: MixtureState | None = None
     seeds: Mapping[str, int] = field(default_factory=dict)
 
-    counted: ClassVar[bool] = True
+    counted: ClassVar[bool] = True  # see `StagedState`: samples that have numbers are counted
 
     @property
     def epoch(self) -> int:
@@ -96,12 +96,13 @@ class RankState:
         places. `progress_of` compares the phases of these ranks.
         """
         phases: tuple[BatchPhase, ...] = ()
+        # The phases in a worker's state are those with which all workers began.
         if self.rank is None or self.part is not None:
             phases = self.progress.phases
-        form = None
+        workers_and_batch_size = None
         if self.part is not None:
-            form = (self.part.workers, self.part.batch_size)
-        return "ranks", self.dataset, self.epoch, phases, form
+            workers_and_batch_size = (self.part.workers, self.part.batch_size)
+        return "ranks", self.dataset, self.epoch, phases, workers_and_batch_size
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads: a few numbers, which a person can read."""
@@ -180,6 +181,7 @@ class StateForm:
 
         in_step = True
         if may_differ and not over:
+            # Ranks can get out of step only where one has a batch left and another has none.
             has_batch = left is None or self.drop_last is False or left >= self.batch_size
             in_step = has_batch or self.ends_together(progress, topology)
 
@@ -239,8 +241,9 @@ def progress_of(states: Sequence[RankState], topology: Topology) -> Progress:
 
     Raises ConfigError if the progress cannot be derived from these states.
     """
+    _check_moment(states)
     own = [state for state in states if state.rank == (topology.rank, topology.world_size)]
-    if own and len({state.moment for state in states}) == 1:
+    if own:
         return _progress_of_rank(own).of_rank(topology.rank)
     return progress_of_all(states)
 
@@ -250,8 +253,7 @@ def progress_of_all(states: Sequence[RankState]) -> Progress:
 
     Raises ConfigError if the progress cannot be derived from these states.
     """
-    if len({state.moment for state in states}) > 1:
-        raise not_of_one_moment()
+    _check_moment(states)
     by_rank: dict[tuple[int, int] | None, list[RankState]] = {}
     for state in states:
         by_rank.setdefault(state.rank, []).append(state)
@@ -279,6 +281,12 @@ def progress_of_all(states: Sequence[RankState]) -> Progress:
     if len(set(by_number)) == 1:
         return progress
     return _progress_out_of_step(by_number)
+
+
+def _check_moment(states: Sequence[RankState]) -> None:
+    """Raise ConfigError unless all states are of one moment."""
+    if len({state.moment for state in states}) > 1:
+        raise not_of_one_moment()
 
 
 def _progress_out_of_step(progresses: Sequence[Progress]) -> Progress:
@@ -338,6 +346,8 @@ def is_read(states: Sequence[RankState], deal: SpanDeal, topology: Topology) -> 
     """
     first = states[0]
     if first.rank is not None and first.part is None:
+        # These ranks may have different numbers of batches, so the state of each has to say that
+        # the rank has ended.
         _, ranks = first.rank
         has_all_ranks = len({state.rank for state in states}) == ranks
         return has_all_ranks and all(state.ended for state in states)

@@ -39,8 +39,8 @@ class Reached(NamedTuple):
 
     Attributes:
         mark: the reader's place, and its position in the stage's group.
-        items: number of the reader's samples before the mark, without those left out; 0 unless the
-            reader gets a fixed number of samples in the epoch.
+        items: number of samples that the reader has given before the mark; 0 unless it gets a fixed
+            number of samples in the epoch. Samples that were left out do not count.
         step: in an uncounted epoch, a step that begins at or before the place; unused otherwise.
     """
 
@@ -59,7 +59,8 @@ class StagedState:
         reader: number of the reader, `rank * workers + worker`.
         readers: number of readers of all ranks.
         workers: number of readers of each rank.
-        reached: the reader's position in its share of the rest.
+        reached: the reader's position in its share of the rest, which is what the phases of
+            `progress` have left of the epoch.
         counted: True if samples are dealt to readers, False if whole shards are, whose samples are
             not counted.
         over: True if no reader has anything left of the epoch.
@@ -209,7 +210,7 @@ def resume(
     staged = [state for state in states if isinstance(state, StagedState)]
     if not staged:
         ranks = [state for state in states if isinstance(state, RankState)]
-        return _resume_after_ranks(progress_of(ranks, _alone(reader)), reader)
+        return _resume_after_ranks(progress_of(ranks, _as_rank(reader)), reader)
 
     # 2. The same readers go on, each from its own place. If the stage is another one, they can do
     # so only if no group was given in part.
@@ -220,7 +221,8 @@ def resume(
         if stage == first.stage:
             return Resume(first.progress, reached)
         if all(_is_between_groups(state.reached.mark) for state in staged):
-            return Resume(first.progress, reached._replace(mark=Mark(reached.mark.place)))
+            mark = Mark(place=reached.mark.place)  # the other stage counts its groups from 0
+            return Resume(first.progress, reached._replace(mark=mark))
 
     # 3. The places that are left are divided among the readers, which needs counted samples.
     if not (counted and first.counted):
@@ -235,7 +237,7 @@ def resume(
 
 def _is_between_groups(mark: Mark) -> bool:
     """Return True if a stage has given all samples before a mark and no sample after it."""
-    return mark == Mark(mark.place, mark.group)
+    return mark == Mark(place=mark.place, group=mark.group)
 
 
 def as_progress(states: Sequence[StagedState]) -> Progress:
@@ -271,9 +273,9 @@ def has_reader_ended(states: Sequence[StagedState | RankState], reader: Topology
     return any(each.ended and (each.reader, each.readers, each.workers) == own for each in staged)
 
 
-def _alone(reader: Topology) -> Topology:
-    """Return a reader as a rank without workers."""
-    return Topology(reader.reader, reader.readers)
+def _as_rank(reader: Topology) -> Topology:
+    """Return the place of a reader among ranks without workers, one for each reader."""
+    return Topology(rank=reader.reader, world_size=reader.readers)
 
 
 def _resume_after_ranks(progress: Progress, reader: Topology) -> Resume:
@@ -284,7 +286,7 @@ def _resume_after_ranks(progress: Progress, reader: Topology) -> Resume:
     if not phases or phases[-1].ranks != reader.readers or phases[-1].beyond:
         return Resume(progress)
     earlier = replace(progress, phases=phases[:-1])
-    return Resume(earlier, Reached(Mark(phases[-1].samples(reader.reader))))
+    return Resume(earlier, Reached(Mark(place=phases[-1].samples(reader.reader))))
 
 
 def _state_of(by_reader: Mapping[int, StagedState], reader: int, workers: int) -> StagedState:
@@ -313,15 +315,16 @@ def _state_of(by_reader: Mapping[int, StagedState], reader: int, workers: int) -
 def _mark_in_step(mark: Mark) -> Mark:
     """Return the mark of a reader that is in step with a reader of another rank.
 
-    The reader may have no sample of its own for a group for which the other reader has one. Then it
-    repeats its last sample: so the mark begins one place before the group.
+    The reader may have no sample in a group in which the other reader has one, and repeats the last
+    sample before the group. So its mark is at the place of that sample, which it has given.
 
     Args:
         mark: the mark of the other reader.
     """
+    # The other reader's `beyond` and `again` are about samples of its own.
     if not mark.first:
         return mark._replace(beyond=0)
-    return Mark(mark.first - 1, group=mark.group, given=mark.given, beyond=1, again=1)
+    return Mark(place=mark.first - 1, group=mark.group, given=mark.given, beyond=1, again=1)
 
 
 def _progress_after(by_reader: Mapping[int, StagedState], first: StagedState) -> Progress:

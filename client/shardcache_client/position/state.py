@@ -1,9 +1,9 @@
-"""The states in what a user loads. Pure.
+"""The states in an object that a user loads. Pure.
 
-`load_state_dict` passes what the user gives: a dataset's state, or any structure that contains
-states, such as that of a StatefulDataLoader. There are two kinds of states. Where every sample of
-an epoch has a number, a `RankState` counts samples. Where samples have no numbers, as they are
-filtered, uncounted or made by a stage, a `StagedState` has the place of a single reader.
+The object is a dataset's state, or any structure that contains states, such as the state of a
+StatefulDataLoader. There are two kinds of states. Where every sample of an epoch has a number, a
+`RankState` counts samples. Where samples have no numbers, as they are filtered, uncounted or made
+by a stage, a `StagedState` has the place of a single reader.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ def find_states(data: object) -> list[Saved]:
     Raises ConfigError if there are no states, or if they are not all of one moment.
     """
     try:
-        states = [_saved(each) for each in _search(data)]
+        states = [_state_from_json(each) for each in _search(data)]
     except RecursionError as exn:
         raise ConfigError("the state to load is nested too deeply") from exn
     if not states:
@@ -38,7 +38,7 @@ def find_states(data: object) -> list[Saved]:
     return states
 
 
-def _saved(data: Mapping[str, Any]) -> Saved:
+def _state_from_json(data: Mapping[str, Any]) -> Saved:
     """Return the state that a JSON object describes. Raises ConfigError."""
     if "reader" in data:
         return StagedState.from_json(data)
@@ -54,6 +54,7 @@ def _search(data: object) -> Iterator[Mapping[str, Any]]:
         if MARK in data:
             yield data
             return
+        # A StatefulDataLoader returns its last snapshot, with the number of batches since then.
         if data.get("_steps_since_snapshot"):
             raise ConfigError(
                 "the loader returned a state that is older than the request for it",

@@ -115,7 +115,7 @@ class Count:
         loads: number of times that states were loaded.
         is_resumed: True once an iteration reads from the state that was loaded last.
         workers: number of workers of the last iteration; 0 for an iteration without workers.
-        is_explained: True once the log has explained that samples are not counted.
+        is_uncounted_logged: True once the log has explained that samples are not counted.
         passes: passes of plain DataLoaders, in the order in which they began.
     """
 
@@ -124,7 +124,7 @@ class Count:
     loads: int = 0
     is_resumed: bool = False
     workers: int = 0
-    is_explained: bool = False
+    is_uncounted_logged: bool = False
     passes: list[Pass] = field(default_factory=list)
 
     FORM: ClassVar[struct.Struct] = struct.Struct("<qqq?q?B")
@@ -138,7 +138,7 @@ class Count:
             self.loads,
             self.is_resumed,
             self.workers,
-            self.is_explained,
+            self.is_uncounted_logged,
             len(kept),
         )
         return head + b"".join(kept_pass.pack() for kept_pass in kept)

@@ -37,7 +37,7 @@ PASS = Pass(loader=2**62, nth=3, epoch=7, workers=1024, pid=2**22, is_resuming=T
 def test_count_goes_through_bytes() -> None:
     """As many passes as it keeps, the latest ones, each with all its workers."""
     passes = [replace(PASS, nth=nth) for nth in range(20)]
-    count = Count(2**40, chosen=3, loads=2, is_resumed=True, workers=8, is_explained=True, passes=passes)
+    count = Count(2**40, chosen=3, loads=2, is_resumed=True, workers=8, is_uncounted_logged=True, passes=passes)
     packed = count.pack()
     assert len(packed) <= 4096
     assert Count.unpack(packed) == replace(count, passes=passes[-12:])
