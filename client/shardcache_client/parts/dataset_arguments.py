@@ -25,6 +25,7 @@ def _zero_copy(value: Any) -> Any:
     names = arguments.NAMES.converted(value)
     if "" in names:
         raise ValueError
+    # A single extension stays a string, so that messages have it as the user gave it.
     return value if isinstance(value, str) else names
 
 

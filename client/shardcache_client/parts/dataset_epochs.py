@@ -65,8 +65,9 @@ class DatasetEpochs:
         samples = self._parts.samples
         group = self._parts.group
 
-        # 1. Samples are not dealt, so counts are not used; or all ranks must have the counts, or
-        # there is no other rank.
+        # 1. No other rank can have other counts: shards are dealt without counts, ranks that have
+        # none may not read, or there is no other rank. Only here is a deal possible that depends on
+        # the number of ranks, as it is the deal of a mixture, which needs counts.
         is_selection = samples.manifest.choices is not None
         needs_counts = samples.deal_options.needs_counts or is_selection
         if not samples.deal.counted or needs_counts or group.alone:
@@ -274,9 +275,9 @@ class DatasetEpochs:
         # A loader that restores its workers gives each worker the worker's own state.
         only = states[0] if len(states) == 1 else None
         if isinstance(only, RankState) and self._is_of_worker(only, topology):
-            return RunStart(only.progress, only.part, is_read)
-        rank = Topology(topology.rank, topology.world_size)
-        return RunStart(_progress(epoch, rank, states), is_read=is_read)
+            return RunStart(only.progress, only.part, is_read=is_read)
+        whole_rank = Topology(topology.rank, topology.world_size)
+        return RunStart(_progress(epoch, whole_rank, states), is_read=is_read)
 
     def _is_of_worker(self, state: RankState, topology: Topology) -> bool:
         """Return True if a state is of the same worker: equal number, equal number of workers.
@@ -358,6 +359,8 @@ class DatasetEpochs:
     def quota(self, reader: Topology, deal: Deal) -> int | None:
         """Return the number of samples that a reader gets; None for all samples of its share."""
         deal_options = self._parts.samples.deal_options
+        # A deal of counted samples has no more samples than `samples_per_epoch`. With uncounted
+        # shards, the readers have to stop at this number.
         if deal.counted or deal_options.samples_per_epoch is None:
             return None
         partition = Partition(reader.world_size, deal_options.even)

@@ -102,6 +102,7 @@ class EpochReader:
         self._explain(self.parts.group.topology())
         run = self.epochs.run(iteration.epoch, iteration.states)
         iteration.position = run
+        # Where samples are not counted, it is unknown how many are left.
         may_be_at_end = not run.counted or not run.samples_left
         if iteration.states and may_be_at_end:
             # The iteration counts as read from now on, as StatefulDataLoader asks for no sample if
@@ -134,9 +135,10 @@ class EpochReader:
 
         The iteration becomes the main one when its second batch begins; see `Bookmark`.
         """
-        # This loop runs for each sample.
+        # An item that a stage makes counts as a batch.
         first_batch_size = 1 if self.parts.stage else self.parts.batch_size
         bookmark = self.bookmark
+        # This loop runs for each sample, so `take` is called only where it changes something.
         for number, sample in enumerate(samples):
             if number == first_batch_size:
                 bookmark.make_main(iteration)
@@ -147,7 +149,8 @@ class EpochReader:
     def _explain(self, topology: Topology) -> None:
         """Log once that samples are not counted, and how many workers have nothing to read."""
         epochs = self.epochs
-        if epochs.deal.counted or topology.reader:
+        is_first_reader = topology.reader == 0
+        if epochs.deal.counted or not is_first_reader:
             return
         with self.bookmark.counter.change() as count:
             if count.is_uncounted_logged:
@@ -225,14 +228,14 @@ class EpochReader:
         """
         states: Sequence[Saved] = find_states(state)
         before = self.parts
-        # The terms are taken twice. If the mixture has changed, the states from which to read have
-        # other terms than the loaded states, which are needed to find the former.
+        # The states are compared with this dataset in the order of the run that saved them.
         self._take_terms(states[0].terms)
         try:
             states = self.epochs.states_to_read(states)
         except ConfigError:
             self.parts = before
             raise
+        # If the mixture has changed since, these are other states, with the change in their terms.
         self._take_terms(states[0].terms)
         if not self._runtime.is_asked_by_loader and self.epochs.is_read(states):
             states = [replace(each, over=True) for each in states]

@@ -122,10 +122,11 @@ def select(
         rows: rows of the tables, each with its table's url.
         predicate: called with the entry of each sample.
     """
-    # For each shard, a byte for each sample: 1 if the predicate is true.
+    # For each shard, a byte for each sample of the tar: 1 if the predicate is true.
     marks: defaultdict[int, bytearray] = defaultdict(bytearray)
     for shard, entries in entries_by_shard(manifest, rows):
         marks[shard] += bytes(map(bool, map(predicate, entries)))
+    # The manifest may have only some of the tar's samples already: the choice is one among these.
     choices = []
     for shard in range(len(manifest)):
         chosen_marks = _marks_of(manifest.chosen(shard), marks[shard])
@@ -169,8 +170,9 @@ def rows_by_shard(
     """
     passed = [0] * len(manifest)  # number of samples of each shard that rows have had so far
     table = ""
-    # Number in the manifest of the table's first shard: the rows of a table number the shards of
-    # their own index file.
+    # Rows number the shards of their own index file. The shards of all index files follow each
+    # other in the manifest, and each has a row: so the first shard of a table comes after the last
+    # shard of the table before.
     first_shard = 0
     shard = -1
     for url, row in rows:
@@ -181,6 +183,7 @@ def rows_by_shard(
             shard = first_shard + row["shard"]
             follows = row["first"] == passed[shard]
             has_count = row["samples"] == manifest[shard].samples
+            # A manifest without versions (None) fits any table.
             has_version = manifest[shard].version in (None, row["version"])
             passed[shard] += len(row["keys"])
         except _INVALID as exn:
