@@ -104,7 +104,7 @@ def column_decoders(
     view: View,
     url: str,
 ) -> list[Decoder | None]:
-    """Return the decoder of each column; see `decoders_of`."""
+    """Return the decoder of each column, given the encodings of all; see `decoders_of`."""
     decoders: list[Decoder | None] = []
     for extension, encoding in zip(extensions, encodings, strict=True):
         name = view.prefix + extension

@@ -12,7 +12,7 @@ name                                       value
 `pilrgb` or `pil`                          PIL image
 `l8`, `l`, `torchl8`, `torchl`, `pill`     the same in grey, height × width
 `rgba8`                                    the same as `rgb8`, with alpha
-`int`, `float`, `text`, `bytes`            the Python types, which can be given themselves, too
+`int`, `float`, `text`, `bytes`            int, float, str, bytes. These types can be given, too
 `json`, `msgpack`                          the value
 `npy` or `numpy`, `npz`                    array; dict of arrays. Without pickle
 `tenbin`                                   list of arrays, from webdataset's `.ten` and `.tb` files
@@ -39,7 +39,7 @@ from shardcache.suggestions import did_you_mean
 from shardcache_client.arguments.values import shown
 from shardcache_client.samples.image_decoders import MODES, ImageDecoder
 from shardcache_client.samples.media_decoders import audio, torch_audio, torch_video, video
-from shardcache_client.samples.members import name_of
+from shardcache_client.samples.members import common_name
 from shardcache_client.samples.plain_decoders import (
     cbor_value,
     json_value,
@@ -239,8 +239,8 @@ def by_table(decode: Mapping[str, Spec]) -> DecoderOf:
     """
     # A decoder that is given by its name expects plain data, so a compressed member is decompressed
     # for it. A function or a type gets the bytes as they are.
-    decoders = {name_of(names): _decoder_of(names, spec) for names, spec in decode.items()}
-    named = frozenset(name_of(names) for names, spec in decode.items() if isinstance(spec, str))
+    decoders = {common_name(names): _decoder_of(names, spec) for names, spec in decode.items()}
+    named = frozenset(common_name(names) for names, spec in decode.items() if isinstance(spec, str))
     return partial(_by_table, decoders, named)
 
 

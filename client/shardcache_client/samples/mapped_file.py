@@ -2,8 +2,8 @@
 
 The daemon leases a shard to a reader and names the shard's file in the cache folder. The reader
 opens this file itself and maps it into memory. It checks the size and the inode, as the file may
-have been replaced or damaged. A nameless file has no path in any folder: this process has it open,
-and its path is that of the descriptor in `/proc/self/fd`.
+have been replaced or damaged. A nameless file is in no folder: this process has it open already,
+and opens it once more by the path of its descriptor in `/proc/self/fd`.
 """
 
 import errno

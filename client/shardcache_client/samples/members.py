@@ -17,8 +17,8 @@ _ANY = "*."
 _MAX_UNREAD = 1000
 
 
-def name_of(alternatives: str) -> str:
-    """Return the name that a member has in samples: "jpg" for "jpg", "jpg;png" and "*.jpg"."""
+def common_name(alternatives: str) -> str:
+    """Return the name of all alternatives in samples: "jpg" for "jpg", "jpg;png" and "*.jpg"."""
     first, _, _ = alternatives.lower().partition(";")
     return first.removeprefix(_ANY)
 
@@ -70,12 +70,12 @@ class Members:
 
     def _add(self, alternatives: str) -> None:
         """Add a name with its alternatives. Raises ConfigError."""
-        name = name_of(alternatives)
+        name = common_name(alternatives)
         if name in self.names:
             raise ConfigError(f"the member {name!r} is named twice")
         for rank, alternative in enumerate(alternatives.lower().split(";")):
             extension = alternative.removeprefix(_ANY)
-            _check(extension, alternatives)
+            _check_extension(extension, alternatives)
             choices = self._exact if extension == alternative else self._endings
             if extension in choices:
                 raise ConfigError(f"the member {alternative!r} is named twice")
@@ -132,14 +132,13 @@ class Members:
                 candidates.append(_Candidate(choice.rank, extension))
 
         # The first candidate for a name takes it; the others are dropped.
-        firsts = [_first(candidates, sample) for candidates in by_name.values()]
-        names = {extension: self.name_of(extension) for extension in firsts}
-        dropped = {
-            candidate.extension
-            for candidates in by_name.values()
-            for candidate in candidates
-            if candidate.extension not in names
-        }
+        names: dict[str, str] = {}  # by extension in the tar
+        dropped: set[str] = set()
+        for candidates in by_name.values():
+            first = _first(candidates, sample)
+            names[first] = self.name_of(first)
+            dropped |= {each.extension for each in candidates if each.extension != first}
+
         chosen: Sample = {}
         for extension, value in sample.items():
             if extension not in dropped:
@@ -179,7 +178,7 @@ def _first(candidates: Sequence[_Candidate], sample: Sample) -> str:
     return first
 
 
-def _check(extension: str, alternatives: str) -> None:
+def _check_extension(extension: str, alternatives: str) -> None:
     """Raise ConfigError for an extension that no member can have."""
     if not extension or extension.startswith((".", "__")):
         raise ConfigError(

@@ -42,7 +42,7 @@ class Rows:
         decode_rows: decodes whole samples.
         data: the shard's bytes.
         url: url of the shard.
-        columns: returns the columns; see `cut`.
+        columns: returns the columns; see `cut`. It is called if a value is decoded by itself.
         check_members: raises CorruptShardError if a member lies outside of the shard.
     """
 
@@ -96,16 +96,19 @@ class Rows:
             """Return a sample by its number, or add its members to `sample` and return that."""
             first = member_ends[number - 1] if number else 0
             last = member_ends[number]
-            # A sample without members may also be a bad sample, for which `_cut_one` raises.
-            is_bare = first == last
-            if is_bare or sample is not None:
+            # A row is always a new sample. Members are added to another one value by value.
+            if sample is not None:
                 return self._cut_one(number, sample)
+            # A sample without members may also be a bad sample, for which `_cut_one` raises.
+            if first == last:
+                return self._cut_one(number)
             begin = starts[first]
             end = ends[last - 1]
             is_small = end - begin <= (last - first) * _SMALL_BYTES
             if not is_small or not begin <= end <= size_bytes:
                 return self._cut_one(number)
             # The call returns one row, for the bytes from the sample's first member to its last.
+            # The decoder has to know the column of the first.
             try:
                 (row,) = decode_rows(extension_ids[first], data[begin:end])
             except FAILURES:

@@ -98,25 +98,25 @@ def cut(
     that cannot be decoded. Either ends the iterator.
     """
     faults = tables.faults
-    # Members are numbered through the whole shard: `first_member` is the first one of the next
-    # sample, and `stop_member` the number after its last one.
+    # Members are numbered through the whole shard. `first_member` is the first one of the next
+    # sample, and `member_end` the number after the sample's last one.
     first_member = tables.member_ends[start - 1] if start else 0
-    last_stop = tables.member_ends[stop - 1] if stop else 0
+    end_of_all = tables.member_ends[stop - 1] if stop else 0
     members = zip(
-        map(columns.__getitem__, tables.extension_ids[first_member:last_stop]),
-        tables.starts[first_member:last_stop],
-        tables.ends[first_member:last_stop],
+        map(columns.__getitem__, tables.extension_ids[first_member:end_of_all]),
+        tables.starts[first_member:end_of_all],
+        tables.ends[first_member:end_of_all],
         strict=True,
     )
-    stop_members = tables.member_ends[start:stop]
+    member_ends = tables.member_ends[start:stop]
     keys = keys_in_order(tables, start, stop)
-    for number, (stop_member, key) in enumerate(zip(stop_members, keys, strict=True), start):
+    for number, (member_end, key) in enumerate(zip(member_ends, keys, strict=True), start):
         if number in faults:
             raise _sample_error(tables, number, url)
         sample: Sample = {"__key__": key, "__url__": url}
         # `members` is an iterator over the members of all samples. The sample's own members come
         # next.
-        for column, first_byte, end_byte in islice(members, stop_member - first_member):
+        for column, first_byte, end_byte in islice(members, member_end - first_member):
             if column is None:
                 continue
             extension, tar, decode = column
@@ -128,7 +128,7 @@ def cut(
                     raise _undecodable(extension, key, url, exn) from exn
             sample[extension] = value
         yield sample
-        first_member = stop_member
+        first_member = member_end
 
 
 def keys_in_order(tables: Tables, start: int, stop: int) -> Iterator[str]:
@@ -294,8 +294,6 @@ def _undecodable(column: str, key: str, url: str, exn: BaseException) -> DecodeE
 
 def _sample_error(tables: Tables, number: int, url: str) -> SampleError:
     """Return the error for a bad sample."""
-    return SampleError(
-        fault_of(tables, number) or "",
-        url=url,
-        remedy=fault_remedy(tables, number),
-    )
+    fault = fault_of(tables, number)
+    assert fault is not None
+    return SampleError(fault, url=url, remedy=fault_remedy(tables, number))

@@ -7,7 +7,6 @@ to end and cut into blocks of equal length, which are the samples of the dataset
 from array import array
 from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import count
 from operator import add
 
 from shardcache.errors import ConfigError
@@ -137,8 +136,9 @@ class BlockCutter:
             self._end_token = blocks.end.to_bytes(self._token_bytes, "little")
             # The tar has no end tokens. So each document's end is moved by one token for the
             # document's own end token, and by one for each document before it.
-            self._token_ends = array("Q", map(add, runs.token_ends, count(1)))
-        self._count = blocks.count(runs.tokens, len(runs.token_ends))
+            end_tokens = range(1, len(runs.token_ends) + 1)
+            self._token_ends = array("Q", map(add, runs.token_ends, end_tokens))
+        self._count = blocks.count(runs.tokens, documents=len(runs.token_ends))
 
     def __len__(self) -> int:
         return self._count
