@@ -251,6 +251,7 @@ class MixtureDeal(SpanDeal):
     @cached_property
     def _identities(self) -> list[str]:
         """For each source, 8 hexadecimal digits that identify its samples and their order."""
+        # What an interrupted epoch has left of a source follows from the form of global batches.
         batch_facts = self.global_batches or ()
         return [digest([*source.identity, *batch_facts])[:8] for source in self.sources]
 
@@ -276,6 +277,7 @@ class MixtureDeal(SpanDeal):
             self._lane(epoch, number, start, stop) for number, (start, stop) in enumerate(ranges)
         )
         begin, end = span
+        # The sources' lanes begin with the span, and not with the epoch.
         return Interleaved(begin, end, layout.turns, lanes, origin=begin, names=self._names)
 
     def _lane(self, epoch: int, number: int, start: int, stop: int) -> Lane:
@@ -303,7 +305,12 @@ class MixtureDeal(SpanDeal):
         return Chained(0, stop - start, segments)
 
     def _segment(self, number: int, part: MixPart) -> Lane:
-        """Return the mixed order of the samples from `begin` to `end` of a source's sequence."""
+        """Return the order in which a source's samples of a part are read.
+
+        Args:
+            number: number of the source.
+            part: the part. Its samples from `begin` to `end` are mixed.
+        """
         source = self.sources[number]
         first_shard = self._first_shards[number]
         window = window_of(source.shuffle)
@@ -381,23 +388,18 @@ class MixtureOptions(DealOptions):
         sources: the sources, in the order of the mixture's manifest.
         weights: the weights of the sources, by epoch.
         grouping: the sources of a batch; see `Grouping`.
-        changed: the latest change of the mixture; None if it is as it began.
+        change: the latest change of the mixture; None if it is as it began.
     """
 
     sources: tuple[MixedSource, ...] = ()
     weights: WeightSchedule = NO_WEIGHTS
     grouping: Grouping = "mixed"
-    changed: Change | None = None
+    change: Change | None = None
 
     @property
     def source_names(self) -> tuple[str, ...]:
         """Names of the sources; see `DealOptions`."""
         return tuple(source.name for source in self.sources)
-
-    @property
-    def change(self) -> Change | None:
-        """The latest change of the mixture; see `DealOptions`."""
-        return self.changed
 
     def reseeded(self, seeds: Mapping[str, int]) -> Self:
         """Return these options with other seeds; see `DealOptions`."""
@@ -405,9 +407,9 @@ class MixtureOptions(DealOptions):
 
     def after(self, change: Change | None) -> Self:
         """Return these options after a change of the mixture; see `DealOptions`."""
-        if change == self.changed:
+        if change == self.change:
             return self
-        return replace(self, changed=change)
+        return replace(self, change=change)
 
     @property
     def fixes_batch_size(self) -> bool:
@@ -422,8 +424,8 @@ class MixtureOptions(DealOptions):
     def common_options(self) -> dict[str, object]:
         """Return the options that must be the same on all ranks; see `DealOptions`."""
         loaded = None
-        if self.changed is not None:
-            loaded = f"changed in epoch {self.changed.epoch}: {digest(repr(self.changed))}"
+        if self.change is not None:
+            loaded = f"changed in epoch {self.change.epoch}: {digest(repr(self.change))}"
         return DealOptions.common_options(self) | {
             "sources": {source.name: source.shuffle for source in self.sources},
             "weights": {epoch: list(map(float, each)) for epoch, each in self.weights.steps},
@@ -449,7 +451,7 @@ class MixtureOptions(DealOptions):
         form = self.global_batches
         batch_size = self.batch_size
         if form is not None:
-            batch_size = form.size // form.spans
+            batch_size = form.size // form.spans  # as many samples as each span gives to a batch
         deal = MixtureDeal(
             self.sources,
             self.weights,
@@ -458,7 +460,7 @@ class MixtureOptions(DealOptions):
             batch_size=batch_size,
             grouping=self.grouping,
             spans=self.spans,
-            change=self.changed,
+            change=self.change,
             global_batches=form,
         )
         return self._in_global_batches(deal)

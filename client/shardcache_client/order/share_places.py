@@ -226,15 +226,16 @@ class ChainedPlaces(Places):
 
     def __init__(self, parts: Sequence[Places]) -> None:
         self.parts = parts
-        self._starts = [0, *accumulate(part.samples for part in parts)]
-        self.samples = self._starts[-1]
+        ends = list(accumulate(part.samples for part in parts))
+        self._starts = [end - part.samples for part, end in zip(parts, ends, strict=True)]
+        self.samples = ends[-1] if ends else 0
 
     def within(self, start: int, stop: int) -> Iterator[tuple[Places, int, int]]:
         """Yield each part that has places from `start` to `stop`, with start and stop in the part.
 
         Parts without such places are left out.
         """
-        for part, begin in zip(self.parts, self._starts, strict=False):
+        for part, begin in zip(self.parts, self._starts, strict=True):
             first = max(start - begin, 0)
             last = min(stop - begin, part.samples)
             if first < last:
@@ -247,11 +248,12 @@ class ChainedPlaces(Places):
 
     def visits(self, start: int) -> Iterator[Visit]:
         """Yield the visits that end after the place `start`; see `Places`."""
-        for part, begin in zip(self.parts, self._starts, strict=False):
+        for part, begin in zip(self.parts, self._starts, strict=True):
             skipped = min(max(start - begin, 0), part.samples)
             if skipped == part.samples:
                 continue
             for visit in part.visits(skipped):
+                # A visit that began before `start` is cut, and then lacks samples of the shard.
                 is_whole = visit.is_whole and visit.first >= skipped
                 first = max(visit.first, skipped)
                 yield Visit(first + begin, visit.end + begin, visit.shard, is_whole)
