@@ -131,9 +131,11 @@ def decoder(spec: Spec) -> Decoder:
 
     Raises ConfigError if its name is unknown, or if a library that it needs is not installed.
     """
+    if isinstance(spec, type):
+        return _TYPES.get(spec, spec)
     if not isinstance(spec, str):
         if callable(spec):
-            return _TYPES.get(spec, spec)  # Any other function is a decoder itself.
+            return spec
         raise ConfigError(
             f"{shown(spec)} is not a decoder",
             remedy="give a name, a function of the member's bytes, or a type",

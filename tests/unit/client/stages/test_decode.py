@@ -7,6 +7,7 @@ import pickle
 import sys
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -214,6 +215,22 @@ def test_a_decoder_in_a_table_is_given_the_decompressed_member() -> None:
     data = gzip.compress(b"[1]")
     for spec, value in (("json", [1]), ("text", "[1]"), (bytes, data), (gzip.decompress, b"[1]")):
         assert Pipeline.of({"json.gz": spec}, None, "error")(sample(**{"json.gz": data}))["json.gz"] == value
+
+
+@dataclass
+class Scaled:
+    """A decoder that cannot be hashed, as it has fields that may change."""
+
+    factor: int
+
+    def __call__(self, data: Any) -> int:
+        """Return a multiple of a number."""
+        return int(data) * self.factor
+
+
+def test_a_decoder_need_not_be_hashable() -> None:
+    """As an object of a dataclass is not."""
+    assert Pipeline.of({"cls": Scaled(2)}, None, "error")(sample(cls=b"21"))["cls"] == 42
 
 
 @pytest.mark.parametrize("members", [("json;json.gz",), ("json.gz;json",)])
