@@ -182,8 +182,7 @@ class StateForm:
         in_step = True
         if may_differ and not over:
             # Ranks can get out of step only where one has a batch left and another has none.
-            has_batch = left is None or self.drop_last is False or left >= self.batch_size
-            in_step = has_batch or self.ends_together(progress, topology)
+            in_step = self._has_batch(left) or self.ends_together(progress, topology)
 
         return RankState(
             self.dataset,
@@ -196,6 +195,14 @@ class StateForm:
             mixture=self.deal.mixture_of(progress.epoch),
             seeds=self.seeds,
         )
+
+    def _has_batch(self, left: int | None) -> bool:
+        """Return True if a rank is known, or assumed, to have a further batch; see `state`."""
+        if left is None:
+            return True
+        if self.drop_last is False:
+            return left > 0
+        return left >= self.batch_size
 
     def ends_together(self, progress: Progress, topology: Topology) -> bool:
         """Return True if all ranks are known to end the epoch after the same number of batches."""

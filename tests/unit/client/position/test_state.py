@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from shardcache.errors import ConfigError
+from shardcache_client.order.dealing.deal import SampleDeal
+from shardcache_client.order.topology import Topology
 from shardcache_client.position.progress import Progress
-from shardcache_client.position.rank_state import RankState
+from shardcache_client.position.rank_state import RankState, StateForm, progress_of
 from shardcache_client.position.staged_state import Reached, StagedState
 from shardcache_client.position.state import Saved, find_states
 from shardcache_client.stages.stage import Mark
@@ -59,6 +61,21 @@ def test_states_of_ranks_are_told_from_those_of_readers() -> None:
     rank = RankState(DATASET, Progress(3).after(2, 4, 5))
     assert find_states([rank.to_json(), rank.to_json()]) == [rank, rank]
     assert find_states(state_of(0).to_json()) == [state_of(0)]
+
+
+@pytest.mark.parametrize("drop_last", [False, True, None])
+def test_a_rank_at_its_end_does_not_speak_for_one_with_a_further_batch(drop_last: bool | None) -> None:
+    """Of 33 samples in batches of 16, the first rank has 16, and the other one more in a short batch."""
+    deal = SampleDeal([33], None, even=None)
+    form = StateForm(DATASET, deal, 16, drop_last=drop_last, seeds={})
+    start = Progress(3)
+    begun = form.state(start, Topology(0, 2), ended=False, over=False, left=16)
+    assert progress_of([begun], Topology(1, 2)) == start
+    if drop_last:
+        return  # both ranks end after one batch
+    at_end = form.state(start.after(2, 16, 1), Topology(0, 2), ended=True, over=False, left=0)
+    with pytest.raises(ConfigError, match="states of all ranks"):
+        progress_of([at_end], Topology(1, 2))
 
 
 def test_states_without_one_of_the_dataset_are_an_error() -> None:
