@@ -41,8 +41,8 @@ class _SampleQuery:
 
     Attributes:
         key: key that the sample must have; None if the sample is asked for by its number.
-        numbers: numbers of the samples that may have the key. There may be several, as only a check
-            (a short hash) of each key is kept in memory.
+        numbers: numbers of the samples that may have the key. There may be several, as only a
+            short hash of each key is kept in memory.
     """
 
     key: str | None
@@ -252,7 +252,7 @@ class IndexedShards(Divisible, Generic[T_co]):
             key = number_or_key
             with self._lock:
                 if self._keys is None:
-                    self._keys = SampleKeys(self._key_checks(), self._ends[-1])
+                    self._keys = SampleKeys(self._key_hashes(), self._ends[-1])
             return _SampleQuery(key, self._keys.numbers(key))
         number = operator.index(number_or_key)
         samples = self._ends[-1]
@@ -284,15 +284,15 @@ class IndexedShards(Divisible, Generic[T_co]):
             self._selected_numbers[shard] = array("I", choice.numbers())
         return self._selected_numbers[shard]
 
-    def _key_checks(self) -> Iterator[int]:
-        """Yield the check of each sample's key, in the order of the samples' numbers."""
+    def _key_hashes(self) -> Iterator[int]:
+        """Yield the hash of each sample's key, in the order of the samples' numbers."""
         for shard in range(len(self._manifest)):
-            checks = self._ranges.checks(shard)
+            key_hashes = self._ranges.key_hashes(shard)
             selected = self._selected_in(shard)
             if selected is None:
-                yield from checks
+                yield from key_hashes
             else:
-                yield from map(checks.__getitem__, selected)
+                yield from map(key_hashes.__getitem__, selected)
 
     def _unknown_key(self, key: str) -> SampleKeyError:
         """Return the error for a key that no sample has."""

@@ -156,6 +156,7 @@ def rows_of(
             row["first_block"] = first_block
             row["blocks"] = list(islice(blocks, len(numbers)))
             row["irregular"] = irregular_in(tables, numbers, row["blocks"], row["sizes"])
+            # A negative number of blocks only marks a sample that needs other bytes as well.
             first_block += sum(map(abs, row["blocks"]))
         if metadata is not None:
             row["metadata"] = list(islice(metadata, len(numbers)))

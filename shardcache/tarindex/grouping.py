@@ -17,7 +17,7 @@ from shardcache.tarindex.members import Member, Tar
 from shardcache.tarindex.packed_lines import split_lines
 from shardcache.tarindex.tables import Fault, Samples, key_of
 
-_METADATA = re.compile(rb"__[^/]*__($|/)")
+_ABOUT_TAR = re.compile(rb"__[^/]*__($|/)")
 _SLASH = ord("/")
 _SHOWN_CHARS = 200
 _MACOS_FOLDER = b"__MACOSX"
@@ -101,7 +101,7 @@ class Grouping:
         self.samples = Samples()
         self._split = split or split_name
         self._extensions = _Extensions(self.samples.extensions)
-        self._current = b""
+        self._current_key = b""
 
     def add(self, members: Iterable[Member]) -> None:
         """Add the members that follow in the tar."""
@@ -109,39 +109,40 @@ class Grouping:
         samples = self.samples
         split = self._split
         extensions = self._extensions
-        current = self._current
+        current_key = self._current_key
         sample = len(samples) - 1  # number of the current sample
-        is_hidden = current.endswith(b"/")  # True if the previous member is a hidden file
+        is_hidden = current_key.endswith(b"/")  # True if the previous member is a hidden file
         starts = samples.starts
         ends = samples.ends
         extension_ids = samples.extension_ids
-        for name, start_byte, end_byte, flaw in members:
+        for name, start_byte, end_byte, member_fault in members:
             key, extension = split(name)
-            # Names without a key and metadata are left out. `startswith` comes first because it is
-            # much faster than the regular expression.
-            if not key or (name.startswith(b"__") and _METADATA.match(name)):
+            # Names without a key are left out, and so are WebDataset's members about the whole tar
+            # (`__x__`). `startswith` is tried first, as it is much faster than the expression.
+            if not key or (name.startswith(b"__") and _ABOUT_TAR.match(name)):
                 continue
 
-            if key != current or is_hidden:
-                # The files that macOS adds are hidden, and a hidden file's key is its folder with
-                # the slash. All hidden files of a folder have that key, so each is checked.
+            if key != current_key or is_hidden:
+                # Files that macOS adds are hidden, or in its folder. Only the first member of a
+                # sample is tested, and every hidden file: all hidden files of a folder have the
+                # same key, the folder's path with its slash.
                 is_hidden = key[-1] == _SLASH
                 if (is_hidden or _MACOS_FOLDER in key) and is_of_macos(name):
                     continue
-                if key != current:
+                if key != current_key:
                     samples.begin(key)
-                    current = key
+                    current_key = key
                     sample += 1
 
             extension_id = extensions.id_of(extension)
-            fault = extensions.record(extension_id, sample, flaw)
+            fault = extensions.record(extension_id, sample, member_fault)
             if fault is None:
                 starts.append(start_byte)
                 ends.append(end_byte)
                 extension_ids.append(extension_id)
             else:
                 samples.faults.setdefault(sample, (fault, extension_id))
-        self._current = current
+        self._current_key = current_key
 
     def finish(self) -> Samples:
         """Complete the last sample at the end of the tar; return all samples."""
@@ -352,19 +353,19 @@ class _Extensions:
         self._ids[extension] = extension_id
         return extension_id
 
-    def record(self, extension_id: int, sample: int, flaw: Fault | None) -> Fault | None:
-        """Record that a sample has an extension; return the fault that this causes, if any.
+    def record(self, extension_id: int, sample: int, member_fault: Fault | None) -> Fault | None:
+        """Record that a sample has a member with an extension; return the sample's fault, if any.
 
         Args:
             extension_id: id of a member's extension.
             sample: number of the member's sample, at least that of the previous call.
-            flaw: fault of the member by itself, such as a sparse file; None if there is none.
+            member_fault: fault of the member by itself, such as a sparse file; None for none.
         """
         if self._last_seen[extension_id] == sample:
             return Fault.DUPLICATE
         self._last_seen[extension_id] = sample
-        if flaw is not None:
-            return flaw
+        if member_fault is not None:
+            return member_fault
         if extension_id in self._reserved_ids:
             return Fault.RESERVED
         return None

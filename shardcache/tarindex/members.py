@@ -33,8 +33,8 @@ GNU_SPARSE = b"S"
 # GNU's kinds of headers for long names, with the PAX record that means the same.
 GNU_LONG = {b"L": b"path", b"K": b"linkpath"}
 PAX_GLOBAL = b"g"
-# Kinds of extended headers, which describe the members that follow.
-EXTENSIONS = frozenset({b"x", b"X", PAX_GLOBAL, *GNU_LONG})
+# These headers describe the members that follow.
+EXTENDED_HEADERS = frozenset({b"x", b"X", PAX_GLOBAL, *GNU_LONG})
 REGULAR = frozenset({b"0", b"\0", b"7", GNU_SPARSE})
 # Links, devices, directories and fifos: no data follows their header, whatever its size field says.
 DATALESS = frozenset({HARD_LINK, b"2", b"3", b"4", DIRECTORY, b"6"})
@@ -61,7 +61,7 @@ _WINDOW_AFTER_LARGE_BYTES = 2 * 1024
 _TAIL_BYTES = 1024 * 1024
 
 # Limit for a long name or a set of PAX records; libarchive's limit for names is 1 MiB.
-_EXTENSION_LIMIT_BYTES = 16 * 1024 * 1024
+_EXTENDED_LIMIT_BYTES = 16 * 1024 * 1024
 
 # A name in a global header applies to every member that has no name of its own. Without a limit,
 # the names of a tar of a megabyte could need gigabytes of memory.
@@ -122,17 +122,18 @@ def parse_header(block: bytes) -> Header:
     Raises ValueError for an invalid field.
     """
     name, size, checksum, kind, prefix = _FIELDS.unpack(block)
-    # The checksum is the sum of all bytes, with the checksum's own field taken as blanks. The low
-    # half of Adler-32 is the sum of all bytes plus one, modulo 65521; adler32() is about 20 times
-    # as fast as sum().
+    # The low half of Adler-32 is the sum of all bytes plus one, modulo 65521; adler32() is about 20
+    # times as fast as sum().
     adler = adler32(block) & 0xFFFF
+    # The checksum was computed with blanks in its own field: the field's bytes take their place.
     blanks = len(checksum) * ord(" ")
-    expected = parse_number(checksum) + sum(checksum) - blanks + 1
-    if adler != expected % _ADLER_MODULUS:
+    expected_sum = parse_number(checksum) - blanks + sum(checksum)
+    if adler != (expected_sum + 1) % _ADLER_MODULUS:
         # Some tars sum signed characters: each byte from 0x80 on then counts 256 less.
         summed = block[_BEFORE_CHECKSUM] + block[_AFTER_CHECKSUM]
-        negative = sum(byte >= 0x80 for byte in summed)
-        if adler != (expected + 256 * negative) % _ADLER_MODULUS:
+        negative_bytes = sum(byte >= 0x80 for byte in summed)
+        expected_sum += 256 * negative_bytes
+        if adler != (expected_sum + 1) % _ADLER_MODULUS:
             raise ValueError("its checksum does not match")
     size_bytes = parse_number(size)
     if size_bytes < 0:
@@ -224,8 +225,8 @@ class Tar:
             if header is None:
                 break
             _, _, kind = header
-            if kind in EXTENSIONS:
-                records, end = self._extension(header, at)
+            if kind in EXTENDED_HEADERS:
+                records, end = self._extended_header(header, at)
                 if kind == PAX_GLOBAL:
                     self._check_global(records, at)
                     global_records |= records
@@ -317,14 +318,14 @@ class Tar:
             at += len(piece)
             piece = self._source(at, 1, _TAIL_BYTES)
 
-    def _extension(self, header: Header, at: int) -> tuple[Records, int]:
+    def _extended_header(self, header: Header, at: int) -> tuple[Records, int]:
         """Return the records of the extended header at `at`, and the offset of the next header."""
         _, size_bytes, kind = header
         start = at + BLOCK_BYTES
         end = start + padded(size_bytes)
         if end > self._size_bytes:
             raise self._truncated(f"inside the extended header that begins at byte {at}")
-        if size_bytes > _EXTENSION_LIMIT_BYTES:
+        if size_bytes > _EXTENDED_LIMIT_BYTES:
             raise self._corrupt(at, f"an extended header claims {size_bytes} bytes")
         payload = self._read(start, end - start)
         if kind in GNU_LONG:

@@ -47,10 +47,10 @@ def split_lines(
     count = 0
     lines_end = 0
     for member in members:
-        name, start, end, flaw = member
+        name, start, end, fault = member
         match = None
         # `startswith` comes first, since it is much faster than the regular expression.
-        if flaw is None and name.startswith(b"__lines__/"):
+        if fault is None and name.startswith(b"__lines__/"):
             match = _LINES_NAME.fullmatch(name)
         if match is None:
             yield member
@@ -75,6 +75,7 @@ def split_lines(
                     url=url,
                     remedy="write smaller shards",
                 )
+            # The line's number has as many digits as the member's, with leading zeros.
             name_of_line = b"%0*d.%s" % (len(digits), int(digits) + number, extension)
             yield name_of_line, line_start, line_end, None
 

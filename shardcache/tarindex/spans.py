@@ -103,12 +103,12 @@ def _blocks_suffice(
     begin_byte = begin_block * BLOCK_BYTES
     end_byte = begin_byte + blocks * BLOCK_BYTES
     try:
-        # No url is given, as errors are not shown.
-        samples = samples_in(tar[begin_byte:end_byte], "")
+        samples = samples_in(tar[begin_byte:end_byte], url="")  # errors are not shown
     except ShardError:
         return False
     # In the blocks alone, the sample is the first one, and its offsets begin at 0.
-    return _members_of(samples, 0, 0) == _members_of(tables, number, begin_byte)
+    found = _members_of(samples, number=0, begin_byte=0)
+    return found == _members_of(tables, number, begin_byte)
 
 
 def _members_of(
@@ -167,7 +167,7 @@ def irregular_in(
         first = tables.member_ends[number - 1] if number else 0
         end = tables.member_ends[number]
         own_blocks = sum(map(_member_blocks, tables.starts[first:end], tables.ends[first:end]))
-        order = [column_places[extension] for extension in tables.extension_ids[first:end]]
+        order = [column_places[extension_id] for extension_id in tables.extension_ids[first:end]]
         # The sample is irregular if it has longer headers or something between its members, or if
         # its members have another order than the columns.
         if own_blocks != blocks[place] or order != sorted(order):
@@ -183,27 +183,27 @@ class RowSpans:
         starts: for each sample, the number of the block at which its bytes begin.
         stops: for each sample, the number of the block at which its bytes end; equal to its start
             if the sample cannot be read from its own blocks alone.
-        checks: for each sample, the CRC-32 of its key, by `check_of`.
+        key_hashes: for each sample, the `key_hash` of its key.
     """
 
     starts: "array[int]"
     stops: "array[int]"
-    checks: "array[int]"
+    key_hashes: "array[int]"
 
     @classmethod
-    def of(cls, row: Mapping[str, Any], reads: Callable[[str], bool] | None = None) -> Self:
+    def of(cls, row: Mapping[str, Any], wants: Callable[[str], bool] | None = None) -> Self:
         """Take the spans out of a row; all are empty if it was written without spans.
 
         Args:
             row: a row of a sample table.
-            reads: returns True for the extension of a member that is read. The spans are narrowed
+            wants: returns True for the extension of a member that is read. The spans are narrowed
                 to such members where possible. None if all members are read.
 
         Raises KeyError, TypeError, ValueError, IndexError, AttributeError or OverflowError for a
         row with other fields, or values of other types.
         """
         keys = row["keys"]
-        checks = array("I", map(check_of, keys))
+        key_hashes = array("I", map(key_hash, keys))
         starts = array("I")
         stops = array("I")
         begin = row.get("first_block", 0)
@@ -212,15 +212,15 @@ class RowSpans:
             # A negative number marks a sample that needs other bytes, too: its span is empty.
             stops.append(begin + max(blocks, 0))
             begin += abs(blocks)
-        if len(starts) != len(checks):
-            raise ValueError(f"{len(starts)} spans of {len(checks)} samples")
-        spans = cls(starts, stops, checks)
-        if reads is not None:
-            spans._narrow(row, reads)
+        if len(starts) != len(key_hashes):
+            raise ValueError(f"{len(starts)} spans of {len(key_hashes)} samples")
+        spans = cls(starts, stops, key_hashes)
+        if wants is not None:
+            spans._narrow(row, wants)
         return spans
 
     def __len__(self) -> int:
-        return len(self.checks)
+        return len(self.key_hashes)
 
     def span(self, place: int) -> tuple[int, int] | None:
         """Return start and end in the tar, in bytes, of the sample at a place in the row.
@@ -233,12 +233,12 @@ class RowSpans:
             return None
         return start * BLOCK_BYTES, stop * BLOCK_BYTES
 
-    def _narrow(self, row: Mapping[str, Any], reads: Callable[[str], bool]) -> None:
+    def _narrow(self, row: Mapping[str, Any], wants: Callable[[str], bool]) -> None:
         """Shorten the span of each regular sample to the members that are read.
 
         Members before the first and after the last such member are left out.
         """
-        columns = [(reads(name), sizes) for name, sizes in row["sizes"].items()]
+        columns = [(wants(name), sizes) for name, sizes in row["sizes"].items()]
         if all(is_read for is_read, _ in columns):
             return
         irregular = frozenset(row.get("irregular", ()))
@@ -266,6 +266,6 @@ class RowSpans:
                 self.stops[place] = last_stop
 
 
-def check_of(key: str) -> int:
-    """Return the CRC-32 of a key, which is compared where the keys would take too much memory."""
+def key_hash(key: str) -> int:
+    """Return a hash of a key (CRC-32), which is kept where keys would take too much memory."""
     return crc32(key.encode("utf-8", "surrogateescape"))

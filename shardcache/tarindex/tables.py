@@ -20,7 +20,6 @@ import json
 import mmap
 import os
 import struct
-import sys
 import zlib
 from array import array
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, Self, TypeAlias
 
 from shardcache.errors import CorruptShardError
+from shardcache.tarindex.number_tables import NumberTable, are_below, are_ranges, partitions
 
 _SHOWN_CHARS = 200  # messages quote at most this much of a name
 _MAGIC = b"shardix1"
@@ -38,7 +38,6 @@ _BLOCK_BYTES = 256 * 1024
 _CRC = struct.Struct("=I")
 _NUMBERS_PER_FAULT = 3  # number of the sample, `Fault`, index of the extension
 
-NumberTable: TypeAlias = memoryview  # its items are u64 or u32 numbers
 Tables: TypeAlias = "Samples | TarIndex"
 
 
@@ -338,6 +337,7 @@ class TarIndex:
             if crc != tables_crc:
                 raise _damaged(path, "the checksum of its tables does not match")
             # Mapped rather than loaded: processes have many indexes open, and share their pages.
+            # `tables` keeps the mapping after `mapped` is released.
             with memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)) as mapped:
                 tables = mapped[begin:]
         index = cls._of_tables(header, counts, tables, path)
@@ -365,8 +365,8 @@ class TarIndex:
     def check_samples(self) -> None:
         """Raise CorruptShardError unless the samples partition the members and the keys."""
         extension_count = len(self.extensions)
-        partitions_members = _partitions(self.member_ends, len(self.starts))
-        partitions_keys = _partitions(self.key_ends, len(self.keys))
+        partitions_members = partitions(self.member_ends, len(self.starts))
+        partitions_keys = partitions(self.key_ends, len(self.keys))
         are_faults_valid = all(
             sample < len(self) and extension_id < extension_count
             for sample, (_, extension_id) in self.faults.items()
@@ -376,8 +376,8 @@ class TarIndex:
 
     def check_members(self) -> None:
         """Raise CorruptShardError unless each member lies in the tar and has an extension."""
-        lie_in_tar = _are_ranges(self.starts, self.ends, self.header["size_bytes"])
-        if not lie_in_tar or not _are_below(self.extension_ids, len(self.extensions)):
+        lie_in_tar = are_ranges(self.starts, self.ends, self.header["size_bytes"])
+        if not lie_in_tar or not are_below(self.extension_ids, len(self.extensions)):
             raise self._contradiction()
 
     @classmethod
@@ -429,63 +429,6 @@ class TarIndex:
         return (
             f"TarIndex(samples={len(self)}, members={len(self.starts)}, faults={len(self.faults)})"
         )
-
-
-# Thousands of numbers are compared by one subtraction of two large integers, each of which has the
-# numbers as its digits. First, the top bit of each digit is set in the minuend (`tops`). After the
-# subtraction, the top bit of a digit is still set if nothing was borrowed from it, hence if the
-# minuend's digit was at least the other. Comparing the numbers one by one would take a tenth of
-# the time in which small samples are read.
-
-_DIGITS = 8192  # numbers compared at once
-
-# Integers with a 1 in each digit. Multiplied by a limit, they have the limit in each digit.
-_ONES_OF_64_BITS = int.from_bytes(bytes((1, 0, 0, 0, 0, 0, 0, 0)) * _DIGITS, "little")
-_ONES_OF_32_BITS = int.from_bytes(bytes((1, 0, 0, 0)) * _DIGITS, "little")
-
-
-def _partitions(ends: NumberTable, total: int) -> bool:
-    """Return True if `ends` is ascending and ends with `total`."""
-    last = ends[-1] if len(ends) else 0
-    return last == total and _are_ranges(ends[:-1], ends[1:], total)
-
-
-def _are_ranges(starts: NumberTable, ends: NumberTable, limit: int) -> bool:
-    """Return True if `starts[i] <= ends[i] <= limit` for every i.
-
-    False if any number is 2**63 or more, since no file has such an offset.
-    """
-    if not 0 <= limit < 1 << 63:
-        return False
-    for at in range(0, len(starts), _DIGITS):
-        all_starts = int.from_bytes(starts[at : at + _DIGITS], sys.byteorder)
-        all_ends = int.from_bytes(ends[at : at + _DIGITS], sys.byteorder)
-        ones = _ONES_OF_64_BITS >> 64 * max(0, at + _DIGITS - len(starts))
-        tops = ones << 63
-        if (all_starts | all_ends) & tops:  # a start or an end is 2**63 or more
-            return False
-        if ((all_ends | tops) - all_starts) & tops != tops:  # an end is before its start
-            return False
-        if ((ones * limit | tops) - all_ends) & tops != tops:  # an end is above the limit
-            return False
-    return True
-
-
-def _are_below(numbers: NumberTable, limit: int) -> bool:
-    """Return True if each of these u32 numbers is less than `limit`, itself less than 2**31."""
-    if not len(numbers):
-        return True
-    if not 0 < limit < 1 << 31:
-        return False
-    for at in range(0, len(numbers), _DIGITS):
-        all_numbers = int.from_bytes(numbers[at : at + _DIGITS], sys.byteorder)
-        ones = _ONES_OF_32_BITS >> 32 * max(0, at + _DIGITS - len(numbers))
-        tops = ones << 31
-        if all_numbers & tops:  # a number is 2**31 or more
-            return False
-        if ((ones * (limit - 1) | tops) - all_numbers) & tops != tops:  # a number is too large
-            return False
-    return True
 
 
 def _texts(joined: bytes, ends: NumberTable) -> list[str]:

@@ -12,7 +12,8 @@ from itertools import pairwise
 from typing import Any
 
 from shardcache.formats.format import RunDecoder
-from shardcache.tarindex.tables import NumberTable, TarIndex
+from shardcache.tarindex.number_tables import NumberTable
+from shardcache.tarindex.tables import TarIndex
 from shardcache_client.samples.slicing import FAILURES, Sample, SlicedColumn, cut, keys_between
 
 # Maximum number and size of the samples that are decoded together, as all of their values are in

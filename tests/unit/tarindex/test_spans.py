@@ -11,7 +11,7 @@ import pytest
 
 from shardcache.tarindex.contents import rows_of
 from shardcache.tarindex.grouping import index_tar
-from shardcache.tarindex.spans import RowSpans, blocks_of, check_of, samples_in
+from shardcache.tarindex.spans import RowSpans, blocks_of, key_hash, samples_in
 from shardcache.tarindex.tables import Tables, key_of
 from support.shards.tars import make_tar, pack, random_samples, special
 
@@ -76,8 +76,8 @@ def test_each_sample_is_read_by_its_span_alone(tmp_path: Path, tar: bytes) -> No
         found = samples_in(tar[start:stop], URL)
         assert len(found) == 1
         assert described(found, 0) == described(tables, number, start)
-    checks = [check for row in rows for check in RowSpans.of(row).checks]
-    assert checks == [check_of(key_of(tables, number)) for number in range(len(tables))]
+    hashes = [hashed for row in rows for hashed in RowSpans.of(row).key_hashes]
+    assert hashes == [key_hash(key_of(tables, number)) for number in range(len(tables))]
 
 
 @pytest.mark.parametrize("tar", TARS.values(), ids=TARS)

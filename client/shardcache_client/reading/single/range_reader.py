@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardcache.errors import ConfigError, ShardChangedError, ShardError
-from shardcache.tarindex.spans import check_of, samples_in
+from shardcache.tarindex.spans import key_hash, samples_in
 from shardcache_client.daemon.lease import Grant, LeaseRequest
 from shardcache_client.daemon.session import Session
 from shardcache_client.order.shards.declared_plan import Plan
@@ -161,7 +161,7 @@ def _cut_sample(data: bytes, byte_range: SampleRange, url: str, view: View) -> S
         view.prefix,
     )
     (sample,) = slicing.cut(tables, columns, url, 0, 1)  # from sample 0 up to sample 1
-    if check_of(sample["__key__"]) != byte_range.check:
+    if key_hash(sample["__key__"]) != byte_range.key_hash:
         raise _wrong_range(byte_range, url)
     return sample
 

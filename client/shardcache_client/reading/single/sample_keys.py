@@ -1,7 +1,7 @@
 """Numbers of samples by their keys, in little memory.
 
 A dataset that is indexed by number uses this to find samples by key, and near keys for the error
-about a key that does not exist. A check is a hash of a key in 32 bits.
+about a key that does not exist. Of each key, only a hash of 32 bits is kept.
 """
 
 import difflib
@@ -9,10 +9,10 @@ from array import array
 from collections.abc import Iterable
 from itertools import islice
 
-from shardcache.tarindex.spans import check_of
+from shardcache.tarindex.spans import key_hash
 
 _SAMPLES_PER_BUCKET = 64
-_CHECK_BITS = 32
+_HASH_BITS = 32
 # Maximum number of keys among which similar keys are looked for.
 _MAX_COMPARED = 1_000_000
 # Maximum number of keys with the same beginning, of which the most similar are chosen.
@@ -23,31 +23,31 @@ _MAX_SHOWN = 3  # number of similar keys that are returned
 class SampleKeys:
     """Numbers of the samples that may have a key, in about 17 bytes of memory per sample.
 
-    Keys are compared by checks of 32 bits. So a sample that is found may have another key, with a
+    Keys are compared by hashes of 32 bits. So a sample that is found may have another key, with a
     probability of one in four billion for each comparison.
     """
 
-    def __init__(self, checks: Iterable[int], count: int) -> None:
+    def __init__(self, key_hashes: Iterable[int], count: int) -> None:
         """Collect samples.
 
         Args:
-            checks: checks of the samples' keys, in the order of the samples' numbers; see
-                `tarindex.spans.check_of`.
+            key_hashes: hashes of the samples' keys, in the order of the samples' numbers; see
+                `tarindex.spans.key_hash`.
             count: number of samples.
         """
         buckets = count // _SAMPLES_PER_BUCKET + 1
-        # The remainder of its check says which bucket a sample is in. Its entry there is an integer
-        # with the check in the lower 32 bits, and the number of the sample in the higher bits.
+        # The remainder of its hash says which bucket a sample is in. Its entry there is an integer
+        # with the hash in the lower 32 bits, and the number of the sample in the higher bits.
         self._buckets = [array("Q") for _ in range(buckets)]
-        for number, check in enumerate(checks):
-            self._buckets[check % buckets].append(check | (number << _CHECK_BITS))
+        for number, hashed in enumerate(key_hashes):
+            self._buckets[hashed % buckets].append(hashed | (number << _HASH_BITS))
 
     def numbers(self, key: str) -> list[int]:
         """Return the numbers of the samples that may have a key, ascending."""
-        check = check_of(key)
-        mask = (1 << _CHECK_BITS) - 1
-        bucket = self._buckets[check % len(self._buckets)]
-        return [entry >> _CHECK_BITS for entry in bucket if entry & mask == check]
+        hashed = key_hash(key)
+        mask = (1 << _HASH_BITS) - 1
+        bucket = self._buckets[hashed % len(self._buckets)]
+        return [entry >> _HASH_BITS for entry in bucket if entry & mask == hashed]
 
 
 def near_keys(key: str, keys: Iterable[str]) -> list[str]:

@@ -41,15 +41,15 @@ class SampleRange:
         shard: number of the shard in the manifest.
         start: offset of the first byte in the tar.
         stop: offset after the last byte.
-        check: short hash of the sample's key, to recognise a range that holds another sample; see
-            `tarindex.spans.check_of`.
+        key_hash: hash of the sample's key, to recognise a range that holds another sample; see
+            `tarindex.spans.key_hash`.
         version: the tar's version when the table was written; None if the table does not say.
     """
 
     shard: int
     start: int
     stop: int
-    check: int
+    key_hash: int
     version: str | None
 
 
@@ -116,7 +116,7 @@ class SampleRanges:
         if span is None:
             return None
         start, stop = span
-        return SampleRange(shard, start, stop, spans.checks[nth], version)
+        return SampleRange(shard, start, stop, spans.key_hashes[nth], version)
 
     def are_listed(self, shard: int, number: int) -> bool:
         """Return whether a table lists the ranges of the samples in the same row as this sample.
@@ -132,20 +132,20 @@ class SampleRanges:
         # sample of the row has a span.
         return spans.starts != spans.stops
 
-    def checks(self, shard: int) -> array[int]:
-        """Return the check of each sample's key in a shard; see `tarindex.spans.check_of`.
+    def key_hashes(self, shard: int) -> array[int]:
+        """Return the hash of each sample's key in a shard; see `tarindex.spans.key_hash`.
 
         Raises as `range_of` does; ConfigError if there are no tables.
         """
         rows = self._required_rows()
-        checks = array("I")
+        key_hashes = array("I")
         for row in rows.rows_of(shard):
             spans, _ = self._spans_of(rows, shard, row)
-            checks += spans.checks
-        return checks
+            key_hashes += spans.key_hashes
+        return key_hashes
 
     def keys(self) -> Iterator[str]:
-        """Yield the keys of all samples in the tars. Raises as `checks` does."""
+        """Yield the keys of all samples in the tars. Raises as `key_hashes` does."""
         rows = self._required_rows()
         for shard in range(rows.shards):
             for row in rows.rows_of(shard):
@@ -200,7 +200,7 @@ class SampleRanges:
             if compression_of(self.manifest.shards.urls[shard]) is not None:
                 # The object is compressed, so offsets in the tar are not offsets in the object. No
                 # sample gets a span: each stop is set equal to its start.
-                spans = RowSpans(spans.starts, spans.starts, spans.checks)
+                spans = RowSpans(spans.starts, spans.starts, spans.key_hashes)
             return spans, row["version"]
         except INVALID_ROW as exn:
             raise invalid_row(exn, row["table"]) from exn
