@@ -198,7 +198,7 @@ class Worker:
 
         If the request has just ended, this is a new gate that nothing waits for.
         """
-        return self._gates.get(message["id"]) or Gate(0)
+        return self._gates.get(message["id"]) or Gate(limit_bytes=0)
 
     def _report_silence(self, asked_s: float) -> None:
         """Report that a server gave no answer over a reused connection.

@@ -55,7 +55,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
     Attributes:
         requests: the requests in flight, by number.
         primed: the latest urls that were requested ahead, and whose bodies have not been requested.
-        up: set once the worker takes requests, or has ended.
+        started_or_ended: set once the worker takes requests, or has ended.
         has_ended: True once the process was killed, is to be killed, or has exited.
     """
 
@@ -72,7 +72,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         self._is_pinging = False
         self.requests: dict[int, RunningRequest] = {}
         self.primed = deque[str](maxlen=_MAX_PRIMED)
-        self.up = asyncio.Event()
+        self.started_or_ended = asyncio.Event()
         self.has_ended = False
         self._exited = asyncio.Event()
         self._numbers = count()
@@ -98,10 +98,10 @@ class WorkerProcess(asyncio.SubprocessProtocol):
 
         Raises TransportError if the descriptor of the body's file cannot be sent.
         """
-        file: Message = {}
+        file_field: Message = {}
         path = None
         if body is not None:
-            file = self._send_descriptor(body.parts)
+            file_field = self._send_descriptor(body.parts)
             path = body.parts.path
         running = RunningRequest(next(self._numbers), self._send, flow, path)
         self.requests[running.number] = running
@@ -120,7 +120,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
             "limit_bytes": running.limit_bytes(),
             "prompt": flow.prompt,
             **request_to_json(request, body),
-            **file,
+            **file_field,
         }
         self._send(message)
         return running
@@ -179,7 +179,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         if not self.has_ended:
             log.warning("transport worker was killed", requests=len(self.requests))
         self.has_ended = True
-        self.up.set()
+        self.started_or_ended.set()
         self._exited.set()
         self._files.close()
         while self.requests:
@@ -200,7 +200,8 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         self._is_pinging = bool(self.requests) and not self.has_ended
         if not self._is_pinging:
             return
-        max_unanswered = _MAX_UNANSWERED if self.up.is_set() else _MAX_UNANSWERED_STARTING
+        has_started = self.started_or_ended.is_set()
+        max_unanswered = _MAX_UNANSWERED if has_started else _MAX_UNANSWERED_STARTING
         if self._unanswered_pings < max_unanswered:
             self._unanswered_pings += 1
             self._send({"do": "ping"})
@@ -217,13 +218,14 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         """Handle a message of the worker."""
         match message["is"]:
             case "progress":
-                for number, *counts in message["counts"]:
-                    if number in self.requests:
-                        self.requests[number].progress(*counts)
+                for number, received_bytes, written_bytes, first_byte_s in message["counts"]:
+                    running = self.requests.get(number)
+                    if running is not None:
+                        running.progress(received_bytes, written_bytes, first_byte_s)
             case "silent":
                 self._report_silence(message["asked_s"])
             case "up":
-                self.up.set()
+                self.started_or_ended.set()
             case "held":  # a body has arrived and waits to be committed
                 running = self.requests.get(message["id"])
                 if running is not None:

@@ -46,7 +46,7 @@ class Workers:
 
     def __init__(self, maximum: int | None = None, *, silence_s: float = 20.0) -> None:
         self._ping_s = ping_interval_s(silence_s)
-        self._maximum = maximum or _number_for(len(os.sched_getaffinity(0)))
+        self._maximum = maximum or _maximum_for(len(os.sched_getaffinity(0)))
         self._workers: list[WorkerProcess] = []  # some of them may have ended
         self._starting = asyncio.Lock()  # held while a process starts: they start one by one
         # The task that runs `_grow`, or ran it last; None before the first.
@@ -61,7 +61,7 @@ class Workers:
         Raises CacheError.
         """
         await self._ensure_one()
-        await self._workers[0].up.wait()
+        await self._workers[0].started_or_ended.wait()
 
     async def start_others(self) -> None:
         """Start further workers, until there are as many as a busy daemon needs at least."""
@@ -192,15 +192,15 @@ class Workers:
                 # No request fails, as the other workers carry on with all of the work.
                 log.warning("cannot start another transport worker", cause=exn.message)
                 return
-            is_up = False
+            is_in_time = False
             try:
                 async with asyncio.timeout(_START_LIMIT_S):
-                    await worker.up.wait()
-                is_up = True
+                    await worker.started_or_ended.wait()
+                is_in_time = True
             except TimeoutError:
                 log.warning("transport worker failed to start", waited_s=_START_LIMIT_S)
             finally:
-                if is_up:
+                if is_in_time:
                     self._workers.append(worker)
                 else:
                     await worker.end()
@@ -257,6 +257,6 @@ class Workers:
             worker.distrust(before_s)
 
 
-def _number_for(cores: int) -> int:
+def _maximum_for(cores: int) -> int:
     """Return the maximum number of workers that suits a number of cores."""
     return max(_MIN_WORKERS, min(_MAX_WORKERS, cores // _CORES_PER_WORKER))

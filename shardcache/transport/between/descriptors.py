@@ -41,8 +41,8 @@ def receive(sock: socket.socket, wanted: Identity) -> int:
 
     Raises OSError if the descriptor is that of another file than `wanted`, or none has arrived.
     """
-    # `socket.recv_fds` ignores its flags, so `recvmsg` is called in its place. A worker gets the
-    # descriptor's message only after the descriptor itself, so the call need not wait.
+    # `socket.recv_fds` ignores its flags, so `recvmsg` is called in its place. The daemon sends a
+    # descriptor before the message that states the file's identity, so the call need not wait.
     flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
     _, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(_FD.size), flags)
     if not ancillary:

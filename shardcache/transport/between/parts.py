@@ -19,8 +19,8 @@ from shardcache.transport.between.checksums import Data, checksum_function
 RECORD = struct.Struct("<II")
 """Journal record of a finished part: its number and its CRC32C."""
 
-# Most bytes of one write call. For larger writes, ext4 allocates larger folios, which takes up to
-# twice the time, and more on a busy machine.
+# Limit on the bytes of one write call. For larger writes, ext4 allocates larger folios, which takes
+# up to twice the time, and more on a busy machine.
 _WRITE_BYTES = 256 * 1024
 
 
@@ -132,7 +132,7 @@ class PartsWriter:
             if self._update_checksum is not None:
                 self._checksum = self._update_checksum(block, self._checksum)
 
-            with self._turn, _errors():
+            with self._turn, _disk_errors():
                 write_all(self._fd, block, self._at)
                 self._at += len(block)
                 if self._at == part_stop:
@@ -143,7 +143,7 @@ class PartsWriter:
         """Record the part whose last byte was just written."""
         index = (self._at - 1) // self._parts.part_bytes
         if self._parts.journal_path is not None:
-            append(self._parts.journal_path, RECORD.pack(index, self._crc32c))
+            _append_record(self._parts.journal_path, RECORD.pack(index, self._crc32c))
 
         checksum = self._crc32c if self._parts.algorithm == "crc32c" else self._checksum
         self.finished.append(PartSums(index, self._crc32c, checksum))
@@ -154,7 +154,7 @@ class PartsWriter:
 @contextlib.contextmanager
 def writing(parts: Parts) -> Iterator[PartsWriter]:
     """Provide a writer for the parts; their file is open during the block. Raises PartFileError."""
-    with _errors():
+    with _disk_errors():
         fd = _opened(parts)
     try:
         yield PartsWriter(parts, fd)
@@ -176,12 +176,10 @@ def write_parts(parts: Parts, body: Data) -> list[PartSums]:
     return writer.finished
 
 
-def append(path: str, record: bytes) -> None:
-    """Append a record to a journal. Blocks; raises OSError.
-
-    Each call of the system lets another thread take the interpreter lock. `open` makes six calls
-    in place of these three.
-    """
+def _append_record(path: str, record: bytes) -> None:
+    """Append a record to a journal. Blocks; raises OSError."""
+    # `open` would make six system calls in place of three, and at each of them, another thread may
+    # take the interpreter lock.
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         os.write(fd, record)
@@ -198,7 +196,7 @@ def write_all(fd: int, data: memoryview, offset: int) -> None:
 
 
 @contextlib.contextmanager
-def _errors() -> Iterator[None]:
+def _disk_errors() -> Iterator[None]:
     """Translate an OSError in the block, which comes from the disk, to PartFileError."""
     try:
         yield
