@@ -121,8 +121,9 @@ def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
 
 def _url_prefix(text: str) -> str:
     """Return a path as an absolute path; return a url, or the beginning of a url, unchanged."""
-    is_path = "/" in text or text.startswith("file:") or os.path.lexists(text)
-    return from_here(text) if is_path else text
+    # A text with a slash is a path, or the beginning of a url that `from_here` returns unchanged.
+    may_be_path = "/" in text or text.startswith("file:") or os.path.lexists(text)
+    return from_here(text) if may_be_path else text
 
 
 def _show_shards(lines: Iterable[Json]) -> bool:

@@ -32,7 +32,7 @@ _JSON_KEY = "shardcache.json"
 _PIPE_COLUMNS = 10_000  # width of output to a pipe, wider than any url, so that nothing is wrapped
 _ANY_CHARS = 10_000  # longer than any summary of a command
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 AnyCommand = TypeVar("AnyCommand", bound=click.Command)
 T = TypeVar("T")
 
@@ -90,13 +90,13 @@ def _remember(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
     return value
 
 
-def json_option(command: Command) -> Command:
+def json_option(command: Decorated) -> Decorated:
     """Add `--json` as the argument `as_json`; errors are then printed as JSON too."""
     option = click.option("--json", "as_json", is_flag=True, callback=_remember, help="Print JSON.")
     return option(command)
 
 
-def query_options(command: Command) -> Command:
+def query_options(command: Decorated) -> Decorated:
     """Add the options of commands that ask the daemon.
 
     These are `json_option`, and `--socket` as the argument `socket`, None if it is not given.
@@ -110,7 +110,7 @@ def query_options(command: Command) -> Command:
     return json_option(click.option("--socket", type=kind, help=help_text)(command))
 
 
-def urls_argument(command: Command) -> Command:
+def urls_argument(command: Decorated) -> Decorated:
     """Add `URL...` as the argument `urls`; paths are made absolute."""
     argument = click.argument(
         "urls",

@@ -97,9 +97,10 @@ def carry_out(
             console = common.make_console(stderr=stderr)
             done, failed = _follow(events, console, label, each_shard=each_shard)
             console.print(summary.format_map(_readable(done)), markup=False)
-            line = advice() if failed and advice is not None else ""
-            if line:
-                console.print(line, markup=False)
+            if failed and advice is not None:
+                line = advice()
+                if line:
+                    console.print(line, markup=False)
     if failed:
         common.fail()
 

@@ -109,7 +109,7 @@ class DemoNode:
 
         command = ["shardcache", "serve", f"--config={self._config}", f"--socket={self._socket}"]
         command += [f"--cache-dir={self._folder / 'cache'}", "--capacity=1GB", "--min-free=0"]
-        async with self._running("daemon", command, {}) as process:
+        async with self._running("daemon", command, env={}) as process:
             while True:
                 if process.returncode is not None:
                     raise self._failure("daemon", "the daemon did not start")

@@ -146,6 +146,7 @@ def _draw(run: SimulatedRun, file: Path) -> None:
 @click.option("--batch-size", type=_COUNT, default=1, help="Samples per batch of each rank.")
 @click.option(
     "--line",
+    "line_bytes_per_s",
     type=common.parse_size,
     default="10Gbit",
     metavar="SIZE",
@@ -160,7 +161,7 @@ def _draw(run: SimulatedRun, file: Path) -> None:
 @common.json_option
 def simulate(
     index: Path,
-    line: int,
+    line_bytes_per_s: int,
     picture: Path | None,
     as_json: bool,
     shuffle: bool,
@@ -187,9 +188,11 @@ def simulate(
     run = SimulatedRun(manifest=_manifest(index), shuffle=shuffle, window=window, **options)
     if global_shuffle:
         _check_global(run, picture)
-        forecast = _forecast_of_samples(run, index, line, range_part_size, whole_from_percent)
+        forecast = _forecast_of_samples(
+            run, index, line_bytes_per_s, range_part_size, whole_from_percent
+        )
     else:
-        forecast = _forecast(run, line)
+        forecast = _forecast(run, line_bytes_per_s)
     if picture is not None:
         _draw(run, picture)
     if as_json:

@@ -93,6 +93,8 @@ class SimulatedRun:
 
         world_size = self.nodes * self.ranks
         ranks = range(node * self.ranks, (node + 1) * self.ranks)
+        # A rank may read one sample more than the mean. With the time of a batch between them, the
+        # epochs of a job do not overlap.
         epoch_s = (self.manifest.samples or 0) / world_size + self.batch_size
 
         reads = list[Read]()
