@@ -1,10 +1,11 @@
 """Objects of which some parts are cached, each object in a file of its own.
 
 Readers of byte ranges need only some parts of an object, which may never be cached as a whole. Each
-such object has a `PartFile`: a sparse file whose parts arrive and are evicted one by one. The parts
-that take space are kept parts, and their bytes are kept bytes. A partial is any file of an object
-that is not complete; it is idle if no transfer is using it. A file is granted while readers hold
-parts of it, so that they may open it by path and inode.
+such object has a `PartFile`: a sparse file whose parts arrive and are evicted one by one. It has a
+journal, which identifies the object and lists the parts that have arrived. The parts that take
+space are kept parts, and their bytes are kept bytes. A partial is any file of an object that is not
+complete; it is idle if no transfer is using it. A file is granted while readers hold parts of it,
+so that they may open it by path and inode.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import asyncio
 from shardcache.origin.objects import RemoteObject
 from shardcache.store.folder.folder_contents import Leftover
 from shardcache.store.folder.layout import Layout
-from shardcache.store.keys import place_of, shard_key
+from shardcache.store.keys import file_key
 from shardcache.store.leftovers import Leftovers
 from shardcache.store.part_file import GrantedFiles, PartFile
 from shardcache.store.partial import Partial
@@ -64,11 +65,11 @@ class CachedParts:
 
         Args:
             part_bytes: size of the parts of a new file.
-            reservation: the caller's reservation, with `FILE_BYTES` for the new file's journal.
+            reservation: the caller's reservation, with `JOURNAL_BYTES` for the new file's journal.
 
         Raises DiskError.
         """
-        key = shard_key(place_of(obj.url, is_file=True), obj.version)
+        key = file_key(obj.url, obj.version)
         # The bytes of the idle partial, if there is one, are moved from the leftovers into the
         # reservation, so that nobody removes the file while it is opened.
         self._leftovers.adopt(key, reservation)
@@ -85,8 +86,8 @@ class CachedParts:
             granted_inodes=granted_inodes,
         )
         # From now on, the adopted parts count as kept bytes of this file, so the reservation gives
-        # up the bytes that it adopted above. The space of the journal (`FILE_BYTES`) stays
-        # reserved: the caller turns it into kept bytes.
+        # up the bytes that it adopted above. `JOURNAL_BYTES` stay reserved: the caller turns them
+        # into kept bytes.
         reservation.disown()
         file = PartFile(partial)
         self._files[key] = file

@@ -34,6 +34,7 @@ _SELECT = """
 """
 _COUNT = "SELECT COUNT(*) FROM Cache WHERE substr(key, 1, length(?)) = ?"
 
+# The reasons for these settings are in `_Database`.
 _PRAGMAS = (
     "locking_mode = EXCLUSIVE",
     "mmap_size = 0",
@@ -41,7 +42,7 @@ _PRAGMAS = (
     "synchronous = NORMAL",
 )
 
-# Errors that a damaged row raises, and diskcache with a database that has arbitrary content.
+# Errors that a damaged row causes, or that diskcache raises if the database has arbitrary content.
 _DAMAGED = (
     pickle.UnpicklingError,
     zlib.error,
@@ -84,7 +85,8 @@ class PicklelessDisk(diskcache.JSONDisk):  # type: ignore[misc]
 
     def put(self, key: object) -> tuple[str, bool]:
         """Return a key as stored in a row."""
-        return json.dumps(key), True
+        is_raw = True  # the key is stored as it is, not pickled
+        return json.dumps(key), is_raw
 
     def get(self, key: str, raw: bool) -> Any:
         """Return the JSON key of a row."""
@@ -147,27 +149,23 @@ class _Database(diskcache.Cache):  # type: ignore[misc]
             the value of each row, or None for a row that does not exist or is damaged; and the keys
             of the damaged rows, in the form in which they are stored.
         """
-        names = [json.dumps(list(key)) for key in keys]
+        stored_keys = [json.dumps(list(key)) for key in keys]
         values: dict[str, Any] = {}
         damaged: list[str] = []
-        rows = self._sql(_SELECT, [json.dumps(names)]).fetchall()
-        for name, mode, filename, value in rows:
+        rows = self._sql(_SELECT, [json.dumps(stored_keys)]).fetchall()
+        for stored_key, mode, filename, value in rows:
             try:
-                values[name] = parse(self.disk.fetch(mode, filename, value, read=False))
+                values[stored_key] = parse(self.disk.fetch(mode, filename, value, read=False))
             # FileNotFoundError: diskcache stores a large value in a file of its own.
             except (*_DAMAGED, FileNotFoundError) as exn:
-                log.warning("catalogue row damaged; dropped", row=name, cause=str(exn))
-                damaged.append(name)
-        return [values.get(name) for name in names], damaged
+                log.warning("catalogue row damaged; dropped", row=stored_key, cause=str(exn))
+                damaged.append(stored_key)
+        return [values.get(stored_key) for stored_key in stored_keys], damaged
 
-    def drop_rows(self, names: Sequence[str]) -> None:
-        """Delete rows.
-
-        Args:
-            names: the rows' keys, in the form in which they are stored.
-        """
-        for name in names:
-            self.delete(json.loads(name))
+    def drop_rows(self, stored_keys: Sequence[str]) -> None:
+        """Delete rows, given their keys in the form in which they are stored."""
+        for stored_key in stored_keys:
+            self.delete(json.loads(stored_key))
 
     def count_rows(self, kind: str) -> int:
         """Return the number of rows of a kind."""

@@ -141,42 +141,42 @@ def inflate(
     reserve: Callable[[int], None],
     url: str | None = None,
 ) -> tuple[int, list[int]]:
-    """Decompress the file `src` into the file `dst`, piece by piece. Blocks.
+    """Decompress the file `src` into the file `dst`, part by part. Blocks.
 
     Args:
-        part_bytes: size of every piece except the last.
-        reserve: called with the size of each piece before the piece is written. An exception from
+        part_bytes: size of every part of `dst` except the last.
+        reserve: called with the size of each part before the part is written. An exception from
             this function stops the work, so that a decompression bomb is limited to the cache's
             capacity.
         url: the shard's url, for errors.
 
     Returns:
-        the size of `dst`, and the CRC32C of each of its pieces.
+        the size of `dst`, and the CRC32C of each of its parts.
 
     Raises as `codec_errors` does, and DiskError.
     """
     with disk_errors(dst), codec_errors(codec, url), codec.open(src) as stream:
-        return write_pieces(stream, dst, part_bytes, reserve)
+        return write_parts(stream, dst, part_bytes, reserve)
 
 
-def write_pieces(
+def write_parts(
     stream: BinaryIO,
     dst: Path,
     part_bytes: int,
     reserve: Callable[[int], None],
 ) -> tuple[int, list[int]]:
-    """Write a stream to `dst`, piece by piece. Blocks.
+    """Write a stream to `dst`, part by part. Blocks.
 
     Arguments and result are those of `inflate`. Errors of either file are not translated.
     """
     size_bytes = 0
     crcs: list[int] = []
     with open(dst, "wb") as file:
-        while piece := stream.read(part_bytes):
-            reserve(len(piece))
-            write_all(file.fileno(), memoryview(piece), size_bytes)
-            size_bytes += len(piece)
-            crcs.append(crc32c(piece, 0))
+        while part := stream.read(part_bytes):
+            reserve(len(part))
+            write_all(file.fileno(), memoryview(part), size_bytes)
+            size_bytes += len(part)
+            crcs.append(crc32c(part, 0))
     return size_bytes, crcs
 
 

@@ -29,8 +29,8 @@ def is_key(name: str) -> bool:
 def place_of(url: str, *, is_file: bool) -> str:
     """Return the url, or other text, under which a shard or file is cached.
 
-    The place is the url itself, with two exceptions. Their texts contain a null character, so they
-    cannot be the url of another shard:
+    The place is the url itself, with two exceptions. In both cases, the place contains a null
+    character, so it cannot be the url of another shard:
 
     1. The object's own bytes, if the shard is cached in another form as well, such as decompressed.
     2. A signed url. All signed urls of one object have the same place, whatever the signature. The
@@ -46,6 +46,11 @@ def place_of(url: str, *, is_file: bool) -> str:
     if is_file and not is_stored_as_is(url):
         return f"{place}\0"
     return place
+
+
+def file_key(url: str, version: str) -> str:
+    """Return the cache key of an object's own bytes."""
+    return shard_key(place_of(url, is_file=True), version)
 
 
 def stored_url(url: str) -> str:

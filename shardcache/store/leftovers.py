@@ -15,7 +15,7 @@ class Leftovers:
     """The leftovers of one cache folder, whose bytes count as kept.
 
     Attributes:
-        by_key: the leftovers by their own keys, oldest first.
+        by_key: the leftovers by `Leftover.key`, oldest first.
     """
 
     def __init__(self, space: Space) -> None:
@@ -39,7 +39,7 @@ class Leftovers:
 
     async def remove(self, key: str) -> bool:
         """Remove the files of a leftover; return False if a process still has one of them open."""
-        leftover = self.by_key.pop(key)
+        leftover = self.by_key.pop(key)  # nobody may adopt it while its files are removed
         removed = False
         try:
             removed = await asyncio.to_thread(unlink_unless_open, leftover.paths)

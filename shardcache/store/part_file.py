@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from shardcache.origin.objects import RemoteObject
 from shardcache.store.partial import Partial
 
-FILE_BYTES = 4096
-"""Space that a part file takes in addition to its parts; its journal takes this space."""
+JOURNAL_BYTES = 4096
+"""Space that counts for a part file's journal, in addition to the file's parts."""
 
 Span = tuple[int, int]
 """Start and end of a range of bytes; the end is excluded."""
@@ -62,10 +62,10 @@ class PartFile:
         done = self.partial.done
         return all(part in done for part in self.parts_of(span))
 
-    def end_in(self, span: Span) -> int:
-        """Return the end of the bytes that are in the file without a gap from the span's start.
+    def first_missing_byte(self, span: Span) -> int:
+        """Return the offset of the first byte of a span that is not in the file.
 
-        The result is the span's start if its first byte is missing.
+        If none is missing, the result is the end of the span or of the object, whichever is first.
         """
         start, end = span
         for part in self.parts_of(span):
@@ -85,7 +85,7 @@ class PartFile:
     @property
     def kept_bytes(self) -> int:
         """Number of bytes that the file takes, with its journal."""
-        return FILE_BYTES + self.kept_parts_bytes
+        return JOURNAL_BYTES + self.kept_parts_bytes
 
     @property
     def kept_parts_bytes(self) -> int:

@@ -22,7 +22,7 @@ from typing import Self
 
 from shardcache.origin.objects import RemoteObject
 from shardcache.shared.urls.url_names import format_of, is_stored_as_is
-from shardcache.store.codecs import codec_of, inflate, write_pieces
+from shardcache.store.codecs import codec_of, inflate, write_parts
 from shardcache.store.disk.direct_reads import read_direct
 from shardcache.store.disk.disk_errors import disk_errors
 from shardcache.store.disk.file_operations import (
@@ -34,7 +34,7 @@ from shardcache.store.disk.file_operations import (
 from shardcache.store.disk.holes import punch_hole
 from shardcache.store.disk.mounts import mount_of
 from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR, Layout
-from shardcache.store.keys import place_of, shard_key, stored_url
+from shardcache.store.keys import file_key, place_of, shard_key, stored_url
 from shardcache.store.shard import Facts
 from shardcache.transport.between.checksums import crc32c
 from shardcache.transport.between.parts import RECORD, Parts, PartSums
@@ -94,9 +94,9 @@ class Partial:
                 leave the parts of an earlier daemon unchecked until `check` is called.
             granted_inodes: inodes of previous files at this path that readers may still open by
                 path and inode. A new file must not get the same number, though filesystems reuse
-                the numbers of inodes: those readers would take it for the old file. For the same
-                reason, a file with such a number is not resumed as a sparse one, as its parts could
-                be dropped while these readers use them.
+                the numbers of inodes: those readers would take it for the old file. A file with
+                such a number is not resumed as a sparse one either: its parts could be dropped
+                while those readers use them.
 
         Raises DiskError.
         """
@@ -127,14 +127,19 @@ class Partial:
         journal = layout.in_progress(key, JOURNAL)
         with contextlib.suppress(OSError):
             obj = _object_in(journal)
-            if obj is None or key != _key_of_file(obj):
+            if obj is None or key != file_key(obj.url, obj.version):
                 return None
             is_sparse = allocated_or_zero(path) < obj.size_bytes
             if not is_sparse:
                 return None
-            # The size of the parts (second argument) does not matter here: `_resume` replaces it by
-            # the size in the journal.
-            partial = cls(obj, obj.size_bytes, path, journal, key, is_file=True)
+            partial = cls(
+                obj,
+                part_bytes=obj.size_bytes,  # `_resume` replaces it by the size in the journal
+                path=path,
+                journal_path=journal,
+                key=key,
+                is_file=True,
+            )
             if partial._resume() and partial.unchecked:
                 partial._free_unfinished()
                 partial.inode = path.stat().st_ino
@@ -257,7 +262,7 @@ class Partial:
 
     def facts(self) -> Facts:
         """Return the facts about the complete file; the number of samples in them is None."""
-        return self._facts(self.obj.size_bytes, self.crcs())
+        return self._facts_of_file(self.obj.size_bytes, self.crcs())
 
     def write_inflated(self, dst: Path, reserve: Callable[[int], None]) -> Facts | None:
         """Write the complete file to `dst` in the form in which it is cached. Blocks.
@@ -275,15 +280,15 @@ class Partial:
         codec = codec_of(url)
         if codec is not None:
             size_bytes, crcs = inflate(self.path, dst, codec, self.part_bytes, reserve, url)
-            return self._facts(size_bytes, crcs)
+            return self._facts_of_file(size_bytes, crcs)
 
         with disk_errors(dst):
             copy = format_of(url).stored_copy(self.path, url)
             if copy is None:
                 return None
             with copy:
-                size_bytes, crcs = write_pieces(copy, dst, self.part_bytes, reserve)
-        return self._facts(size_bytes, crcs)
+                size_bytes, crcs = write_parts(copy, dst, self.part_bytes, reserve)
+        return self._facts_of_file(size_bytes, crcs)
 
     def _create(self, granted_inodes: Collection[int]) -> None:
         """Create the file, without parts, and its journal.
@@ -317,7 +322,9 @@ class Partial:
 
         These parts are unchecked. Return False if there is no interrupted download of this object.
         """
-        if not self.obj.ranges or size_or_zero(self.path) != self.obj.size_bytes:
+        if not self.obj.ranges:  # the origin can only send the object from its first byte
+            return False
+        if size_or_zero(self.path) != self.obj.size_bytes:
             return False
         try:
             title, _, records = self.journal_path.read_bytes().partition(b"\n")
@@ -377,7 +384,7 @@ class Partial:
                     punch_hole(file.fileno(), start, end - start)
                 start = end + self.part_bytes
 
-    def _facts(self, size_bytes: int, crcs: list[int]) -> Facts:
+    def _facts_of_file(self, size_bytes: int, crcs: list[int]) -> Facts:
         """Return the facts about a cached file of this object.
 
         Args:
@@ -430,11 +437,6 @@ def _object_in(journal: Path) -> RemoteObject | None:
     if not has_names or _positive_number(size_bytes) is None:
         return None
     return RemoteObject(url, version, size_bytes)
-
-
-def _key_of_file(obj: RemoteObject) -> str:
-    """Return the cache key under which an object's own bytes are cached."""
-    return shard_key(place_of(obj.url, is_file=True), obj.version)
 
 
 def discard(layout: Layout, key: str, *, keep_parts: bool = False) -> None:

@@ -157,8 +157,8 @@ class Store:
         """Publish a shard: make its files durable, and give them their final names.
 
         The bytes are synced before the files are renamed, so that a published file is always whole
-        after a crash. The tar is renamed last, so that it never lacks its sidecar. Raises
-        DiskError.
+        after a crash. The tar is renamed last, so that it never lacks its sidecar. The caller
+        counts the shard's bytes as kept, when it closes its reservation. Raises DiskError.
         """
         async with self._publishing:
             if key in self._damaged:
@@ -183,7 +183,7 @@ class Store:
                 sidecar_bytes = files.sidecar.stat().st_size
                 files.sidecar.rename(sidecar)
                 files.tar.rename(tar)
-                fsync_path(self.layout.bucket(key))
+                fsync_path(self.layout.shard_folder(key))
             except OSError:
                 # A shard that is only half published must not stay: its bytes would not be
                 # accounted for.
@@ -230,7 +230,7 @@ class Store:
             fsync_path(sidecar_path)
             sidecar_path.chmod(_SHARD_MODE)
             sidecar_path.rename(self.layout.sidecar(shard.key))
-            fsync_path(self.layout.bucket(shard.key))
+            fsync_path(self.layout.shard_folder(shard.key))
             return self.layout.sidecar(shard.key).stat().st_size - shard.sidecar_bytes
 
     def _is_in_service(self, shard: Shard) -> bool:
@@ -427,7 +427,7 @@ class Store:
             if sidecar.exists():
                 sidecar.rename(aside.with_suffix(SIDECAR))
             self._links.remove(shard.key)
-            for folder in (self.layout.quarantine, self.layout.bucket(shard.key)):
+            for folder in (self.layout.quarantine, self.layout.shard_folder(shard.key)):
                 fsync_path(folder)  # a power loss must not undo the renames
         return Leftover.of(aside)
 
@@ -461,7 +461,7 @@ class Store:
 
 
 def _sync_folders(layout: Layout) -> None:
-    """Make the buckets durable, so that a power loss does not remove one with its shards."""
+    """Make the folders of the shards durable: a power loss could remove one with its shards."""
     for parent in (layout.shards, layout.root):
         # Cached shards can still be served from a disk that fails to sync.
         with contextlib.suppress(OSError):

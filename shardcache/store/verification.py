@@ -12,7 +12,7 @@ from pathlib import Path
 from shardcache.errors import CorruptShardError, ShardError
 from shardcache.store.disk.direct_reads import read_direct
 from shardcache.store.disk.disk_errors import damage_errors
-from shardcache.store.disk.open_files import own_read
+from shardcache.store.disk.open_files import own_read_lock
 from shardcache.store.shard import Facts
 from shardcache.tarindex.tables import TarIndex, read_header
 from shardcache.transport.between.checksums import crc32c
@@ -106,7 +106,7 @@ class Scrub:
         if not wanted_bytes:
             return 0
 
-        with own_read(self._tar), damage_errors(self._tar, self._facts.url):
+        with own_read_lock(self._tar), damage_errors(self._tar, self._facts.url):
             block = read_direct(self._tar, self.read_bytes, wanted_bytes)
         if len(block) < wanted_bytes:
             raise self._damaged(f"ends at byte {self.read_bytes + len(block)}")

@@ -32,7 +32,7 @@ from shardcache.cache.waiting.waits import PriorityClass, Wait
 from shardcache.errors import CorruptShardError, OutdatedError
 from shardcache.shared.protocol import ShardRef
 from shardcache.store.keys import place_of, shard_key
-from shardcache.store.part_file import FILE_BYTES, PartFile, Span
+from shardcache.store.part_file import JOURNAL_BYTES, PartFile, Span
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.space import footprint_bytes
 from shardcache.store.store import Store
@@ -218,7 +218,7 @@ class Leasing:
         first_part = start // part_bytes
         end_part = -(-end // part_bytes)  # rounded up
         parts = max(0, end_part - first_part)
-        return FILE_BYTES + parts * part_bytes
+        return JOURNAL_BYTES + parts * part_bytes
 
     def at_hand(self, name: str, span: Span, version: str | None = None) -> Shard | PartFile | None:
         """Return a cached file that has a range of an object, or None.

@@ -28,7 +28,7 @@ from shardcache.fetch.limits.slot_claims import AskPriority
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
 from shardcache.plan.object_parts import is_worth_the_whole, max_parts_per_request, runs
-from shardcache.store.part_file import FILE_BYTES, PartFile
+from shardcache.store.part_file import JOURNAL_BYTES, PartFile
 from shardcache.store.store import Store
 
 
@@ -104,10 +104,10 @@ class PartFiller:
                 file.confirm(obj)
             return file
         assert claim.reservation is not None
-        # The file itself takes FILE_BYTES besides its parts. A reader waits, so it needs them now.
-        await self._residency.reserve(claim, FILE_BYTES, needed_now)
+        # A reader waits, so the space for the journal is needed now.
+        await self._residency.reserve(claim, JOURNAL_BYTES, needed_now)
         file = await self._residency.parts.open(obj, self._part_bytes, claim.reservation)
-        claim.reservation.keep(FILE_BYTES)  # the file is on disk now
+        claim.reservation.keep(JOURNAL_BYTES)  # the file is on disk now
         return file
 
 

@@ -215,7 +215,7 @@ class ObjectReads:
             return
         self._counters.misses += 1
         start, _ = span
-        end = acquired.end_in(span)
+        end = acquired.first_missing_byte(span)
         parts = acquired.parts_of((start, end))
         self._residency.parts.retain(acquired, parts)
         try:

@@ -95,7 +95,7 @@ class HeldRange:
         Returns the end of the bytes that the reader may read then.
         """
         start, held_to = self.span
-        cached_to = self.file.end_in((start, end))
+        cached_to = self.file.first_missing_byte((start, end))
         if cached_to <= held_to:
             return held_to
         self.span = (start, cached_to)

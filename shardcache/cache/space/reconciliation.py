@@ -43,9 +43,9 @@ async def reconcile(store: Store, residency: Residency, pins: Pins) -> None:
     for shard in returned:
         store.restore(shard)
         residency.arrived(shard)
-    for part in changes.parts:
-        if part.key not in residency.claims and part.key not in store.parts:
-            store.leftovers.keep(part)
+    for download in changes.downloads:
+        if download.key not in residency.claims and download.key not in store.parts:
+            store.leftovers.keep(download)
 
     pins.schedule_save()  # the file with the pins may have been lost with the folder
     if gone or returned:

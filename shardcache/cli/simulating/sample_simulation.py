@@ -200,7 +200,7 @@ class SampleSimulation:
         part_bytes: int,
         whole_from_percent: int,
     ) -> None:
-        from shardcache.store.part_file import FILE_BYTES
+        from shardcache.store.part_file import JOURNAL_BYTES
         from shardcache.store.space import footprint_bytes, typical_sidecar_bytes
 
         self._run = run
@@ -211,7 +211,7 @@ class SampleSimulation:
             part_bytes=part_bytes,
             max_share=whole_from_percent / 100,
             reserved_bytes=footprint_bytes,
-            file_bytes=FILE_BYTES,
+            file_bytes=JOURNAL_BYTES,
             # Objects that are fetched whole are not indexed, so their sidecars list no samples.
             whole_bytes=typical_sidecar_bytes(samples=0),
         )

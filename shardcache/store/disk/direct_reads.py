@@ -19,16 +19,16 @@ def read_direct(path: Path, offset: int, size_bytes: int) -> memoryview:
         offset: a multiple of the disk's block size.
     """
     try:
-        return _open_and_read(path, os.O_DIRECT, offset, size_bytes)
+        return _open_and_read(path, offset, size_bytes, flags=os.O_DIRECT)
     except OSError as exn:
         if exn.errno != errno.EINVAL:
             raise
     # The filesystem has no O_DIRECT, or the disk's blocks are larger than the pages of memory. The
-    # file is then read as usual (flags=0).
-    return _open_and_read(path, 0, offset, size_bytes)
+    # file is then read as usual.
+    return _open_and_read(path, offset, size_bytes, flags=0)
 
 
-def _open_and_read(path: Path, flags: int, offset: int, size_bytes: int) -> memoryview:
+def _open_and_read(path: Path, offset: int, size_bytes: int, *, flags: int) -> memoryview:
     # O_DIRECT requires an aligned buffer of whole blocks, so more may be read than was requested.
     pages = math.ceil(size_bytes / mmap.PAGESIZE)
     buffer = mmap.mmap(-1, pages * mmap.PAGESIZE)

@@ -22,7 +22,7 @@ _own_reads: WeakValueDictionary[Path, threading.Lock] = WeakValueDictionary()
 _own_reads_change = threading.Lock()  # guards `_own_reads`
 
 
-def own_read(path: Path) -> threading.Lock:
+def own_read_lock(path: Path) -> threading.Lock:
     """Return the lock to hold while this process itself has a file open for a short read.
 
     `unlink_unless_open` waits for the lock. Otherwise it would find the file open, as the kernel
@@ -106,7 +106,7 @@ def unlink_unless_open(paths: Sequence[Path]) -> bool:
     Args:
         paths: first the file that readers open, then the files that belong to it.
     """
-    with own_read(paths[0]), disk_errors(paths[0]):
+    with own_read_lock(paths[0]), disk_errors(paths[0]):
         with suppress(FileNotFoundError):
             if is_open_elsewhere(paths[0]):
                 return False

@@ -115,8 +115,9 @@ class CacheFolder:
     def _write_probe(self) -> None:
         """Write a small file to the disk. Raises DiskError."""
         probe = self._layout.probe
-        # The error tells a lack of inodes from one of space, for which a path in the folder is
-        # needed: the cache folder may be a mount point, and its parent on another filesystem.
+        # To tell a lack of inodes from one of space, `disk_errors` looks at the folder around its
+        # path. So the path is the probe's: the folder around the cache folder may be on another
+        # filesystem.
         with disk_errors(probe), open(probe, "wb", buffering=0) as file:
             file.write(bytes(_PROBE_BYTES))
             os.fsync(file.fileno())

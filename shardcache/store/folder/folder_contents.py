@@ -2,9 +2,8 @@
 
 The store calls `find_shards` and `find_leftovers` when it opens a folder; the reconciliation calls
 `compare_folder` while the daemon runs. A leftover is a resumable download that no transfer is
-using, or a quarantined shard. A bucket is one of the 256 folders with published shards. A companion
-is the second file of a pair: the journal of a download, or the sidecar of a tar. All functions
-block: call them in a thread.
+using, or a quarantined shard. A companion is the second file of a pair: the journal of a download,
+or the sidecar of a tar. All functions block: call them in a thread.
 """
 
 import contextlib
@@ -24,7 +23,7 @@ from shardcache.store.keys import KEY_CHARS, is_key
 from shardcache.store.shard import Shard
 
 # The name of a published file; the groups are its key and its suffix.
-_OURS = re.compile(rf"([0-9a-f]{{{KEY_CHARS}}})({re.escape(TAR)}|{re.escape(SIDECAR)})")
+_PUBLISHED_NAME = re.compile(rf"([0-9a-f]{{{KEY_CHARS}}})({re.escape(TAR)}|{re.escape(SIDECAR)})")
 
 Stats = dict[str, os.stat_result]
 """The results of `stat` for files of one kind (tars or sidecars), by cache key."""
@@ -70,14 +69,14 @@ def find_shards(layout: Layout) -> list[Shard]:
     A tar without a sidecar, and a sidecar without a tar, are removed. Raises CacheDirError.
     """
     shards: list[Shard] = []
-    for folder in _buckets(layout):
+    for folder in _shard_folders(layout):
         tars, sidecars = _scan(folder)
         lone = tars.keys() ^ sidecars.keys()
         for key in lone:
             _sweep_away(folder / (key + TAR), folder / (key + SIDECAR))
         other_users_keys = [key for key, tar in tars.items() if tar.st_uid != os.geteuid()]
         if other_users_keys:
-            # One file of each bucket is checked: the others will give the same result.
+            # One file of each folder is checked: the others will give the same result.
             _check_openness(folder / (other_users_keys[0] + TAR))
         shards += _shards(tars, sidecars)
     return sorted(shards, key=lambda shard: shard.used_at_s)
@@ -90,24 +89,24 @@ def find_leftovers(layout: Layout) -> list[Leftover]:
     temporary = [layout.unfinished(path) for path in replaceable]
     _sweep_away(layout.probe, *temporary)
     _set_open_tars_aside(layout)
-    parts = _sweep(layout.partial, whole=PART, companion=JOURNAL)
+    downloads = _sweep(layout.partial, whole=PART, companion=JOURNAL)
     tars = _sweep(layout.quarantine, whole=TAR, companion=SIDECAR)
-    return [Leftover.of(path) for path in (*parts, *tars)]
+    return [Leftover.of(path) for path in (*downloads, *tars)]
 
 
-def _buckets(layout: Layout) -> list[Path]:
-    """Return the folders of published shards."""
+def _shard_folders(layout: Layout) -> list[Path]:
+    """Return the existing folders of published shards, at most 256."""
     with os.scandir(layout.shards) as entries:
         folders = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
     return [layout.shards / folder.name for folder in folders]
 
 
 def _scan(folder: Path) -> tuple[Stats, Stats]:
-    """Return the tars and the sidecars in a bucket, by key."""
+    """Return the tars and the sidecars in a folder of published shards, by key."""
     stats: dict[str, Stats] = {TAR: {}, SIDECAR: {}}
     with os.scandir(folder) as entries:
         for entry in entries:
-            name = _OURS.fullmatch(entry.name)
+            name = _PUBLISHED_NAME.fullmatch(entry.name)
             if name is None:
                 continue
             key, suffix = name.groups()
@@ -192,12 +191,12 @@ class FolderChanges(NamedTuple):
     Attributes:
         missing: keys of known shards and leftovers whose files are gone.
         shards: shards in the folder that the daemon does not know.
-        parts: resumable downloads in the folder that the daemon does not know.
+        downloads: resumable downloads in the folder that the daemon does not know.
     """
 
     missing: list[str]
     shards: list[Shard]
-    parts: list[Leftover]
+    downloads: list[Leftover]
 
 
 def compare_folder(
@@ -217,8 +216,8 @@ def compare_folder(
     """
     with disk_errors(layout.root):
         present: dict[str, Shard] = {}
-        for bucket in _buckets(layout):
-            tars, sidecars = _scan(bucket)
+        for folder in _shard_folders(layout):
+            tars, sidecars = _scan(folder)
             present |= {shard.key: shard for shard in _shards(tars, sidecars)}
 
         missing = [key for key in shards if key not in present]
@@ -226,10 +225,10 @@ def compare_folder(
 
         known_keys = {leftover.key for leftover in leftovers}
         paths = [path for path in layout.partial.glob(f"*{PART}") if is_key(path.stem)]
-        parts = [Leftover.of(path) for path in paths if path.stem not in known_keys]
+        downloads = [Leftover.of(path) for path in paths if path.stem not in known_keys]
 
     unknown = [shard for key, shard in present.items() if key not in shards]
-    return FolderChanges(missing, unknown, parts)
+    return FolderChanges(missing, unknown, downloads)
 
 
 def _has_files(leftover: Leftover) -> bool:

@@ -64,17 +64,17 @@ class Layout:
         self.format_copy = root / "format.copy"
         self.probe = self.partial / "probe"
 
-    def bucket(self, key: str) -> Path:
+    def shard_folder(self, key: str) -> Path:
         """Return the folder of a published shard, one of 256 that keep directories short."""
         return self.shards / key[:2]
 
     def tar(self, key: str) -> Path:
         """Return the path of a published shard."""
-        return self.bucket(key) / (key + TAR)
+        return self.shard_folder(key) / (key + TAR)
 
     def sidecar(self, key: str) -> Path:
         """Return the path of a published shard's sidecar."""
-        return self.bucket(key) / (key + SIDECAR)
+        return self.shard_folder(key) / (key + SIDECAR)
 
     def in_progress(self, key: str, suffix: str) -> Path:
         """Return the path of one of a shard's unpublished files, by the file's suffix."""
@@ -86,8 +86,8 @@ class Layout:
 
     def folders(self) -> list[Path]:
         """Return every folder that must exist, parents first."""
-        buckets = [self.shards / f"{number:02x}" for number in range(256)]
-        return [self.root, self.shards, self.partial, self.quarantine, self.names, *buckets]
+        shard_folders = [self.shards / f"{number:02x}" for number in range(256)]
+        return [self.root, self.shards, self.partial, self.quarantine, self.names, *shard_folders]
 
     def check_format(self) -> None:
         """Raise CacheFormatError if this release cannot use an existing folder. Changes nothing."""

@@ -41,7 +41,8 @@ class IndexRequest:
         allowed_bytes: maximum size of the sidecar.
         ignore_trailing_data: True to accept a tar with data after the end-of-archive block.
         require_adjacent: True to reject a tar in which the members of one sample are not adjacent.
-        companion: as `IndexOptions.companion`.
+        companion: part of another file that the shard's format needs (`Format.companion_of`); None
+            for other formats.
     """
 
     tar: str

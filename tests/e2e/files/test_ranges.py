@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 
 from shardcache.errors import OutdatedError, ShardChangedError
-from shardcache.store.part_file import FILE_BYTES
+from shardcache.store.part_file import JOURNAL_BYTES
 from shardcache_client.files.filesystem import ShardcacheFileSystem
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
@@ -82,7 +82,7 @@ def test_end_of_an_object_is_fetched_alone(store: Canary, node: Daemon) -> None:
 
     assert store.ranges() == [((PARTS - 1) * PART_BYTES, len(BODY))]
     cache = node.status()["cache"]
-    assert cache["used_bytes"] == PART_BYTES - 100 + FILE_BYTES
+    assert cache["used_bytes"] == PART_BYTES - 100 + JOURNAL_BYTES
     assert cache["parts_bytes"] == cache["used_bytes"]
     assert "in parts" in shardcache("status", socket=node.socket).out
 
@@ -346,7 +346,7 @@ def test_parts_of_an_earlier_daemon_are_listed_and_evicted(store: Canary, node: 
     node.start()
 
     assert cached(node) == {url: 2 * PART_BYTES}
-    assert node.status()["cache"]["parts_bytes"] == 2 * PART_BYTES + FILE_BYTES
+    assert node.status()["cache"]["parts_bytes"] == 2 * PART_BYTES + JOURNAL_BYTES
     assert shardcache("evict", url, socket=node.socket).code == 0
     assert cached(node) == {}
     assert node.status()["cache"]["used_bytes"] == 0

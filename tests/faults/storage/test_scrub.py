@@ -14,7 +14,7 @@ from shardcache.cache.disk_health import DiskHealth
 from shardcache.cache.scrubber import Scrubber, ScrubProgress
 from shardcache.cache.waiting.signals import Signal
 from shardcache.errors import CorruptShardError
-from shardcache.store.disk.open_files import own_read
+from shardcache.store.disk.open_files import own_read_lock
 from shardcache.store.folder.layout import Layout
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
@@ -145,7 +145,7 @@ async def test_an_eviction_waits_for_the_end_of_a_step(tmp_path: Path) -> None:
     assert shard.facts is not None
     tar = store.layout.tar(shard.key)
     scrub = store.scrub(shard.key, shard.facts)
-    with own_read(tar), tar.open("rb"):
+    with own_read_lock(tar), tar.open("rb"):
         removal = asyncio.create_task(store.remove(shard))
         step = asyncio.create_task(asyncio.to_thread(scrub.step))
         ended, _ = await asyncio.wait([removal, step], timeout=0.2)
