@@ -155,9 +155,10 @@ class ObjectReads:
             obj: the object.
             client: the client that is charged, and shown as waiting.
         """
-        shard = self._take_shard_at_hand(obj, (0, obj.size_bytes))
-        if shard is not None:
-            async with self._cached(shard) as held:
+        file = self._leasing.at_hand(name_of(_ref(obj)), (0, obj.size_bytes), obj.version)
+        if isinstance(file, Shard):
+            self._count_hit(file)
+            async with self._cached(file) as held:
                 yield held
             return
 
@@ -194,45 +195,43 @@ class ObjectReads:
             in_order: True if the range is read in order. The block may then begin once the first
                 byte of the range has arrived, and holds only the beginning that is cached by then.
         """
-        shard = self._take_shard_at_hand(obj, span)
-        if shard is not None:
-            async with self._cached(shard) as held:
-                yield held
-            return
-
-        wait = Wait(
-            client,
-            since_s=time.monotonic(),
-            bytes=span,
-            in_order=in_order,
-            ahead=ahead,
-        )
-        acquired = await self._leasing.acquire_range(_ref(obj), wait)
-        if isinstance(acquired, Published):
-            self._count(acquired)
-            async with self._cached(acquired.shard) as held:
-                yield held
-            return
-        self._counters.misses += 1
-        start, _ = span
-        end = acquired.first_missing_byte(span)
-        parts = acquired.parts_of((start, end))
-        self._residency.parts.retain(acquired, parts)
-        try:
-            yield _Parts(self._residency, acquired, end)
-        finally:
-            self._residency.parts.release(acquired, parts)
-
-    def _take_shard_at_hand(self, obj: RemoteObject, span: Span) -> Shard | None:
-        """Return the published object, to be retained before the next await, and count a hit.
-
-        None if it has to be fetched or checked first, or if only some of its parts are cached.
-        """
+        # 1. The bytes are in the published file of the whole object.
         file = self._leasing.at_hand(name_of(_ref(obj)), span, obj.version)
-        if not isinstance(file, Shard):
-            return None
-        self._count_hit(file)
-        return file
+        if isinstance(file, Shard):
+            self._count_hit(file)
+            async with self._cached(file) as held:
+                yield held
+            return
+
+        # 2. They have to be fetched or checked first, and may then be in either kind of file.
+        if file is None:
+            wait = Wait(
+                client,
+                since_s=time.monotonic(),
+                bytes=span,
+                in_order=in_order,
+                ahead=ahead,
+            )
+            acquired = await self._leasing.acquire_range(_ref(obj), wait)
+            if isinstance(acquired, Published):
+                self._count(acquired)
+                async with self._cached(acquired.shard) as held:
+                    yield held
+                return
+            self._counters.misses += 1
+            file = acquired
+        else:
+            self._counters.hits += 1  # only bytes of whole files are counted
+
+        # 3. They are in parts.
+        start, _ = span
+        end = file.first_missing_byte(span)
+        parts = file.parts_of((start, end))
+        self._residency.parts.retain(file, parts)
+        try:
+            yield _Parts(self._residency, file, end)
+        finally:
+            self._residency.parts.release(file, parts)
 
     def count_sent(self, obj: RemoteObject, size_bytes: int, client: JobKey) -> None:
         """Count bytes of an object that were sent to a client."""

@@ -149,6 +149,16 @@ def test_a_range_fetches_its_parts_alone(client: Any, bucket: Bucket, daemon: Da
     assert counted(daemon, "origin_bytes") - before < len(LARGE) // 4
 
 
+def test_a_range_in_cached_parts_is_a_hit(client: Any, bucket: Bucket, daemon: Daemon) -> None:
+    """A long range, as a short one, is a miss when its parts are fetched, and a hit from then on."""
+    hits = counted(daemon, "hits")
+    misses = counted(daemon, "misses")
+    for _ in range(3):
+        body(client, bucket, "large", Range="bytes=0-99999")
+    assert counted(daemon, "hits") - hits == 2
+    assert counted(daemon, "misses") - misses == 1
+
+
 @pytest.mark.parametrize("wanted", ["bytes=1-0", "bytes=a-b", "lines=1-2", "bytes=0-1,4-5"])
 def test_invalid_range_gives_the_whole_object(client: Any, bucket: Bucket, wanted: str) -> None:
     """As S3 has it."""
