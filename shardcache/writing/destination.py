@@ -66,8 +66,14 @@ class Destination:
             scratch: a local folder for parts of the table of samples. Several processes that write
                 one dataset share it. None for a temporary folder that only this object uses.
 
-        Raises ConfigError for a url that is malformed, or cannot be written to.
+        Raises ConfigError for a url that is empty or malformed, or cannot be written to.
         """
+        # An empty url would become "/", the root of the file system.
+        if not url:
+            raise errors.ConfigError(
+                "the destination is empty",
+                remedy="name a folder, or the url of a prefix in an object store",
+            )
         self.url = from_here(url).rstrip("/") + "/"
         self._tables = tables
         self._scratch = scratch

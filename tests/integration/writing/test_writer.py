@@ -65,6 +65,12 @@ def test_a_block_that_raises_leaves_no_index(moto: Bucket, tmp_path: Path, monke
     assert not list(tmp_path.glob("shardcache-*"))
 
 
+def test_an_empty_destination_is_refused() -> None:
+    """As of a variable that is not set; it would be the root of the file system."""
+    with pytest.raises(ConfigError, match="destination is empty"):
+        ShardWriter("")
+
+
 def test_a_block_without_samples_leaves_no_index(tmp_path: Path) -> None:
     """Readers would refuse it as a url that matches nothing, which says nothing of the cause."""
     with pytest.raises(ConfigError, match="no samples were written"), ShardWriter(tmp_path / "out"):
