@@ -219,9 +219,12 @@ def _names_of(spec: Any) -> list[str] | None:
         return ["0"]
     if any(child["children_spec"] for child in children):
         return None
-    if root["type"].endswith("dict"):
+    # The type is that of a dict, OrderedDict or defaultdict.
+    if root["type"].lower().endswith("dict"):
         context = root["context"]
         names = json.loads(context) if isinstance(context, str) else context
+        if isinstance(names, dict):  # the context of a defaultdict, which also names its factory
+            names = names["dict_context"]
         return [str(name) for name in names]
     return [str(nth) for nth in range(len(children))]
 

@@ -25,6 +25,8 @@ DATA = TESTS / "data/formats/litdata"
 URL = "s3://bucket/set/chunk-0-0.bin"
 INDEX = json.loads((DATA / "plain/index.json").read_text())
 CHUNK = (DATA / "plain/chunk-0-0.bin").read_bytes()
+# Other names than those of the samples, as many as these have.
+NAMES = [f"column {number}" for number in range(len(INDEX["config"]["data_format"]))]
 
 
 def indexed(folder: Path, data: bytes, **config: Any) -> Samples:
@@ -91,6 +93,24 @@ def test_description_without_types_is_refused(tmp_path: Path) -> None:
     """One that is cut off, say."""
     with pytest.raises(CorruptShardError, match="not lists"):
         indexed(tmp_path, CHUNK, data_format=None)
+
+
+@pytest.mark.parametrize(
+    ("type_", "context"),
+    [
+        ("builtins.dict", json.dumps(NAMES)),
+        ("collections.OrderedDict", json.dumps(NAMES)),
+        (
+            "collections.defaultdict",
+            {"default_factory_module": "builtins", "default_factory_name": "int", "dict_context": NAMES},
+        ),
+    ],
+)
+def test_samples_of_any_dict_have_its_keys_as_columns(tmp_path: Path, type_: str, context: Any) -> None:
+    """The description is that of torch's `treespec_dumps`."""
+    leaf = {"type": None, "context": None, "children_spec": []}
+    spec = [1, {"type": type_, "context": context, "children_spec": [leaf] * len(NAMES)}]
+    assert indexed(tmp_path, CHUNK, data_spec=json.dumps(spec)).extensions == NAMES
 
 
 def test_nested_samples_are_refused(tmp_path: Path) -> None:
