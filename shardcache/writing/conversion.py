@@ -29,7 +29,6 @@ from shardcache.tarindex.named_members import TokenMember
 from shardcache.writing.destination import INDEX, TABLE, Destination, check_empty
 from shardcache.writing.inputs import WriteOptions, open_source, recognize
 from shardcache.writing.journal import JOURNAL, Journal, ShardRecord, resume
-from shardcache.writing.sample_tar import as_json
 from shardcache.writing.shard_cuts import Cut, cut
 from shardcache.writing.shard_file import ShardFile
 from shardcache.writing.sources import Input, Source
@@ -309,7 +308,9 @@ class _Conversion:
         shards = {name: self._journal.shards[name] for name in self._shard_names}
         samples = sum(shard.samples for shard in shards.values())
         if self._input.classes:
-            await self._target.store_bytes(as_json(self._input.classes), CLASSES)
+            # In ASCII, since a folder's name may have bytes that are not UTF-8.
+            classes = json.dumps(self._input.classes, separators=(",", ":"))
+            await self._target.store_bytes(classes.encode(), CLASSES)
         if self._needs_table:
             table = await self._target.store_table(self._shard_names)
             self._journal.shards[TABLE] = ShardRecord(table.size_bytes, table.version, samples)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from shardcache.errors import InputError, ShardError
 from shardcache.store.codecs import Codec, codec_errors
 from shardcache.tarindex.packed_lines import LINES_FOLDER
-from shardcache.writing.sample_tar import Sample, member_bytes, utf8
+from shardcache.writing.sample_tar import Sample, member_bytes
 from shardcache.writing.sources import InputFile
 
 _CODECS = {".gz": Codec.GZIP, ".zst": Codec.ZSTD, ".bz2": Codec.BZIP2}
@@ -153,10 +153,12 @@ class JsonLines:
         try:
             text = json.loads(line)[self._field]
             if isinstance(text, str):
-                return "txt", utf8(text)
+                return "txt", text.encode()
             reason = f"its {self._field!r} is not a text"
         except (KeyError, TypeError):
             reason = f"it has no field {self._field!r}"
+        except UnicodeEncodeError:
+            reason = f"its {self._field!r} has half a surrogate pair, which UTF-8 cannot encode"
         except ValueError as exn:
             reason = f"it is not JSON ({exn})"
         raise InputError(

@@ -134,18 +134,26 @@ def checked(sample: Sample) -> Sample:
 def _check_name(key: str, extension: str) -> None:
     """Raise SampleError unless readers will find key and extension in a member's name."""
     name = f"{key}.{extension}"
+    try:
+        encoded_name = utf8(name)
+    except UnicodeEncodeError as exn:
+        raise SampleError(
+            f"the key {shown(key)} with the extension {shown(extension)} cannot be written in "
+            f"UTF-8 ({exn.reason})",
+            remedy="use keys and extensions without half a surrogate pair",
+        ) from exn
     if "\0" in name:
         raise SampleError(
             f"readers would take NUL for the end of the name of key {shown(key)}, extension "
             f"{shown(extension)}",
             remedy="use keys and extensions without NUL",
         )
-    if is_of_macos(utf8(name)):
+    if is_of_macos(encoded_name):
         raise SampleError(
             f"readers skip members such as {shown(name)}, which macOS adds",
             remedy="rename the sample",
         )
-    if not extension or split_name(utf8(name)) != (utf8(key), utf8(extension)):
+    if not extension or split_name(encoded_name) != (utf8(key), utf8(extension)):
         raise SampleError(
             f"readers would not find key {shown(key)} and extension {shown(extension)} in a "
             "member's name",
@@ -187,14 +195,15 @@ def encoded(key: str, extension: str, value: Any) -> bytes:
 
 
 def as_json(value: object, default: Callable[[Any], object] | None = str) -> bytes:
-    """Return a value as compact JSON in UTF-8.
+    """Return a value as compact JSON in UTF-8. Raises TypeError, ValueError.
 
     Args:
         value: the value.
         default: converts a value of a type that JSON lacks, such as a date; `str` makes it text.
             None makes such a value a TypeError.
     """
-    return utf8(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=default))
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=default)
+    return _text(text)
 
 
 def as_npy(value: object, dtype: str | None = None) -> bytes:

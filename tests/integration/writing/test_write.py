@@ -110,6 +110,15 @@ def test_pipes_are_no_input(photos: Path, tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_class_may_have_a_name_of_any_bytes(photos: Path, tmp_path: Path) -> None:
+    """The list of classes is JSON nevertheless, in which Python finds the same name."""
+    folder = photos / os.fsdecode(b"\xff")
+    folder.mkdir()
+    (folder / "1.jpg").touch()
+    shardcache("write", *ALONE, photos, tmp_path / "out", "--classes")
+    assert json.loads((tmp_path / "out" / "classes.json").read_text()) == ["cat", "dog", folder.name]
+
+
 def test_only_folders_with_samples_are_classes(photos: Path, tmp_path: Path) -> None:
     """Those that macOS adds, empty ones and those of other files get no number, which would shift all labels."""
     for name in ("__MACOSX/cat/._000.jpg", "__MACOSX/copy.jpg", "cat/._000.jpg", "cow/empty/.hidden", "deer/README"):

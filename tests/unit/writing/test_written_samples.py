@@ -102,6 +102,9 @@ def test_arrays_are_encoded_as_npy() -> None:
         {"__key__": "1", "json": object()},
         {"__key__": "1", "text": 1},
         {"__key__": "1", "npy": object()},
+        {"__key__": "1\ud83d", "jpg": b""},
+        {"__key__": "1", "txt": "\udcff"},
+        {"__key__": "1", "json": ["\udcff"]},
     ],
 )
 def test_samples_that_readers_would_not_find_are_refused(fields: dict[str, Any]) -> None:
@@ -164,6 +167,7 @@ UNUSABLE: dict[str, tuple[str, bytes, str]] = {
     "no JSON": ("a.jsonl", LINES + b"{", "line 1,234, .* it is not JSON"),
     "no such field": ("a.jsonl", LINES + b'{"a": 1}', "line 1,234, .* no field 'text'"),
     "a field of another type": ("a.jsonl", LINES + b'{"text": 1}', "line 1,234, .* not a text"),
+    "half a surrogate pair": ("a.jsonl", LINES + b'{"text": "\\udcff"}', "line 1,234, .* half a surrogate pair"),
     "a number for a line": ("a.jsonl", LINES + b"7", "line 1,234, .* no field"),
     "no parquet": ("a.parquet", LINES, "not a readable parquet file"),
 }
