@@ -64,8 +64,9 @@ class ShardFile:
                 "would take them for one",
                 remedy="give each sample its own key",
             )
-        self._last_key = sample.key
+        # Nothing of the sample is recorded if this raises, so that the caller may correct it.
         self._count_tokens(sample)
+        self._last_key = sample.key
         end = self._file.tell()
         with writing(self.path):
             self._file.writelines(sample.tar())

@@ -9,7 +9,14 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from shardcache.errors import AccessDeniedError, ConfigError, NotFoundError, OriginUnavailableError, SampleError
+from shardcache.errors import (
+    AccessDeniedError,
+    ConfigError,
+    NotFoundError,
+    OriginUnavailableError,
+    SampleError,
+    TokensError,
+)
 from shardcache.writing import ShardWriter
 from support.shards.tars import random_samples
 from support.stores.buckets import Bucket, index_of, keys_of
@@ -69,6 +76,16 @@ def test_an_empty_destination_is_refused() -> None:
     """As of a variable that is not set; it would be the root of the file system."""
     with pytest.raises(ConfigError, match="destination is empty"):
         ShardWriter("")
+
+
+def test_a_sample_whose_tokens_are_refused_can_be_corrected(tmp_path: Path) -> None:
+    """Nothing of the refused sample is in the shard, not even its key."""
+    with ShardWriter(tmp_path / "out", tokens="npy") as shards:
+        with pytest.raises(TokensError):
+            shards.write({"__key__": "1", "npy": b"no array"})
+        shards.write({"__key__": "1", "npy": [1, 2, 3]})
+    with tarfile.open(tmp_path / "out" / "shard-000000.tar") as tar:
+        assert tar.getnames() == ["1.npy"]
 
 
 def test_a_block_without_samples_leaves_no_index(tmp_path: Path) -> None:
