@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shardcache.shared.units import size
 
-_RESERVE_BYTES = 64 * 1024  # with less free space, not even the cache's own state can be written
+_SPARE_BYTES = 64 * 1024  # with less free space, not even the cache's own state can be written
 
 # Estimates for the sizes of a shard's sidecar and journal together.
 _INDEX_SHARE = 32  # one byte for each 32 bytes of the shard
@@ -107,8 +107,8 @@ class Space:
 
     @property
     def crowding_bytes(self) -> int:
-        """Bytes to evict until the filesystem has `min_free_bytes` and a small reserve free."""
-        return max(0, self.used_bytes + _RESERVE_BYTES - self.disk_limit_bytes)
+        """Bytes to evict until the filesystem has `min_free_bytes` and a little more free."""
+        return max(0, self.used_bytes + _SPARE_BYTES - self.disk_limit_bytes)
 
 
 @dataclass(slots=True)

@@ -53,11 +53,11 @@ class Worker:
     """The worker's requests in flight, and the connections that they share.
 
     Args:
-        files: socket over which the daemon sends the descriptors of files that have no name.
+        files_socket: socket over which the daemon sends the descriptors of files that have no name.
     """
 
-    def __init__(self, files: socket.socket) -> None:
-        self._files = files
+    def __init__(self, files_socket: socket.socket) -> None:
+        self._files_socket = files_socket
         self._pool = Pool(self._report_silence)
         self._threads = ThreadPoolExecutor(_MAX_THREADS)
         self._gates: dict[int, Gate] = {}
@@ -122,7 +122,7 @@ class Worker:
         fd = None
         if body is not None and "file" in message:
             try:
-                fd = descriptors.receive(self._files, tuple(message["file"]))
+                fd = descriptors.receive(self._files_socket, tuple(message["file"]))
             except OSError as exn:
                 self._end(number, _disk_error(exn))
                 return

@@ -50,7 +50,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         report_silence: called when a server gave no answer over a reused connection, with the time
             when the request was sent, by the monotonic clock.
         ping_s: interval of pings while there are requests.
-        files: socket over which the worker gets the descriptors of files that have no name.
+        files_socket: socket over which the worker gets the descriptors of files that have no name.
 
     Attributes:
         requests: the requests in flight, by number.
@@ -63,11 +63,11 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         self,
         report_silence: Callable[[float], None],
         ping_s: float,
-        files: socket.socket,
+        files_socket: socket.socket,
     ) -> None:
         self._report_silence = report_silence
         self._ping_s = ping_s
-        self._files = files
+        self._files_socket = files_socket
         self._unanswered_pings = 0  # number of pings sent since the worker's last message
         self._is_pinging = False
         self.requests: dict[int, RunningRequest] = {}
@@ -133,7 +133,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         if parts.fd is None:
             return {}
         try:
-            return {"file": descriptors.send(self._files, parts.fd)}
+            return {"file": descriptors.send(self._files_socket, parts.fd)}
         except OSError as exn:
             # The worker has just ended, or is far behind with its work. A retry helps in both
             # cases, so the error is one that is retried.
@@ -181,7 +181,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         self.has_ended = True
         self.started_or_ended.set()
         self._exited.set()
-        self._files.close()
+        self._files_socket.close()
         while self.requests:
             _, running = self.requests.popitem()
             running.receive({"is": "failed", "reason": "the transport worker was killed"})

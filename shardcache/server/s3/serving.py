@@ -46,8 +46,8 @@ async def serving_s3(
     Yields a handler for the Unix socket, which answers users' requests for keys.
     """
     layout = cache.layout
-    unfinished = layout.unfinished(layout.s3_keys)
-    keys = S3Keys(layout.s3_keys, unfinished, options.key_life_s)
+    replacement = layout.replacement_of(layout.s3_keys)
+    keys = S3Keys(layout.s3_keys, replacement, options.key_life_s)
     await asyncio.to_thread(keys.restore)
     mount = await asyncio.to_thread(mount_of, layout.shards)
     sender = Sender(options.stall_s, is_memory=mount.is_memory)

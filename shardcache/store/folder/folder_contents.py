@@ -86,11 +86,11 @@ def find_leftovers(layout: Layout) -> list[Leftover]:
     """Return resumable downloads and quarantined shards; remove other unpublished files."""
     # A killed daemon may have left the temporary files that were to replace these.
     replaceable = (layout.pins, layout.format, layout.format_copy)
-    temporary = [layout.unfinished(path) for path in replaceable]
+    temporary = [layout.replacement_of(path) for path in replaceable]
     _sweep_away(layout.probe, *temporary)
     _set_open_tars_aside(layout)
-    downloads = _sweep(layout.partial, whole=PART, companion=JOURNAL)
-    tars = _sweep(layout.quarantine, whole=TAR, companion=SIDECAR)
+    downloads = _sweep(layout.partial, suffix=PART, companion_suffix=JOURNAL)
+    tars = _sweep(layout.quarantine, suffix=TAR, companion_suffix=SIDECAR)
     return [Leftover.of(path) for path in (*downloads, *tars)]
 
 
@@ -158,21 +158,21 @@ def _set_open_tars_aside(layout: Layout) -> None:
                 path.rename(layout.quarantine / path.name)
 
 
-def _sweep(folder: Path, *, whole: str, companion: str) -> list[Path]:
+def _sweep(folder: Path, *, suffix: str, companion_suffix: str) -> list[Path]:
     """Return the cache files in a folder with one suffix; remove other cache files.
 
     Files that do not have the name of a cache file are left alone.
 
     Args:
-        whole: suffix of the files to return.
-        companion: suffix of the files that stay if there is a file to return with the same key.
+        suffix: suffix of the files to return.
+        companion_suffix: suffix of their companions, which stay as well.
     """
     ours = [path for path in folder.iterdir() if is_key(path.stem)]
     for path in ours:
-        is_companion = path.suffix == companion and path.with_suffix(whole).exists()
-        if path.suffix != whole and not is_companion:
+        is_companion = path.suffix == companion_suffix and path.with_suffix(suffix).exists()
+        if path.suffix != suffix and not is_companion:
             _sweep_away(path)
-    return [path for path in ours if path.suffix == whole]
+    return [path for path in ours if path.suffix == suffix]
 
 
 def _sweep_away(*paths: Path) -> None:

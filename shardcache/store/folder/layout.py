@@ -80,7 +80,7 @@ class Layout:
         """Return the path of one of a shard's unpublished files, by the file's suffix."""
         return self.partial / (key + suffix)
 
-    def unfinished(self, path: Path) -> Path:
+    def replacement_of(self, path: Path) -> Path:
         """Return the path of the temporary file that is to replace a file of the folder."""
         return self.partial / path.name
 
@@ -124,7 +124,7 @@ class Layout:
             # folder.
             for path in (self.format_copy, self.format):
                 if _number_in(path) != FORMAT:
-                    replace_file(path, self.unfinished(path), [f"{FORMAT}\n"])
+                    replace_file(path, self.replacement_of(path), [f"{FORMAT}\n"])
 
     def _read_format(self) -> int | None:
         """Return the folder's format number; None if its file is damaged."""

@@ -92,4 +92,4 @@ def write_pins(layout: Layout, pins: Iterable[Pin]) -> None:
     """Replace the pin file. Blocks. Raises DiskError, which leaves the old file intact."""
     with disk_errors(layout.pins):
         lines = (pin.to_line() for pin in pins)
-        replace_file(layout.pins, layout.unfinished(layout.pins), lines)
+        replace_file(layout.pins, layout.replacement_of(layout.pins), lines)

@@ -120,7 +120,7 @@ async def test_a_full_disk_leaves_the_former_pins(pins: Pins, store: Store) -> N
     """A change that cannot be saved is undone, in memory and in the file; the user gets the error."""
     await pins.add(made(7))
     before = sorted(pins, key=str)
-    store.layout.unfinished(store.layout.pins).symlink_to("/dev/full")
+    store.layout.replacement_of(store.layout.pins).symlink_to("/dev/full")
     with pytest.raises(DiskFullError):
         await pins.add(made(8))
     with pytest.raises(DiskFullError):
