@@ -309,7 +309,7 @@ def _column(
         other_shards = len(other.manifest)
         are_pairs = own_shards == other_shards and _has_no_tables(exn, (*first.urls, *other.urls))
         # In a join, the view of members is the same for all shards: 0 stands for any of them.
-        is_unmatched_error = pipeline.view(shard=0, column=prefix).unmatched == "error"
+        is_unmatched_error = pipeline.view(shard=0, joined_prefix=prefix).unmatched == "error"
         if are_pairs and is_unmatched_error:
             # Reading shows whether the nth shards belong together: each key without a partner is an
             # error.

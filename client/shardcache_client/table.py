@@ -135,7 +135,7 @@ class Table:
             """Read the rows; called only if the table does not exist on this node yet."""
             return self._all_rows(manifest, access)
 
-        return node_tables.shared(identity, rows, self.urls[0])
+        return node_tables.shared_table(identity, rows, self.urls[0])
 
     def _all_rows(self, manifest: Manifest, access: TableAccess) -> Iterator[tuple[str, str]]:
         """Yield the rows of all files, each as its key and its line in the table."""

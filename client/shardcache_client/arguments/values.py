@@ -218,7 +218,7 @@ def flag(what: str = "") -> Accepts:
     return Accepts(f"True or False{what}", _flag)
 
 
-CHOSEN = Accepts("whole numbers of samples", _whole_numbers)
+SAMPLE_NUMBERS = Accepts("whole numbers of samples", _whole_numbers)
 FUNCTION = instance("a function", Callable)
 NAMES = Accepts("extensions of members", _names)
 PATH = instance("a path", str, os.PathLike)
@@ -232,7 +232,7 @@ SECONDS_OR_ZERO = Accepts(
 SEED = Accepts(f"a whole number of at most {_SEED_BITS} bits", _seed)
 TEXT = instance("a string", str)
 JOB = Accepts(f"a name of 1 to {MAX_JOB_CHARS} characters", _job)
-SPLIT = {
+SPLIT_RULES = {
     "fractions": Accepts("numbers above 0 whose sum is 1", _positive_numbers),
     "seed": SEED,
     "by": one_of("samples", "shards"),
@@ -327,6 +327,7 @@ def checked(
                         raise _unknown_argument(name, recommended, other_words)
                 bound = _bind(signature, args, named)
                 _convert(bound.arguments, rules)
+                # Arguments that the function takes as `**options` are one level deeper.
                 _convert(bound.arguments.get("options", {}), rules)
                 return function(*bound.args, **bound.kwargs)
             except ConfigError as exn:
@@ -341,7 +342,7 @@ def checked(
 def _convert(arguments: dict[str, Any], rules: Mapping[str, Accepts]) -> None:
     """Convert the arguments that have a rule, in place. Raises ConfigError."""
     for name in rules.keys() & arguments.keys():
-        arguments[name] = converted(name, arguments[name], rules[name])
+        arguments[name] = converted_argument(name, arguments[name], rules[name])
 
 
 def _bind(
@@ -365,11 +366,11 @@ def _unknown_argument(name: str, known: list[str], other_words: Mapping[str, str
         other_words: see `checked`.
     """
     word = ""  # the argument, or the other library's argument, that was probably meant
-    near = difflib.get_close_matches(name.lower(), [*known, *other_words], n=1)
+    similar_words = difflib.get_close_matches(name.lower(), [*known, *other_words], n=1)
     if name in other_words:
         word = name
-    elif near:
-        word = near[0]
+    elif similar_words:
+        word = similar_words[0]
 
     if word not in known and word in other_words:
         remedy = other_words[word].format(word)
@@ -381,7 +382,7 @@ def _unknown_argument(name: str, known: list[str], other_words: Mapping[str, str
     return ConfigError(f"there is no argument {name!r}{hint}", remedy=remedy)
 
 
-def converted(name: str, value: Any, rule: Accepts) -> Any:
+def converted_argument(name: str, value: Any, rule: Accepts) -> Any:
     """Return the value of an argument in the form in which it is kept. Raises ConfigError."""
     try:
         return rule.converted(plain(value))

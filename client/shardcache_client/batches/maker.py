@@ -24,7 +24,7 @@ from shardcache_client.order.uncounted import StepPlace
 from shardcache_client.reading.epochs.epoch_plans import ReadResult
 from shardcache_client.reading.epochs.epoch_times import BatchTimes
 from shardcache_client.reading.leased.joined_samples import LeftOutError
-from shardcache_client.stages.item_stage import ENDS, Dropped
+from shardcache_client.stages.item_stage import SILENT_ENDS, Dropped
 from shardcache_client.stages.pipeline import Pipeline
 from shardcache_client.stages.stage import Placed
 
@@ -62,9 +62,8 @@ class MadeBatch(NamedTuple):
         batch: the return value of `collate`, or None for a batch without samples; for a stage, a
             `Chunk`.
         samples: number of samples in the batch.
-        is_last: True if the epoch ends with this batch because a handler has ended it, or because
-            reading has shown that no sample comes after it. False for a batch whose number says
-            that it is the last.
+        is_last: True if a handler has ended the epoch with this batch, or if reading has shown that
+            no sample comes after it. False for the last of a known number of batches.
         skipped: number of samples that were skipped at the batch's places.
         lost: urls of shards of which samples could not be read at the batch's places.
         times: times that the steps of making the batch have taken.
@@ -84,12 +83,12 @@ class StoppedError(Exception):
 
 @dataclass(slots=True)
 class Skips:
-    """The handler of one epoch's errors. Any thread.
+    """Passes one epoch's errors to the user's handler. Any thread.
 
     The handler gets each error of a sample, but only one error for each shard that cannot be read.
 
     Attributes:
-        on_error: the handler, which returns False to end the epoch.
+        on_error: the handler, which returns True to skip, and False to end the epoch.
         first_error: text of the first error that was skipped, without its remedy; "" if there was
             none. The error itself is not kept, since its traceback would keep the session.
     """
@@ -97,10 +96,10 @@ class Skips:
     on_error: Handler
     first_error: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _lost: set[str] = field(default_factory=set)  # urls of shards that the handler has got
+    _lost: set[str] = field(default_factory=set)  # urls of shards whose error the handler has got
 
-    def skip(self, exn: Exception) -> None:
-        """Have the handler decide about an error.
+    def handle(self, exn: Exception) -> None:
+        """Have the handler decide about an error, and return if it skips.
 
         Raises what the handler raises, or StoppedError if it ends the epoch.
         """
@@ -123,7 +122,7 @@ class Skips:
 
 
 def url_of(exn: Exception) -> str:
-    """Return the url of the shard that an error concerns."""
+    """Return the url of the shard that an error concerns; its text if it names no url."""
     url = exn.url if isinstance(exn, ShardcacheError) else None
     return url or str(exn)
 
@@ -169,7 +168,7 @@ class ItemMaker:
         pipeline = self.pipeline or None
         for place, read in enumerate(reads, first):
             if isinstance(read, Exception):
-                self._skip(read, bad)
+                self._handle(read, bad)
             elif pipeline is None:
                 yield read
                 continue
@@ -177,27 +176,28 @@ class ItemMaker:
                 try:
                     item = pipeline(read)
                 except SampleError as exn:
-                    self._skip(exn, bad)
+                    self._handle(exn, bad)
                 else:
                     if item.__class__ is not Dropped:
                         yield item
                         continue
                     _note_dropped(item, bad)
 
+            # Only a sample that is bad, or was left out, comes here.
             if self.substitutes is not None:
                 yield self._substitute(self.substitutes(place))
 
     def placed(self, first: int, reads: Iterable[ReadResult], bad: Bad) -> Iterator[Placed]:
         """Yield the items with their places, without substitutes. See `items`."""
-        # `number` counts the items that came. `bad` counts the places before the item whose items
-        # were left out: the sum is the item's place.
-        for number, item in enumerate(self.items(first, reads, bad), first):
-            yield Placed(number + bad.places, item)
+        # The places before an item are those of the items yielded before it, and those left out,
+        # which `bad` counts.
+        for yielded, item in enumerate(self.items(first, reads, bad)):
+            yield Placed(first + yielded + bad.places, item)
 
-    def _skip(self, error: Exception, bad: Bad) -> None:
+    def _handle(self, error: Exception, bad: Bad) -> None:
         """Count a bad place and have the handler decide about its error."""
         bad.note(error)
-        self.skips.skip(error)
+        self.skips.handle(error)
 
     def _substitute(self, reads: Iterator[ReadResult]) -> Any:
         """Return the first item that can be made of some substitutes. Raises ShardError."""
@@ -295,6 +295,7 @@ class Maker(ABC):
         bad = Bad()
         is_last = raw.is_last
         try:
+            # If a handler ends the epoch, the items that came before stay in the list.
             items.extend(self.items_of(raw, bad))
         except StoppedError:
             is_last = True
@@ -303,6 +304,7 @@ class Maker(ABC):
         ended_s = monotonic()
         times = BatchTimes(
             samples=len(items),
+            # Reading, which came first, is a part of making the batch.
             begun_s=begun_s - raw.reading_s,
             ended_s=ended_s,
             waited_s=raw.waited_s,
@@ -337,19 +339,19 @@ class BatchMaker(Maker):
     """Makes the batches of one epoch. Any thread.
 
     Attributes:
-        items: makes the items.
+        item_maker: makes the items.
         collate: makes a batch of a list of items.
         size: number of samples in a batch; None to pass each item to `collate` by itself, without
             a list.
     """
 
-    items: ItemMaker
+    item_maker: ItemMaker
     collate: Collate
     size: int | None
 
     def items_of(self, raw: RawBatch, bad: Bad) -> Iterator[Any]:
         """Yield the items of a batch, with substitutes for items that cannot be made."""
-        return self.items.items(raw.first, raw.reads, bad)
+        return self.item_maker.items(raw.first, raw.reads, bad)
 
     def gather(self, items: list[Any], raw: RawBatch) -> Any:
         """Return the batch that `collate` makes of the items; None if there are no items."""
@@ -368,8 +370,9 @@ def collated(collate: Collate, samples: Any) -> Any:
     try:
         return collate(samples)
     except KeyError as exn:
-        raise _missing_member(samples, exn) or exn from None
-    except ENDS as exn:
+        missing_member = _missing_member(samples, exn)
+        raise (missing_member or exn) from None
+    except SILENT_ENDS as exn:  # any of these would silently end the epoch
         raise RuntimeError(f"collate_fn raised {type(exn).__name__}") from exn
 
 

@@ -62,7 +62,7 @@ class RankBatches(RankWork):
         self._deal = deal
         self._topology = topology
         self._form = form
-        self._passed = start.passed
+        self._passed = start.passed  # number of places that were passed before
         self._epoch = RankEpoch(share, reading.form.manifest)
         if is_read:
             self._passed = len(self._epoch)
@@ -99,8 +99,8 @@ class RankBatches(RankWork):
     def open_maker(self, skips: Skips) -> Iterator[BatchMaker]:
         """Lend a maker of batches; see `RankWork`."""
         with closing(self._lone_reader()) as lone:
-            items = self._item_maker(skips, lone)
-            yield BatchMaker(items, self._form.collate, self._form.size)
+            item_maker = self._item_maker(skips, lone)
+            yield BatchMaker(item_maker, self._form.collate, self._form.size)
 
     def _item_maker(self, skips: Skips, lone: SampleReader) -> ItemMaker:
         """Return a maker of items, which reads substitutes for bad samples with `lone`."""
@@ -139,11 +139,11 @@ class RankBatches(RankWork):
         """
         reading = self._reading
         epoch = self.progress.epoch
-        following: Callable[[], Iterator[int]] = no_shards
+        shards_after: Callable[[], Iterator[int]] = no_shards
         if reading.has_epoch_after(epoch):
             manifest = reading.form.manifest
-            following = partial(first_shards, self._deal, epoch + 1, self._topology, manifest)
-        plans = EpochPlans(session, reading.form, epoch, following, check, is_shared=is_shared)
+            shards_after = partial(first_shards, self._deal, epoch + 1, self._topology, manifest)
+        plans = EpochPlans(session, reading.form, epoch, shards_after, check, is_shared=is_shared)
         return reader_of(session, plans, self._epoch, reading.sessions, check)
 
     def place(self, sample: int) -> int:

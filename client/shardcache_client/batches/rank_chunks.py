@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from functools import cached_property, partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from shardcache_client.batches.maker import (
     Bad,
@@ -80,7 +80,7 @@ class RankChunks(RankWork):
 
     Args:
         reading: means of reading the dataset.
-        resume: place from which the epoch is read.
+        resume: position from which the epoch is read.
         reader: the rank, or its worker in a plain DataLoader, which reads for itself.
         size: number of places of a chunk.
 
@@ -93,7 +93,7 @@ class RankChunks(RankWork):
         self._resume = resume
         self._reader = reader
         self._size = size
-        self._start = resume.reached.mark.place
+        self._start_place = resume.reached.mark.place
         self._epoch = resume.progress.epoch
         self.places = None if self._counted is None else len(self._counted)
 
@@ -108,8 +108,9 @@ class RankChunks(RankWork):
         deal = self._reading.deal
         if isinstance(deal, ShardDeal):
             return None
-        phases = self._resume.progress.past(deal.even)
-        share = deal.share(self._epoch, self._reader, phases)
+        # The readers share what all phases so far have left of the epoch.
+        past_phases = self._resume.progress.past(deal.even)
+        share = deal.share(self._epoch, self._reader, past_phases)
         return RankEpoch(share, self._reading.form.manifest)
 
     @cached_property
@@ -124,12 +125,12 @@ class RankChunks(RankWork):
         """Number of chunks; see `RankWork`."""
         if self.places is None:
             return _ENDLESS
-        remaining = max(0, self.places - self._start)
+        remaining = max(0, self.places - self._start_place)
         return -(-remaining // self._size)  # rounded up
 
     def places_of(self, number: int) -> tuple[int, int]:
         """Return the first place of a chunk, and the place after its last."""
-        first = self._start + number * self._size
+        first = self._start_place + number * self._size
         end = first + self._size
         if self.places is not None:
             end = min(end, self.places)
@@ -162,7 +163,7 @@ class RankChunks(RankWork):
             plans,
             self._uncounted,
             self._resume.reached.step,
-            self._start,
+            self._start_place,
             steps,
             ends_at_errors=self._reading.on_error is reraise,
         )
@@ -195,7 +196,7 @@ class RankChunks(RankWork):
             epoch=self._epoch,
         )
 
-    def raw(self, number: int, places: Any, session: Session) -> RawBatch:
+    def raw(self, number: int, places: PlacesReader, session: Session) -> RawBatch:
         """Read the samples of a chunk; see `RankWork`."""
         raw = super().raw(number, places, session)
         if not isinstance(places, UncountedReader):
@@ -226,13 +227,14 @@ class RankChunks(RankWork):
         """
         tried = current.place - last.place
         if self.places is None:
-            # The samples of these two shares may not all have been tried: those between count.
+            # Of the first and the last of these shares, only a part may have been tried, so only
+            # the shares between them count.
             shares_between = current.share - last.share - 1
             all_were_tried = shares_between >= self._uncounted.pass_shares
         else:
             all_were_tried = self._pass_places is not None and tried >= self._pass_places
         if all_were_tried:
-            is_filtered = self._reading.pipeline.filters
+            is_filtered = self._reading.pipeline.has_filters
             raise unreadable(
                 self._reader.rank, self._epoch, tried, first_error, is_filtered=is_filtered
             )
@@ -249,19 +251,19 @@ class RankChunks(RankWork):
         """
         reading = self._reading
         skips = Skips(for_epoch(reading.on_error))
-        last = Spot(self._start, self._resume.reached.step.share)
+        last = Spot(self._start_place, self._resume.reached.step.share)
 
         def checked(reads: Iterator[ReadResult]) -> Iterator[ReadResult]:
             """Yield the results of reading, and check the progress after each bad sample."""
             # This runs before the sample is decoded: `last` is the last good sample before it.
             # Only after a bad sample can every sample have been tried.
-            for place, read in enumerate(reads, self._start):
+            for place, read in enumerate(reads, self._start_place):
                 is_after_bad_one = place > last.place + 1
                 if is_after_bad_one:
                     self.check_progress(last, Spot(place, _share(steps)), skips.first_error)
                 yield read
 
-        end = self._start + _ENDLESS if self.places is None else self.places
+        end = self._start_place + _ENDLESS if self.places is None else self.places
         with (
             reading.sessions.borrow() as session,
             closing(
@@ -269,9 +271,9 @@ class RankChunks(RankWork):
             ) as places,
         ):
             maker = self._item_maker(skips)
-            reads = checked(places.reads(self._start, end))
+            reads = checked(places.reads(self._start_place, end))
             try:
-                for placed in maker.placed(self._start, reads, bad):
+                for placed in maker.placed(self._start_place, reads, bad):
                     last = Spot(placed.place, _share(steps))
                     yield placed
             except StoppedError:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
 
 from shardcache_client.batches.maker import Collate, MadeBatch, Maker, RawBatch, Skips
 from shardcache_client.batches.threads import made_by_threads
@@ -116,7 +115,7 @@ class RankWork(ABC):
             skips: decides about samples that cannot be read or decoded.
         """
 
-    def raw(self, number: int, places: Any, session: Session) -> RawBatch:
+    def raw(self, number: int, places: PlacesReader, session: Session) -> RawBatch:
         """Read the samples of a part, from which it is made.
 
         Args:

@@ -55,10 +55,10 @@ class SampleRun:
 
     Attributes:
         topology: the reader.
-        read: True once the last sample has been yielded.
+        read: True from the moment at which the last sample is yielded.
     """
 
-    counted = True
+    counted = True  # samples are dealt to readers, not whole shards; see `StageRun`
 
     def __init__(
         self,
@@ -76,17 +76,17 @@ class SampleRun:
         self._rank = Topology(reader.rank, reader.world_size)
         self._form = form
         self._asked_size = asked_size
-        self._is_read = start.is_read  # as it was before this run
+        self._was_read = start.is_read
         self._bad = Bad()
         # Bad places that no substitute fills. There are none unless `even` is None, with which
         # ranks may have different numbers of samples.
         self._left_out = self._bad if reading.deal.even is None else Bad()
         self._yielded = 0
         self._before = 0  # places passed since the progress and before this run
-        self._size = form.batch_size
+        self._batch_size = form.batch_size
         if part is not None:
             self._before = part.samples
-            self._size = part.batch_size
+            self._batch_size = part.batch_size
         self._set_batches()
 
     def __repr__(self) -> str:
@@ -94,15 +94,15 @@ class SampleRun:
 
     def _set_batches(self) -> None:
         """Divide the rank's samples into batches of the present size."""
-        form = BatchForm(self._size, drop_last=False, collate=list)
+        form = BatchForm(self._batch_size, drop_last=False, collate=list)
         self._batches = RankBatches(
-            self._reading, self._progress, self._rank, form, is_read=self._is_read
+            self._reading, self._progress, self._rank, form, is_read=self._was_read
         )
         self._total = self._batches.samples
         if not self._is_whole_rank:
             worker = self.topology.worker
             workers = self.topology.workers
-            self._total = samples_of_worker(self._total, self._size, worker, workers)
+            self._total = samples_of_worker(self._total, self._batch_size, worker, workers)
 
     @property
     def _is_whole_rank(self) -> bool:
@@ -126,21 +126,23 @@ class SampleRun:
             when_read: called before the last sample is yielded, or at once if no samples are left.
         """
         if self._reading.deal.has_source_batches:
-            self._check_size(self._asked_size(self._size))
+            self._check_size(self._asked_size(self._batch_size))
+        # A DataLoader takes whole batches from its workers in turn, so the batches that they divide
+        # must have its size. A worker that resumes goes on with the size that it began with.
         if not self._is_whole_rank and not self._before:
-            self._size = self._asked_size(self._size)
+            self._batch_size = self._asked_size(self._batch_size)
             self._set_batches()
         if self.samples_left <= 0:
             self._end(when_read)
             return
         # This loop runs for each sample.
         left_out = self._left_out
-        to_yield = self._total - self._before
+        places_to_pass = self._total - self._before
         try:
             with closing(self._items()) as items:
                 for yielded, item in enumerate(items, 1):
                     self._yielded = yielded
-                    if yielded + left_out.places == to_yield:
+                    if yielded + left_out.places == places_to_pass:
                         # The run ends before it yields the last sample, since a loop that knows the
                         # number of samples does not ask for a further sample.
                         self._end(when_read)
@@ -158,11 +160,11 @@ class SampleRun:
         Args:
             asked_size: number of samples in a batch of the loader.
         """
-        if self._size % asked_size:
+        if self._batch_size % asked_size:
             raise ConfigError(
-                f"the mixture has batches of {self._size} samples of one source, and the "
+                f"the mixture has batches of {self._batch_size} samples of one source, and the "
                 f"DataLoader makes batches of {asked_size}",
-                remedy=f"give it batch_size={self._size}; or the mixture's sources "
+                remedy=f"give it batch_size={self._batch_size}; or the mixture's sources "
                 f"batch_size={asked_size}",
             )
 
@@ -179,7 +181,7 @@ class SampleRun:
         if self._is_whole_rank:
             yield self._batches.place(self._before), self._batches.place(self._total)
             return
-        batches_passed, passed = divmod(self._before, self._size)
+        batches_passed, passed = divmod(self._before, self._batch_size)
         workers = self.topology.workers
         next_batch = self.topology.worker + batches_passed * workers
         for number in range(next_batch, self._batches.count, workers):
@@ -206,7 +208,7 @@ class SampleRun:
             left = self.samples_left
             return self._form.state(progress, self._rank, ended=ended, over=over, left=left)
 
-        part = WorkerPart(self.topology.worker, self.topology.workers, self._size, self.taken)
+        part = WorkerPart(self.topology.worker, self.topology.workers, self._batch_size, self.taken)
         return self._form.state(self._progress, self._rank, ended=ended, over=over, part=part)
 
     def state_in_loader(self) -> RankState:

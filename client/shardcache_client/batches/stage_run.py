@@ -22,8 +22,9 @@ from shardcache_client.position.staged_state import Resume, StagedState
 class StageRun:
     """The items that one reader is given in an epoch, or in its rest, once.
 
-    Each worker of a plain DataLoader reads a share of its own, like a rank. Samples may be left out
-    once they are read, so the workers cannot know the batches of a rank in advance and divide them.
+    Each worker of a plain DataLoader reads a share of its own, like a rank. The workers cannot
+    divide a rank's batches: which samples are in a batch depends on those that are left out, and
+    this is known only once they are read.
 
     Args:
         reading: means of reading the dataset.
@@ -31,7 +32,7 @@ class StageRun:
         resume: place from which the epoch is read.
         reader: the rank, or its worker.
         quota: number of samples that the reader gets; None for all samples of its share.
-        is_over: True if nothing is left of the epoch.
+        is_over: True if nothing was left of the epoch before this run.
 
     Attributes:
         read: True once the last item has been yielded.
@@ -50,9 +51,11 @@ class StageRun:
         self.read = False
         self._form = form
         self._reader = reader
-        self._is_over = is_over
+        self._was_over = is_over
         self._bad = Bad()
-        self._chunks = RankChunks(reading, resume, Topology(reader.reader, reader.readers), size=1)
+        # Each worker reads as a rank of its own.
+        as_rank = Topology(reader.reader, reader.readers)
+        self._chunks = RankChunks(reading, resume, as_rank, size=1)
         self._epoch = StagedEpoch(form, resume, reader, self._chunks.places, quota)
 
     def __repr__(self) -> str:
@@ -74,7 +77,7 @@ class StageRun:
 
         The number is a maximum if samples may be left out.
         """
-        return 0 if self._is_over else self._epoch.samples_left(self._epoch.reached)
+        return 0 if self._was_over else self._epoch.samples_left(self._epoch.reached)
 
     def samples(self, when_read: Callable[[], object] = lambda: None) -> Generator[Any]:
         """Yield the items.
@@ -84,7 +87,7 @@ class StageRun:
                 after it otherwise.
         """
         try:
-            if not self._is_over:
+            if not self._was_over:
                 yield from self._items(when_read)
             if not self.read:
                 self._end(when_read)
@@ -113,7 +116,8 @@ class StageRun:
         Args:
             over: True if no reader has anything left of the epoch.
         """
-        return self._epoch.state(self._epoch.reached, ended=self.read or self._is_over, over=over)
+        ended = self.read or self._was_over
+        return self._epoch.state(self._epoch.reached, ended=ended, over=over)
 
     def state_in_loader(self) -> StagedState:
         """Return the reader's state, for a loader that keeps account of the end of the epoch."""

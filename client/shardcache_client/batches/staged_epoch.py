@@ -43,7 +43,7 @@ class StagedForm:
 
     @property
     def is_in_step(self) -> bool:
-        """True if the same worker of each rank is at the same place."""
+        """True if workers of the same number are at the same place on all ranks."""
         is_known = self.deal.counted and not self.leaves_out
         return is_known and self.stage is not None and self.stage.is_in_step
 
@@ -51,6 +51,8 @@ class StagedForm:
         """Return True if all readers end after the same number of items."""
         if reader.readers == 1:
             return True
+        # A stage gives all ranks equally many items, but a worker does not know how many items the
+        # rank's other workers give.
         return self.stage is not None and reader.workers == 1
 
 
@@ -105,7 +107,7 @@ class StagedEpoch:
         The number is a maximum if samples may be left out, and 0 if it is unknown.
         """
         if self._quota is not None:
-            return self._quota - reached.items
+            return self._quota - reached.samples
         if self._places is None:
             return 0
         return max(0, self._places - reached.mark.place)
@@ -134,16 +136,16 @@ class StagedEpoch:
 
         for item, mark in regrouped:
             self._move_to(mark)
-            if self._quota == self.reached.items:
-                # This is set before the last item is yielded, since a loop that knows the number of
-                # items does not ask for a further item.
+            if self._quota == self.reached.samples:
+                # All samples of the quota were given. This is recorded before the last item is
+                # yielded, since a loop that knows the number of items asks for no further item.
                 self.is_read = True
             yield item
         self.is_read = True
 
     def _up_to_quota(self, samples: Iterator[Placed], quota: int) -> Iterator[Placed]:
         """Yield the samples that are left of the quota, and record their places in `_ahead`."""
-        for _ in range(self.reached.items, quota):
+        for _ in range(self.reached.samples, quota):
             sample = next(samples, None)
             if sample is None:
                 return
@@ -152,14 +154,15 @@ class StagedEpoch:
 
     def _move_to(self, mark: Mark) -> None:
         """Set the reader's position to a mark: all samples before the mark have been given."""
-        items = self.reached.items
+        samples = self.reached.samples
         while self._ahead and self._ahead[0] < mark.place:
             self._ahead.popleft()
-            items += 1
+            samples += 1
+        # Steps that end at or before the mark are over.
         while len(self.begun) > 1 and self.begun[1].before <= mark.place:
             self.begun.popleft()
         step = self.begun[0] if self.begun else self.reached.step
-        self.reached = Reached(mark, items, step)
+        self.reached = Reached(mark, samples, step)
 
     def state(self, reached: Reached, *, ended: bool, over: bool) -> StagedState:
         """Return the reader's state at a position.

@@ -72,26 +72,26 @@ class Substitutes:
         with self._lock:
             places = len(self._epoch_of(spare))
         tried: set[SampleId] = set()
-        for number in substitute_places(spare.place, places, spare.pass_places):
-            for sample in self._samples_from(spare, number):
+        for substitute_place in substitute_places(spare.place, places, spare.pass_places):
+            for sample in self._samples_from(spare, substitute_place):
                 if sample not in tried:
                     tried.add(sample)
                     yield self._lone.read(sample)
 
-    def _samples_from(self, spare: Spare, number: int) -> Sequence[SampleId]:
+    def _samples_from(self, spare: Spare, place: int) -> Sequence[SampleId]:
         """Return the samples of the block that has a place.
 
         The samples begin at an offset that depends on the place, so that neighbouring bad places
         try different samples first.
         """
-        first = number - number % _BLOCK_PLACES
+        first = place - place % _BLOCK_PLACES
         with self._lock:
             block = self._block
             if block is None or (block.source, block.first) != (spare.source, first):
                 samples = sorted(self._epoch_of(spare).between(first, first + _BLOCK_PLACES))
                 block = _Block(spare.source, first, samples)
                 self._block = block
-        start = number - first
+        start = place - first
         return [*block.samples[start:], *block.samples[:start]]
 
     def _epoch_of(self, spare: Spare) -> RankEpoch:

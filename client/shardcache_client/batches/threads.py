@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -54,7 +53,7 @@ def made_by_threads(
         # script that still has the iterator.
         reader = threading.Thread(
             target=_read,
-            args=(queue, read, partial(_submit, pool, make)),
+            args=(queue, read, lambda item: pool.submit(make, item)),
             name="shardcache-read",
             daemon=True,
         )
@@ -142,8 +141,3 @@ def _read(
     else:
         queue.end.set_result(None)
     queue.put(queue.end)
-
-
-def _submit(pool: ThreadPoolExecutor, make: Callable[[R], B], item: R) -> Future[B]:
-    """Make the batch of an item in a thread of the pool."""
-    return pool.submit(make, item)

@@ -66,8 +66,10 @@ class CachedFile:
         """Return the grant of the file, opening the file if it is not open yet."""
         if self._grant is not None:
             return self._grant
-        lease = self._request()
-        _, grant = read_granted(self._session, lease, self._request, self._open)
+        first_lease = self._request()
+        # `read_granted` requests the file again if it is evicted before it is open: the grant is
+        # that of the last request.
+        _, grant = read_granted(self._session, first_lease, self._request, self._open)
         self._grant = grant
         return grant
 

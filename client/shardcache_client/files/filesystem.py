@@ -49,7 +49,7 @@ _WEB = re.compile("https?://", re.IGNORECASE)
 # Characters and words that the daemon would take for a pattern, or for a part of one.
 _PATTERN = re.compile(r"[*?\[\]{}\\]|_OP_")
 # Arguments that fsspec itself takes, for any filesystem.
-_OF_FSSPEC = (
+_FSSPEC_ARGUMENTS = (
     "asynchronous",
     "batch_size",
     "listings_expiry_time",
@@ -60,7 +60,7 @@ _OF_FSSPEC = (
 )
 # The options that fsspec derives from an S3 url with `?versionId=`. This filesystem may ignore
 # them, as the version stays in the path.
-_OF_VERSIONS = {"version_aware": True}
+_VERSION_OPTIONS = {"version_aware": True}
 
 
 class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
@@ -86,7 +86,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
 
     @checked(
         OTHER_WORDS,
-        _OF_FSSPEC,
+        _FSSPEC_ARGUMENTS,
         job=JOB.or_none(),
         socket=PATH.or_none(),
         daemon=DAEMONS,
@@ -106,7 +106,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         block_size: int | None = None,
         **options: Any,
     ) -> None:
-        if target_options and target_options != _OF_VERSIONS:
+        if target_options and target_options != _VERSION_OPTIONS:
             raise ConfigError(
                 f"the options of {target_protocol}:// ({', '.join(sorted(target_options))}) would "
                 "not be used: the daemon opens the object store",
@@ -309,7 +309,8 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         """
         # The daemon's listing has no folders, and no limit of depth. It would take the characters
         # of a pattern in the path for a pattern. In these cases fsspec lists the folders.
-        if maxdepth is None and not withdirs and not _PATTERN.search(self.url(path)):
+        is_like_pattern = _PATTERN.search(self.url(path)) is not None
+        if maxdepth is None and not withdirs and not is_like_pattern:
             # If there is no such folder, the path may be the path of a file. fsspec's own `find`,
             # which is called below, then finds the file.
             with suppress(NotFoundError):
@@ -357,7 +358,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         options["block_size"] = options.get("block_size") or self._block_size
         options["size"] = details["size"]
         file = BufferedFile(self, path, mode, **options)
-        file.details = details
+        file.details = details  # fsspec would ask for them again
         return file
 
     def _refuse(self, path: Any, *_arguments: Any, **_options: Any) -> NoReturn:
@@ -411,21 +412,7 @@ class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
                 as for fsspec's caches.
         """
         if self._resources is None:
-            fs = self.fs
-            details = self.details
-            ref = ShardRef(fs.url(details["name"]), details["version"], details["size"])
-            with ExitStack() as resources:
-                planned = session_of(
-                    fs.choice,
-                    fs.reader,
-                    Manifest.of([ref]),
-                    "ranges",
-                    fs.patience,
-                )
-                session = resources.enter_context(planned)
-                # The file is the only one of the plan, so its position is 0.
-                self._ranges = resources.enter_context(closing(RangeFile(session, 0)))
-                self._resources = resources.pop_all()
+            self._open_ranges()
         try:
             return self._ranges.read(start, end, ahead_to)
         except (OutdatedError, ShardChangedError):
@@ -433,6 +420,23 @@ class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
             # be opened again with the new version.
             self.fs.invalidate_cache()
             raise
+
+    def _open_ranges(self) -> None:
+        """Open a session whose plan has only this file, and the file in it."""
+        fs = self.fs
+        details = self.details
+        ref = ShardRef(fs.url(details["name"]), details["version"], details["size"])
+        with ExitStack() as resources:
+            planned = session_of(
+                fs.choice,
+                fs.reader,
+                Manifest.of([ref]),
+                "ranges",
+                fs.patience,
+            )
+            session = resources.enter_context(planned)
+            self._ranges = resources.enter_context(closing(RangeFile(session, position=0)))
+            self._resources = resources.pop_all()
 
     def close(self) -> None:
         """Close the file, and release it in the cache."""

@@ -85,7 +85,7 @@ class RangeFile:
                 "the file was replaced in the object store while being read",
                 url=grant["url"],
             )
-        is_open = opened is not None and _place(opened) == _place(grant)
+        is_open = opened is not None and _file_identity(opened) == _file_identity(grant)
         if is_open:
             return
         fd = open_granted(grant)
@@ -112,6 +112,6 @@ def _ready_to(grant: Grant, ahead_to: int) -> int:
     return min(ahead_to, cast(Arriving, grant)["ready_bytes"])
 
 
-def _place(grant: Grant) -> tuple[Path, int | None]:
+def _file_identity(grant: Grant) -> tuple[Path, int | None]:
     """Return the path of a grant's file, and its inode if the grant has one."""
     return Path(grant["path"]), grant.get("inode")

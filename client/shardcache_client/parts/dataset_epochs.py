@@ -102,7 +102,7 @@ class DatasetEpochs:
             raise TypeError(
                 "len() is unknown until the samples have been read, because a stage regroups them"
             )
-        if self._parts.pipeline.filters:
+        if self._parts.pipeline.has_filters:
             raise TypeError("len() is unknown because of filter()")
         if samples is None:
             raise TypeError(f"the number of samples is unknown: {self.uncounted_reason()}")
@@ -126,14 +126,14 @@ class DatasetEpochs:
     def _check_filters(self, topology: Topology) -> None:
         """Raise ConfigError if a filter or stage cannot be combined with the other options."""
         parts = self._parts
-        is_regrouped = bool(parts.pipeline.filters or parts.stage)
+        is_regrouped = bool(parts.pipeline.has_filters or parts.stage)
         if parts.samples.deal_options.has_source_batches and is_regrouped:
             raise ConfigError(
                 "batches of one source have fixed samples, and this mixture is filtered, or "
                 "yields groups of them",
                 remedy='omit batches="source"; pack(per_source=True) makes blocks of one source',
             )
-        if not parts.pipeline.filters:
+        if not parts.pipeline.has_filters:
             return
         if parts.has_global_batches:
             raise ConfigError(
@@ -251,7 +251,7 @@ class DatasetEpochs:
             states: states from which the epoch is resumed.
         """
         parts = self._parts
-        if parts.stage is not None or parts.pipeline.filters or not self.deal.counted:
+        if parts.stage is not None or parts.pipeline.has_filters or not self.deal.counted:
             return False
         return not states or states[0].counted
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Self, SupportsIndex
 
 from shardcache.tarindex.contents import IndexEntry, Row
-from shardcache_client.arguments.values import CHOSEN, FUNCTION, SPLIT, checked
+from shardcache_client.arguments.values import FUNCTION, SAMPLE_NUMBERS, SPLIT_RULES, checked
 from shardcache_client.order.shards.choices import By, Choices, split, subset
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.parts.sample_tables import select
@@ -34,7 +34,7 @@ class Divisible(ABC):
     def _selected(self, choices: Choices) -> Self:
         """Return a dataset of some of the samples. Raises ConfigError if it would have none."""
 
-    @checked(numbers=CHOSEN)
+    @checked(numbers=SAMPLE_NUMBERS)
     def subset(self, numbers: Iterable[SupportsIndex]) -> Self:
         """Return a dataset of the samples with these numbers, such as `range(1000)`; see `select`.
 
@@ -46,7 +46,7 @@ class Divisible(ABC):
         """
         return self._selected(subset(counts_of(self.manifest), map(int, numbers)))
 
-    @checked(**SPLIT)
+    @checked(**SPLIT_RULES)
     def split(self, *fractions: float, seed: int = 0, by: By = "samples") -> list[Self]:
         """Return datasets that divide the samples of this one at random::
 

@@ -39,13 +39,13 @@ class Reached(NamedTuple):
 
     Attributes:
         mark: the reader's place, and its position in the stage's group.
-        items: number of samples that the reader has given before the mark; 0 unless it gets a fixed
-            number of samples in the epoch. Samples that were left out do not count.
+        samples: number of samples that the reader has given before the mark; 0 unless it gets a
+            fixed number of samples in the epoch. Samples that were left out do not count.
         step: in an uncounted epoch, a step that begins at or before the place; unused otherwise.
     """
 
     mark: Mark = Mark()
-    items: int = 0
+    samples: int = 0
     step: StepPlace = StepPlace()
 
 
@@ -103,12 +103,12 @@ class StagedState:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads: a few numbers, which a person can read."""
-        mark, items, step = self.reached
+        mark, samples, step = self.reached
         data = self.progress.to_json(self.dataset)
         data["reader"] = [self.reader, self.readers, self.workers]
         data["place"] = mark.place
-        if items:
-            data["items"] = items
+        if samples:
+            data["items"] = samples
         if mark.group or mark.given:
             data["group"] = [mark.group, mark.given, hex(mark.beyond)]
         if mark.again:
@@ -129,14 +129,14 @@ class StagedState:
             reader, readers, workers = data["reader"]
             readers = whole_number(readers, 1, MAX_READERS)
             step = data.get("step")
-            items = count(data.get("items", 0))
+            samples = count(data.get("items", 0))
             return cls(
                 dataset,
                 progress,
                 reader=whole_number(reader, 0, readers - 1),
                 readers=readers,
                 workers=_workers_from_json(workers, readers),
-                reached=Reached(_mark_from_json(data), items, _step_from_json(step)),
+                reached=Reached(_mark_from_json(data), samples, _step_from_json(step)),
                 counted=step is None,
                 over=flag(data.get("over", False)),
                 ended=flag(data.get("ended", False)),

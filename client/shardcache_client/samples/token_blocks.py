@@ -13,7 +13,7 @@ from shardcache.errors import ConfigError
 from shardcache.tarindex.named_members import DTYPES, TokenMember
 from shardcache.tarindex.tables import Tables, TarBytes, key_of
 from shardcache.tarindex.token_runs import find_tokens
-from shardcache_client.arguments.values import TEXT, converted, flag, whole
+from shardcache_client.arguments.values import TEXT, converted_argument, flag, whole
 from shardcache_client.samples.slicing import Sample
 
 # For each argument, the values that it accepts. The number is the least value that is accepted.
@@ -66,7 +66,8 @@ class TokenBlocks:
     def __post_init__(self) -> None:
         """Check the arguments."""
         for name, rule in _RULES.items():
-            object.__setattr__(self, name, converted(name, getattr(self, name), rule))
+            value = converted_argument(name, getattr(self, name), rule)
+            object.__setattr__(self, name, value)
         if self.overlap >= self.length:
             raise ConfigError(
                 f"blocks of {self.length} tokens cannot overlap by {self.overlap}",

@@ -115,7 +115,7 @@ class _Rounds:
         given_before = start.given  # batches of the first round given before the state was taken
         previous = self._read_previous(start)
         # Place of the sample that is repeated if the first buffer gets none.
-        spare = previous.shortest if previous else None
+        spare = previous.shortest_place if previous else None
         buffer = SampleBuffer(start.group, start.first, spare)
         self._fill(buffer, self._stage.sort_buffer)
         while True:
@@ -129,7 +129,7 @@ class _Rounds:
             self._repeated += max(0, count - len(buffer.samples))
             if not buffer.samples:
                 buffer.borrow(previous)
-            following = SampleBuffer(buffer.number + 1, self._read_until, buffer.shortest)
+            following = SampleBuffer(buffer.number + 1, self._read_until, buffer.shortest_place)
             yield from self._batches_of(buffer, count, following, given_before)
             given_before = 0
             previous = buffer
@@ -189,8 +189,9 @@ class _Rounds:
         sample, because an empty buffer means the end of the epoch.
         """
         while not self._is_over:
-            is_only_refused = buffer.refused > 0 and not buffer.samples
-            if len(buffer.samples) + buffer.refused >= size and not is_only_refused:
+            received = len(buffer.samples) + buffer.refused
+            has_only_refused = buffer.refused > 0 and not buffer.samples
+            if received >= size and not has_only_refused:
                 return
             placed = next(self._samples, _END)
             if placed is _END:
@@ -212,6 +213,7 @@ class _Rounds:
             self._refused += 1
             self._is_over = not self._on_error(exn)
         else:
+            # An empty sample takes a place in a batch, too.
             buffer.add(sample, max(1, length), place)
 
     def _report(self) -> None:

@@ -17,7 +17,7 @@ from shardcache_client.samples.members import Members
 from shardcache_client.samples.sample_view import View
 from shardcache_client.samples.slicing import Sample
 from shardcache_client.samples.token_blocks import TokenBlocks
-from shardcache_client.stages.item_stage import ENDS, Dropped
+from shardcache_client.stages.item_stage import SILENT_ENDS, Dropped
 
 Missing = Literal["error", "skip"] | Mapping[str, Any]
 
@@ -89,14 +89,14 @@ class Decode:
         """True if samples that lack a member are left out."""
         return self.missing == "skip"
 
-    def view(self, column: str | None = None) -> View:
+    def view(self, joined_prefix: str | None = None) -> View:
         """Return the form in which samples are read.
 
         Args:
-            column: prefix of the source whose samples are joined with these; None for the samples
-                themselves.
+            joined_prefix: prefix of the source whose samples are joined with these; None for the
+                samples themselves.
         """
-        prefix = self.prefix if column is None else column
+        prefix = self.prefix if joined_prefix is None else joined_prefix
         reads = None if self.members is None else self.members.reads
         decodes = None if self.decoder_of is None else self._decodes
         return View(reads, self.blocks, prefix, decodes, self._unmatched(prefix))
@@ -159,17 +159,17 @@ class Decode:
             sample |= {name: deepcopy(defaults[name]) for name in absent}
         return sample
 
-    def _decode(self, sample: Sample, extension: str, decoder: Decoder) -> None:
+    def _decode(self, sample: Sample, name: str, decoder: Decoder) -> None:
         """Replace a member by its value. Raises DecodeError."""
         try:
-            sample[extension] = decoder(sample[extension])
-        except (Exception, *ENDS) as exn:
+            sample[name] = decoder(sample[name])
+        except (Exception, *SILENT_ENDS) as exn:
             # In a join, members come from several shards: the error names the member's own shard.
             url = sample.get("__url__")
             if self.url_of is not None:
-                url = self.url_of(sample["__url__"], extension)
+                url = self.url_of(sample["__url__"], name)
             raise DecodeError(
-                f"the member {extension!r} of the sample {sample.get('__key__')!r} could not be "
+                f"the member {name!r} of the sample {sample.get('__key__')!r} could not be "
                 f"decoded ({type(exn).__name__}: {exn})",
                 url=url,
                 remedy="fix the member or its decoder",

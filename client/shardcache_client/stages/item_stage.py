@@ -5,7 +5,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Protocol
 
-ENDS = (StopIteration, GeneratorExit, CancelledError)
+SILENT_ENDS = (StopIteration, GeneratorExit, CancelledError)
 """Exceptions that would silently end the epoch, or its worker, if a user's function raised them.
 
 `except Exception` does not catch all of them.

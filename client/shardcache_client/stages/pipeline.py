@@ -16,7 +16,7 @@ from shardcache_client.samples.sample_view import View
 from shardcache_client.samples.slicing import Sample
 from shardcache_client.samples.token_blocks import TokenBlocks
 from shardcache_client.stages.decode import Decode, Missing
-from shardcache_client.stages.item_stage import ENDS, Dropped, ItemStage
+from shardcache_client.stages.item_stage import SILENT_ENDS, Dropped, ItemStage
 from shardcache_client.stages.map import Map
 
 DecodeArgument = Callable[[Sample], Any] | Mapping[str, Spec] | str
@@ -53,14 +53,14 @@ class Pipeline:
         return self.decode.is_needed or bool(self.stages)
 
     @property
-    def filters(self) -> bool:
+    def has_filters(self) -> bool:
         """True if samples may be filtered out."""
         return any(stage.leaves_out for stage in self.stages)
 
     @property
     def leaves_out(self) -> bool:
         """True if samples may be left out without an error, by a filter or for a missing member."""
-        return self.filters or self.decode.leaves_out
+        return self.has_filters or self.decode.leaves_out
 
     @property
     def named_sources(self) -> tuple[Sequence[str], Sequence[int]]:
@@ -70,15 +70,15 @@ class Pipeline:
         """
         return (), ()
 
-    def view(self, shard: int, column: str | None = None) -> View:
+    def view(self, shard: int, joined_prefix: str | None = None) -> View:
         """Return the form in which samples are read.
 
         Args:
             shard: number of the samples' shard in the manifest.
-            column: prefix of a source that is joined with this one, to return the form in which
-                that source's samples are read; None for the samples of the shard.
+            joined_prefix: prefix of a source that is joined with this one, to return the form in
+                which that source's samples are read; None for the samples of the shard.
         """
-        return self.decode.view(column)
+        return self.decode.view(joined_prefix)
 
     def then(self, stage: ItemStage) -> "Pipeline":
         """Return this pipeline with one more stage."""
@@ -113,7 +113,8 @@ class Pipeline:
                     return item
         except (UnmatchedKeyError, MissingMemberError):
             raise  # raised by a stage that joins rows of a table, not by the user's function
-        except (Exception, *ENDS) as exn:  # a stage runs the user's code, which may raise anything
+        # A stage runs the user's code, which may raise anything.
+        except (Exception, *SILENT_ENDS) as exn:
             raise DecodeError(
                 f"the sample {key!r} could not be decoded "
                 f"({type(exn).__name__}: {exn}{_place_hint(exn)}{_members_hint(item, exn)})",
@@ -142,9 +143,9 @@ class PipelineBySource(Pipeline):
         return bool(self.stages) or any(self.sources.values())
 
     @property
-    def filters(self) -> bool:
+    def has_filters(self) -> bool:
         """True if samples may be filtered out."""
-        return super().filters or any(source.filters for source in self.sources.values())
+        return super().has_filters or any(source.has_filters for source in self.sources.values())
 
     @property
     def leaves_out(self) -> bool:
@@ -156,11 +157,11 @@ class PipelineBySource(Pipeline):
         """The names of the sources, and the number of each source's first shard."""
         return tuple(self.sources), self.firsts
 
-    def view(self, shard: int, column: str | None = None) -> View:
+    def view(self, shard: int, joined_prefix: str | None = None) -> View:
         """Return the form in which samples of a shard are read; see `Pipeline`."""
         source = bisect_right(self.firsts, shard) - 1
         pipelines = list(self.sources.values())
-        return pipelines[source].view(shard, column)
+        return pipelines[source].view(shard, joined_prefix)
 
     def __call__(self, sample: Sample) -> Any:
         """Return the item made of a sample, or a `Dropped`. Raises any error of the pipelines."""

@@ -51,7 +51,8 @@ class Rows:
         """
         row = self.row(sample["__key__"])
         defaults = self.missing if isinstance(self.missing, Mapping) else {}
-        own_defaults = {
+        # Values are copied, since the user's functions may change them.
+        copied_defaults = {
             name: deepcopy(defaults[name]) for name in self.required if name in defaults
         }
         if row is None:
@@ -59,11 +60,11 @@ class Rows:
                 return Dropped.INCOMPLETE
             # Default values stand for a missing row, too. If they are not all that is required, the
             # error below names the first member that lacks one.
-            if not own_defaults:
+            if not copied_defaults:
                 raise self._unmatched(sample)
             row = {}
 
-        columns = own_defaults | {self.prefix + name: value for name, value in row.items()}
+        columns = copied_defaults | {self.prefix + name: value for name, value in row.items()}
         if self.required:
             absent = [name for name in self.required if name not in columns]
             if absent and self.missing == "skip":

@@ -83,7 +83,7 @@ class SampleBuffer:
         return self.samples[shortest], self.lengths[shortest], self.places[shortest]
 
     @property
-    def shortest(self) -> int | None:
+    def shortest_place(self) -> int | None:
         """Place of the sample that is repeated, which may be `spare`; None without a sample."""
         if self.places:
             return self.places[self._shortest]
@@ -102,6 +102,8 @@ class SampleBuffer:
 
     def mark(self, given: int) -> Mark:
         """Return the mark (position) of a reader that has given `given` batches of this buffer."""
+        # Before the first batch, all of the group is still to be read. Samples that were refused
+        # are refused again.
         passed = self._passed if given else 0
         has_own = bool(self.places) and self.places[-1] >= self.first
         if has_own or self.spare is None:

@@ -49,7 +49,7 @@ class NodeTable:
         return type(self), (self._path,)
 
 
-def shared(
+def shared_table(
     identity: Iterable[str],
     rows: Callable[[], Iterable[tuple[str, str]]],
     url: str,
@@ -168,12 +168,12 @@ def _make(path: Path, rows: Callable[[], Iterable[tuple[str, str]]], url: str) -
 def _with_progress(rows: Iterable[tuple[str, str]], url: str) -> Iterator[tuple[str, str]]:
     """Yield the rows, and log how many there were so far, every `_REPORT_INTERVAL_S`."""
     begun_s = time.monotonic()
-    report_s = begun_s + _REPORT_INTERVAL_S
+    next_report_s = begun_s + _REPORT_INTERVAL_S
     for count, row in enumerate(rows):
-        if count % _ROWS_PER_LOOK == 0 and time.monotonic() >= report_s:
+        if count % _ROWS_PER_LOOK == 0 and time.monotonic() >= next_report_s:
             took_s = time.monotonic() - begun_s
             log.warning("reading the rows of %s: %s rows in %.0f s", url, f"{count:,}", took_s)
-            report_s = time.monotonic() + _REPORT_INTERVAL_S
+            next_report_s = time.monotonic() + _REPORT_INTERVAL_S
         yield row
 
 

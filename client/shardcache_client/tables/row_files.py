@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 _REPAIR_REMEDY = "repair the file, or write it again"
 _PARQUET_BATCH_ROWS = 4_096
-_SHOWN_CHARS = 80  # number of bytes of an invalid line that an error shows
+_SHOWN_BYTES = 80  # number of bytes of an invalid line that an error shows
 
 
 # Each of these functions opens a file and returns its content uncompressed.
@@ -132,7 +132,7 @@ def _json_lines(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Ite
                     f"line {number} is not JSON ({exn})", url=url, remedy=_REPAIR_REMEDY
                 ) from exn
             if not isinstance(row, dict):
-                shown = line[:_SHOWN_CHARS].decode(errors="replace")
+                shown = line[:_SHOWN_BYTES].decode(errors="replace")
                 raise MetadataError(
                     f"line {number} is not a JSON object: {shown}", url=url, remedy=_REPAIR_REMEDY
                 )

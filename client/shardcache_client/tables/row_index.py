@@ -22,7 +22,7 @@ import struct
 import tempfile
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -51,7 +51,8 @@ _GROUP_SIZE_BITS = 7
 _BUCKET_BITS = 8
 _RECORD = struct.Struct(">QQ")
 _RECORD_BITS = 128
-_LOWER_HALF = (1 << 64) - 1
+_RECORD_OFFSET_BITS = 64
+_MAX_RECORD_OFFSET = (1 << _RECORD_OFFSET_BITS) - 1
 
 
 def _hash_of(key: str) -> int:
@@ -63,7 +64,7 @@ def _hash_of(key: str) -> int:
 def _entry_of(key_hash: int, offset: int, group_bits: int) -> int:
     """Return the entry of a row in its group."""
     following_bits = key_hash >> (_HASH_BITS - group_bits - _ENTRY_HASH_BITS)
-    return (following_bits & _MAX_ENTRY_HASH) << _OFFSET_BITS | offset
+    return ((following_bits & _MAX_ENTRY_HASH) << _OFFSET_BITS) | offset
 
 
 class RowCounts(NamedTuple):
@@ -91,40 +92,66 @@ def write(file: IO[bytes], rows: Iterable[tuple[str, str]], folder: Path) -> Row
             opened.enter_context(tempfile.TemporaryFile(dir=folder))
             for _ in range(1 << _BUCKET_BITS)
         ]
-        offset = 0
-        count = 0
-        for key, line in rows:
-            key_hash = _hash_of(key)
-            bucket = buckets[key_hash >> (_HASH_BITS - _BUCKET_BITS)]
-            bucket.write(_RECORD.pack(key_hash, offset))
-            encoded = f"{line}\n".encode("utf-8", "surrogatepass")
-            file.write(encoded)
-            offset += len(encoded)
-            count += 1
-        padding = -offset % _ALIGNMENT_BYTES
+        count, rows_end = _write_rows(file, rows, buckets)
+        padding = -rows_end % _ALIGNMENT_BYTES
         file.write(b"\n" * padding)
 
         group_bits = max(_BUCKET_BITS, count.bit_length() - _GROUP_SIZE_BITS)
-        starts = array("Q")
-        written = 0
-        repeated = 0
-        for number, bucket in enumerate(buckets):
-            records = _sorted_records(bucket)
-            starts.extend(written + start for start in _group_starts(records, number, group_bits))
-            entries = array("Q")
-            previous_hash = None
-            for record in records:
-                key_hash = record >> _HASH_BITS
-                repeated += key_hash == previous_hash
-                previous_hash = key_hash
-                entries.append(_entry_of(key_hash, record & _LOWER_HALF, group_bits))
-            file.write(entries)
-            written += len(entries)
-        groups = len(starts)
-        starts.append(written)
-        file.write(starts)
-        file.write(_FOOTER.pack(_MAGIC, count, offset + padding, groups))
+        repeated = _write_entries(file, buckets, group_bits)
+        file.write(_FOOTER.pack(_MAGIC, count, rows_end + padding, 1 << group_bits))
     return RowCounts(count, repeated)
+
+
+def _write_rows(
+    file: IO[bytes], rows: Iterable[tuple[str, str]], buckets: Sequence[IO[bytes]]
+) -> tuple[int, int]:
+    """Write the rows to the file, and a record of each to its bucket.
+
+    Returns the number of rows, and their size in bytes.
+    """
+    count = 0
+    offset = 0
+    for key, line in rows:
+        key_hash = _hash_of(key)
+        bucket = buckets[key_hash >> (_HASH_BITS - _BUCKET_BITS)]
+        bucket.write(_RECORD.pack(key_hash, offset))
+        encoded = f"{line}\n".encode("utf-8", "surrogatepass")
+        file.write(encoded)
+        offset += len(encoded)
+        count += 1
+    return count, offset
+
+
+def _write_entries(file: IO[bytes], buckets: Sequence[IO[bytes]], group_bits: int) -> int:
+    """Write the entries of all rows, and then the starts of the groups.
+
+    Returns the number of rows whose key's hash an earlier row has as well.
+
+    Args:
+        file: the file of rows.
+        buckets: the records of the rows.
+        group_bits: number of bits of a group's number.
+    """
+    starts = array("Q")
+    written = 0
+    repeated = 0
+    for number, bucket in enumerate(buckets):
+        records = _sorted_records(bucket)
+        starts.extend(written + start for start in _group_starts(records, number, group_bits))
+        entries = array("Q")
+        previous_hash = None
+        for record in records:
+            key_hash = record >> _RECORD_OFFSET_BITS
+            offset = record & _MAX_RECORD_OFFSET
+            if key_hash == previous_hash:
+                repeated += 1
+            previous_hash = key_hash
+            entries.append(_entry_of(key_hash, offset, group_bits))
+        file.write(entries)
+        written += len(entries)
+    starts.append(written)
+    file.write(starts)
+    return repeated
 
 
 def _sorted_records(bucket: IO[bytes]) -> list[int]:
@@ -144,6 +171,7 @@ def _group_starts(records: list[int], bucket: int, group_bits: int) -> list[int]
     """Return the position in a bucket's records of the first one of each of its groups."""
     groups_per_bucket = 1 << (group_bits - _BUCKET_BITS)
     first_group = bucket * groups_per_bucket
+    # A group's least record is the group's number, followed by zeros.
     return [
         bisect_left(records, group << (_RECORD_BITS - group_bits))
         for group in range(first_group, first_group + groups_per_bucket)
@@ -186,14 +214,14 @@ class RowIndex:
         # The least entry that a row with this key can have, and the least after all of them.
         lowest = _entry_of(key_hash, 0, self._group_bits)
         beyond = lowest + (1 << _OFFSET_BITS)
-        place = bisect_left(self._entries, lowest, self._starts[group], end)
+        number = bisect_left(self._entries, lowest, self._starts[group], end)
         rows = []
-        while place < end and self._entries[place] < beyond:
+        while number < end and self._entries[number] < beyond:
             # Other keys may have the same bits, so the keys are compared as well.
-            own_key, row = self._row_at(self._entries[place] & _MAX_OFFSET)
-            if own_key == key:
+            row_key, row = self._row_at(self._entries[number] & _MAX_OFFSET)
+            if row_key == key:
                 rows.append(row)
-            place += 1
+            number += 1
         return rows
 
     def some_keys(self, count: int) -> list[str]:

@@ -67,7 +67,7 @@ def test_quota_ends_the_epoch(stage: InPairs | None) -> None:
     """Of samples, however many of them a stage makes an item of."""
     epoch = epoch_of(stage, quota=6)
     assert len(list(epoch.items(odd_places()))) == (6 if stage is None else 3)
-    assert (epoch.is_read, epoch.reached.items, epoch.samples_left(epoch.reached)) == (True, 6, 0)
+    assert (epoch.is_read, epoch.reached.samples, epoch.samples_left(epoch.reached)) == (True, 6, 0)
 
 
 def test_quota_is_known_to_be_filled_before_the_last_item_is_taken() -> None:

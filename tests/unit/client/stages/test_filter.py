@@ -45,10 +45,10 @@ def test_functions_after_a_filter_get_what_is_left() -> None:
 def test_pipeline_with_a_filter_leaves_samples_out() -> None:
     """Also that of a mixture of which one source has one."""
     filtered = Pipeline().then(Filter(bool))
-    assert filtered.filters
+    assert filtered.has_filters
     assert filtered.leaves_out
-    assert PipelineBySource(sources={"a": Pipeline(), "b": filtered}).filters
-    assert not PipelineBySource(sources={"a": Pipeline()}).filters
+    assert PipelineBySource(sources={"a": Pipeline(), "b": filtered}).has_filters
+    assert not PipelineBySource(sources={"a": Pipeline()}).has_filters
 
 
 def test_filter_of_one_source_leaves_others_alone() -> None:

@@ -22,7 +22,7 @@ def test_progress_is_logged_while_rows_are_read(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(node_tables, "_REPORT_INTERVAL_S", 0.0)
-    table = node_tables.shared(["progress"], lambda: _rows(10_000), URL)
+    table = node_tables.shared_table(["progress"], lambda: _rows(10_000), URL)
     assert len(table.index) == 10_000
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert [line.rpartition(" in ")[0] for line in lines] == [
@@ -40,7 +40,7 @@ def test_process_that_waits_for_the_rows_says_so(caplog: pytest.LogCaptureFixtur
     try:
         # The line is logged just before the wait, which ends when the maker goes on.
         node_tables.log.addFilter(lambda record: goes_on.set() or True)
-        table = node_tables.shared(["waiting"], _refused, URL)
+        table = node_tables.shared_table(["waiting"], _refused, URL)
     finally:
         node_tables.log.filters.clear()
         goes_on.set()
@@ -57,7 +57,7 @@ def _make_slowly(began: Event, goes_on: Event) -> None:
         began.set()
         goes_on.wait()
 
-    node_tables.shared(["waiting"], rows, URL)
+    node_tables.shared_table(["waiting"], rows, URL)
 
 
 def _rows(count: int) -> Iterator[tuple[str, str]]:
