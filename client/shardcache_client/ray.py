@@ -26,7 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shardcache.errors import NoDaemonError
 from shardcache.shared.unix_socket import cached_urls
-from shardcache.shared.urls.local_urls import patterns_from_here
+from shardcache.shared.urls.local_urls import absolute_urls
 from shardcache_client.arguments.values import converted_argument
 from shardcache_client.batches.maker import Bad
 from shardcache_client.batches.rank_chunks import RankChunks
@@ -85,7 +85,7 @@ def read_shards(
         NotFoundError, AccessDeniedError, NotAllowedError, OriginError: `urls` cannot be resolved.
     """
     handler = converted_argument("on_error", on_error, ARGUMENTS["on_error"])
-    patterns = patterns_from_here(urls)
+    patterns = absolute_urls(urls)
     manifest, cached = _resolve_and_locate(patterns, fallback, timeout_s)
     read = partial(_read_tables, on_error=handler, fallback=fallback, timeout_s=timeout_s)
     parts = []

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, Self, cast
 
 from shardcache.errors import ConfigError
-from shardcache.shared.urls.local_urls import patterns_from_here
+from shardcache.shared.urls.local_urls import absolute_urls
 from shardcache.tarindex.contents import Row
 from shardcache.tarindex.key_splits import KeySplit, with_key_split
 from shardcache_client.arguments import values as arguments
@@ -146,7 +146,7 @@ class ShardReader(Selecting, Generic[T_co]):
         # Arrays without a copy, and blocks of tokens, are slices of a whole shard's file. So they
         # cannot be read from a shard that is still arriving.
         is_partial = partial_reads and not zero_copy and tokens is None
-        patterns = [with_key_split(url, key_split) for url in patterns_from_here(urls)]
+        patterns = [with_key_split(url, key_split) for url in absolute_urls(urls)]
         source = ShardSource(patterns, choice, job or job_name(), timeout_s, is_partial)
         ranks = given_ranks(mesh, rank, world_size)
         group = self._runtime.rank_group(ranks, source.urls, timeout_s)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardcache.errors import ConfigError, MetadataError
-from shardcache.shared.urls.local_urls import patterns_from_here
+from shardcache.shared.urls.local_urls import absolute_urls
 from shardcache_client.arguments import values as arguments
 from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity
@@ -102,7 +102,7 @@ class Table:
         pattern: str | re.Pattern[str] | None = None,
         key_of: Callable[[str], str] | None = None,
     ) -> None:
-        self.urls = patterns_from_here(urls)
+        self.urls = absolute_urls(urls)
         self.key = key
         self.columns = None if columns is None else tuple(columns)
         self.pattern = None if pattern is None else _compiled(pattern)

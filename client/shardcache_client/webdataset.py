@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from shardcache.errors import ConfigError
-from shardcache.shared.urls.local_urls import local_path, patterns_from_here
+from shardcache.shared.urls.local_urls import absolute_urls, local_path
 from shardcache_client.arguments.other_words import OTHER_WORDS
 from shardcache_client.arguments.values import (
     FUNCTION,
@@ -321,7 +321,7 @@ def _patterns(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -
         )
     if isinstance(urls, str):
         urls = [envsubst(url) for url in urls.split("::")]
-    patterns = patterns_from_here(urls)
+    patterns = absolute_urls(urls)
     for pattern in patterns:
         if pattern.startswith("pipe:"):
             raise _unsupported(

@@ -22,7 +22,7 @@ from shardcache.redact import printable
 from shardcache.shared.credentials.handed_credentials import handed_over
 from shardcache.shared.private import node_has_daemon, tool_socket
 from shardcache.shared.protocol import Json, Wanted
-from shardcache.shared.unix_socket import connected, credentials, health
+from shardcache.shared.unix_socket import connected, health, peer_ids
 
 Lines = Generator[Json, None, None]
 """Lines of an answer as they arrive.
@@ -221,7 +221,7 @@ class AdminClient:
     def _how_to_end_the_daemon(self) -> str:
         """Return the remedy for a daemon that does not answer, with its process id if known."""
         with suppress(OSError), connected(self._path, _CONNECT_LIMIT_S) as sock:
-            pid, _, _ = credentials(sock)
+            pid, _, _ = peer_ids(sock)
             if pid:  # the kernel gives 0 for a process in another PID namespace
                 return f"look for a disk that hangs (dmesg), or end it: kill -9 {pid}"
         return "look for a disk that hangs (dmesg), or end its process"

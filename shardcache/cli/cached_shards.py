@@ -17,7 +17,7 @@ from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.shard_work import carry_out, print_lines
 from shardcache.shared.protocol import Json, Wanted
 from shardcache.shared.units import age, size, user_name
-from shardcache.shared.urls.local_urls import from_here
+from shardcache.shared.urls.local_urls import absolute_url
 
 
 @common.examples("warm s3://bucket/train/index.json", "warm --json 's3://bucket/train/*.tar'")
@@ -47,9 +47,9 @@ def warm(urls: tuple[str, ...], wants_files: bool, as_json: bool, socket: Path |
     def advice() -> str:
         """Return the advice that is shown if some shards fail."""
         # The import is here because the module imports all formats, which takes time.
-        from shardcache.shared.urls.url_names import may_be_a_file
+        from shardcache.shared.urls.url_names import is_often_a_file
 
-        if wants_files or not any(map(may_be_a_file, urls)):
+        if wants_files or not any(map(is_often_a_file, urls)):
             return ""
         return "For programs that open such files themselves: shardcache warm --files URL..."
 
@@ -94,7 +94,7 @@ def get(source: str, dest: str, links: bool | None, as_json: bool, socket: Path 
     """
     from shardcache.cli.getting.fetch_into import fetch_into
 
-    fetch_into(from_here(source), dest, socket, links=links, as_json=as_json)
+    fetch_into(absolute_url(source), dest, socket, links=links, as_json=as_json)
 
 
 @common.examples("ls", "ls s3://bucket/train/")
@@ -121,9 +121,9 @@ def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
 
 def _url_prefix(text: str) -> str:
     """Return a path as an absolute path; return a url, or the beginning of a url, unchanged."""
-    # A text with a slash is a path, or the beginning of a url that `from_here` returns unchanged.
+    # A text with a slash is a path, or the beginning of a url, which is returned unchanged.
     may_be_path = "/" in text or text.startswith("file:") or os.path.lexists(text)
-    return from_here(text) if may_be_path else text
+    return absolute_url(text) if may_be_path else text
 
 
 def _show_shards(lines: Iterable[Json]) -> bool:
@@ -180,7 +180,7 @@ def evict(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
 @click.argument(
     "urls",
     nargs=-1,
-    type=from_here,
+    type=absolute_url,
     metavar="[URL...]",
     shell_complete=common.complete_path,
 )

@@ -15,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
-from shardcache.shared.urls.local_urls import from_here
+from shardcache.shared.urls.local_urls import absolute_url
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -116,7 +116,7 @@ def urls_argument(command: Decorated) -> Decorated:
         "urls",
         nargs=-1,
         required=True,
-        type=from_here,
+        type=absolute_url,
         metavar="URL...",
         shell_complete=complete_path,
     )

@@ -10,7 +10,7 @@ import struct
 from aiohttp import web
 
 from shardcache.access.rules import Peer
-from shardcache.shared.unix_socket import credentials
+from shardcache.shared.unix_socket import peer_ids
 
 _GID = struct.Struct("I")
 _GROUPS_BYTES = 1024  # the maximum of Python's getsockopt, which is room for 256 groups
@@ -31,7 +31,7 @@ def peer_of(request: web.Request) -> Peer:
     if identified is not None:
         return identified
     sock = socket_of(request)
-    _pid, uid, gid = credentials(sock)
+    _pid, uid, gid = peer_ids(sock)
     return Peer(uid, frozenset({gid, *_groups(sock)}))
 
 

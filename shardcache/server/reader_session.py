@@ -153,7 +153,7 @@ class ReaderSession:
         """Answer one message; an exception becomes an error as the answer."""
         request_id: int | None = None
         try:
-            request = REQUESTS.get(str(message.get("type")), protocol.UNKNOWN)
+            request = REQUESTS.get(str(message.get("type")), protocol.UNKNOWN_KIND)
             if "id" in request.fields:
                 request_id = take(message, "id", int)
             request.check(message)

@@ -11,7 +11,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from shardcache.shared.unix_socket import connected, credentials
+from shardcache.shared.unix_socket import connected, peer_ids
 
 FRONT = "/run/shardcache-tier/front.sock"
 """Default path of the socket."""
@@ -57,7 +57,7 @@ def check_listener(sock: socket.socket, uid: int | None = None) -> None:
         uid: id of the user; None for this process's user.
     """
     expected = os.geteuid() if uid is None else uid
-    _pid, listener, _gid = credentials(sock)
+    _pid, listener, _gid = peer_ids(sock)
     if listener not in (0, expected):
         raise StrangerError(
             f"user {listener} listens there, which is neither user {expected} nor root"

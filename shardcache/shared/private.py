@@ -38,12 +38,12 @@ from shardcache.shared.socket_paths import (
     may_exist,
     socket_path,
 )
-from shardcache.shared.unix_socket import MAX_SOCKET_BYTES, connected, credentials
+from shardcache.shared.unix_socket import MAX_SOCKET_BYTES, connected, peer_ids
 
 _KEY_BYTES = 32  # length of the key with which names are hashed
 # Number of places for one environment: its daemons may not see each other's caches.
 _MAX_PLACES = 16
-_NAME_CHARS = 16
+_NAME_CHARS = 16  # length of an environment's digest, with which the names of its files begin
 _SOCKET_NAME_BYTES = len("/.NN.sock") + _NAME_CHARS
 _LOCK_POLL_S = 0.02
 _CONNECT_S = 2.0
@@ -123,7 +123,7 @@ class PrivatePlace:
             folder: the daemon's cache folder.
             base: the folder of all private caches, with the key by which the names are hashed.
         """
-        return cls(folder, digest(base, _python()))
+        return cls(folder, environment_digest(base, _python()))
 
     @classmethod
     def find(cls) -> "PrivatePlace":
@@ -133,7 +133,7 @@ class PrivatePlace:
         folder could be another user's, or cannot be created.
         """
         folder = secured(_folder())
-        name = digest(folder, _python())
+        name = environment_digest(folder, _python())
         numbered = [f"{name}.{number}" for number in range(1, _MAX_PLACES)]
         places = [cls(folder, each) for each in (name, *numbered)]
         listening = [place for place in places if is_listening(place.socket)]
@@ -207,7 +207,7 @@ def is_listening(path: Path) -> bool:
     """
     try:
         with connected(path, _CONNECT_S) as sock:
-            _, uid, _ = credentials(sock)
+            _, uid, _ = peer_ids(sock)
             return uid == os.geteuid()
     except (FileNotFoundError, ConnectionRefusedError):
         return False
@@ -231,10 +231,10 @@ def secured(folder: Path, denied: int = _GROUP_AND_OTHERS) -> Path:
     except OSError as exn:
         raise _unusable(folder, exn) from exn
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
-        elsewhere = "export XDG_RUNTIME_DIR=…, a folder of mode 0700 of your own"
         raise DaemonError(
             f"{folder} is a link or belongs to another user, who could pose as your daemon",
-            remedy=f"remove it, or choose another place: {elsewhere}",
+            remedy="remove it, or choose another place: export XDG_RUNTIME_DIR=…, a folder of mode "
+            "0700 of your own",
         )
     if info.st_mode & denied:
         mode = f"mode {stat.S_IMODE(info.st_mode):04o}"
@@ -261,7 +261,7 @@ def is_file_limit(exn: BaseException | None) -> bool:
     return isinstance(exn, OSError) and exn.errno == errno.EFBIG
 
 
-def digest(folder: Path, python: str = "") -> str:
+def environment_digest(folder: Path, python: str = "") -> str:
     """Return the hash of the environment's credentials.
 
     The hash has a secret key: without the key, the name of a socket or a cache folder says nothing
@@ -310,7 +310,7 @@ def _python() -> str:
         return prefix
 
 
-def is_digest(name: str) -> bool:
+def is_environment_digest(name: str) -> bool:
     """Return True if a name has the form of a digest.
 
     Files in a cache folder whose names have another form are never touched.

@@ -57,9 +57,10 @@ in use turns out to be damaged, the next `leased` or `arriving` answer has a lis
 errors. Each error names a shard, and samples read from that shard may be wrong.
 
 A plan's `wanted` says what the reader reads: `samples`, which is the default, or `files`, which are
-the own bytes of any objects. With `either`, an object with a shard's name is a shard, and any other
-object is a file. A file has no samples, and a file of any format may be granted while it is
-`arriving`.
+the own bytes of any objects. With `either` or `shards`, an object with a shard's name is a shard,
+and any other object is a file; with `either`, a name that is often another file's, such as that of
+JSON Lines, is not a shard's. A file has no samples, and a file of any format may be granted while
+it is `arriving`.
 
 `resolve` has the same field: it finds only shards, or all files, accordingly. With `objects`, its
 urls are not patterns but objects; with `entries`, its url is a folder, whose entries are listed.
@@ -326,8 +327,8 @@ class MessageKind:
         self.fields = fields
         self.optional = optional
         self.answers = answers
-        kinds = {**optional, **fields}
-        self._checks = [(name, _IS_SOUND[kind]) for name, kind in kinds.items()]
+        self._types = {**optional, **fields}
+        self._checks = [(name, _IS_SOUND[kind]) for name, kind in self._types.items()]
 
     def check(self, message: Json) -> None:
         """Raise ProtocolError unless the message has these fields, with values of their types.
@@ -338,7 +339,7 @@ class MessageKind:
             if is_sound(message.get(name)):
                 continue
             if name in self.fields or name in message:
-                raise _unsound(message, name, self.fields.get(name) or self.optional[name])
+                raise _unsound(message, name, self._types[name])
 
 
 _GRANTS = ("leased", "arriving")
@@ -417,5 +418,5 @@ ANSWERS = {
 }
 """Messages of the daemon."""
 
-UNKNOWN = MessageKind({"id": int | None})
+UNKNOWN_KIND = MessageKind({"id": int | None})
 """A message of a type that only a newer release knows."""

@@ -36,7 +36,7 @@ def connected(path: Path, timeout_s: float) -> socket.socket:
     return sock
 
 
-def credentials(sock: socket.socket) -> tuple[int, int, int]:
+def peer_ids(sock: socket.socket) -> tuple[int, int, int]:
     """Return the process, user and group ids at the other end of a Unix socket.
 
     They are the ids that the process had when it called connect or listen. The process id is 0 if

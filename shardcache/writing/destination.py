@@ -25,7 +25,7 @@ from shardcache.origin.registry import Origins
 from shardcache.origin.whole_object import read_object
 from shardcache.shared.lists import shardlist
 from shardcache.shared.protocol import ShardRef
-from shardcache.shared.urls.local_urls import from_here, local_path
+from shardcache.shared.urls.local_urls import absolute_url, local_path
 from shardcache.shared.urls.url_names import beside_index, is_tar
 from shardcache.tarindex.contents import SUFFIX
 from shardcache.transport.between.flow import Flow, nothing
@@ -74,7 +74,7 @@ class Destination:
                 "the destination is empty",
                 remedy="name a folder, or the url of a prefix in an object store",
             )
-        self.url = from_here(url).rstrip("/") + "/"
+        self.url = absolute_url(url).rstrip("/") + "/"
         self._tables = tables
         self._scratch = scratch
         protocol = protocol_of(self.url)

@@ -357,7 +357,7 @@ def _check_answer(message: Json) -> None:
     if kind is not None:
         kind.check(message)
     # A message of an unknown type, from a newer release, may have the `id` of a request as well.
-    protocol.UNKNOWN.check(message)
+    protocol.UNKNOWN_KIND.check(message)
 
 
 def hanging_daemon(socket: str | Path, sign: str) -> errors.NoDaemonError:

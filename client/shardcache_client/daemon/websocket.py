@@ -22,7 +22,7 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from shardcache.shared import protocol
-from shardcache.shared.unix_socket import credentials
+from shardcache.shared.unix_socket import peer_ids
 
 _READ_BYTES = 256 * 1024
 # Opcodes of frames that carry messages; other frames (ping, pong, close) control the connection.
@@ -90,7 +90,7 @@ class WebSocket:
     @property
     def peer_uid(self) -> int:
         """User of the process that listens at the socket."""
-        _, uid, _ = credentials(self._socket)
+        _, uid, _ = peer_ids(self._socket)
         return uid
 
     def _shake_hands(self, deadline_s: float) -> None:

@@ -29,7 +29,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from shardcache.errors import ConfigError, NotFoundError, OutdatedError, ShardChangedError
 from shardcache.shared.protocol import ShardRef, Wanted
-from shardcache.shared.urls.local_urls import from_here, local_path
+from shardcache.shared.urls.local_urls import absolute_url, local_path
 from shardcache_client.arguments.other_words import OTHER_WORDS
 from shardcache_client.arguments.values import DAEMONS, JOB, PATH, SECONDS, checked, whole
 from shardcache_client.daemon.choice import DaemonChoice
@@ -143,7 +143,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
             return path
         if self._prefix:
             return f"{self._prefix}{path}"
-        return from_here(path).rstrip("/")
+        return absolute_url(path).rstrip("/")
 
     def unstrip_protocol(self, name: str) -> str:
         """Return the url by which fsspec opens a path through the cache."""

@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from shardcache.shared.protocol import ShardRef
-from shardcache.shared.urls.local_urls import from_here, patterns_from_here
+from shardcache.shared.urls.local_urls import absolute_url, absolute_urls
 from shardcache_client.arguments.other_words import OTHER_WORDS
 from shardcache_client.arguments.values import DAEMONS, JOB, PATH, SECONDS, URL, URLS, checked
 from shardcache_client.daemon.choice import DaemonChoice, DaemonName
@@ -74,7 +74,7 @@ def cached_paths(
     """
     choice = DaemonChoice.of(socket, daemon)
     reader = ReaderIdentity(job or job_name())
-    manifest = resolve(choice, reader, patterns_from_here(urls), timeout_s, wanted="either")
+    manifest = resolve(choice, reader, absolute_urls(urls), timeout_s, wanted="either")
     with ExitStack() as resources:
         planned = session_of(choice, reader, manifest, "either", Patience(timeout_s))
         session = resources.enter_context(planned)
@@ -106,7 +106,7 @@ def open_cached(
     """
     choice = DaemonChoice.of(socket, daemon)
     reader = ReaderIdentity(job or job_name())
-    manifest = Manifest.of([ShardRef(from_here(url))])
+    manifest = Manifest.of([ShardRef(absolute_url(url))])
     with ExitStack() as resources:
         planned = session_of(choice, reader, manifest, "files", Patience(timeout_s))
         session = resources.enter_context(planned)

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import ShardRef, Wanted
-from shardcache.shared.urls.url_names import is_shard, is_shard_or_file
+from shardcache.shared.urls.url_names import is_shard, is_surely_a_shard
 from shardcache.store.keys import place_of, shard_key
 
 # Memory that an empty list takes.
@@ -85,7 +85,7 @@ class Listing:
         if self._wanted == "shards":
             return not is_shard(url)
         if self._wanted == "either":
-            return not is_shard_or_file(url)
+            return not is_surely_a_shard(url)
         return self._wanted in ("files", "ranges", "objects")
 
     @property

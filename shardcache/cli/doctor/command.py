@@ -10,7 +10,7 @@ import click
 from shardcache import __version__
 from shardcache.cli import common
 from shardcache.cli.starting.settings_options import SettingsCommand, config_option, given_options
-from shardcache.shared.urls.local_urls import from_here
+from shardcache.shared.urls.local_urls import absolute_url
 
 
 @common.examples("doctor", "doctor --cache-dir /nvme/shardcache --capacity 80% s3://bucket/train/")
@@ -45,7 +45,7 @@ def doctor(
     from shardcache.cli.doctor.context import Context
     from shardcache.cli.doctor.runner import SIGNS, examine, show
 
-    context = Context(given_options(flags), config, tuple(map(from_here, urls)), quick=quick)
+    context = Context(given_options(flags), config, tuple(map(absolute_url, urls)), quick=quick)
     with common.make_console(stderr=True).status("checking"):  # shown only on a terminal
         findings = asyncio.run(examine(context))
     counts = dict.fromkeys(SIGNS, 0) | Counter(finding.state for finding in findings)

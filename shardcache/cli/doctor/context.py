@@ -22,7 +22,7 @@ from shardcache.redact import printable, redact
 from shardcache.shared.credentials.store_variables import reaches_stores
 from shardcache.shared.private import tool_socket
 from shardcache.shared.units import user_name
-from shardcache.shared.unix_socket import connected, credentials
+from shardcache.shared.unix_socket import connected, peer_ids
 
 _ANSWER_LIMIT_S = 10.0
 
@@ -239,7 +239,7 @@ def listener_of(socket: Path) -> tuple[int, int]:
     The listener is the daemon, or a service manager that has opened the socket for the daemon.
     """
     with connected(socket, _ANSWER_LIMIT_S) as probe:
-        pid, uid, _gid = credentials(probe)
+        pid, uid, _gid = peer_ids(probe)
     return pid, uid
 
 

@@ -22,7 +22,7 @@ from shardcache.cli.making.member_option import parse_metadata_member, tokens_op
 from shardcache.cli.shard_work import byte_progress, carry_out
 from shardcache.shared.lists import shardlist
 from shardcache.shared.protocol import ShardRef
-from shardcache.shared.urls.local_urls import from_here, local_path
+from shardcache.shared.urls.local_urls import absolute_url, local_path
 from shardcache.shared.urls.url_names import INDEX_SUFFIX, beside_index, path_of
 from shardcache.tarindex.key_splits import FIRST_DOT, LAST_DOT, with_key_split
 
@@ -47,7 +47,7 @@ def _output_place(_ctx: click.Context, _param: click.Parameter, output: str) -> 
         raise click.BadParameter(
             f"datasets recognize an index by its name: it must end in {INDEX_SUFFIX}",
         )
-    place = from_here(output)
+    place = absolute_url(output)
     path = local_path(place)
     if path:
         folder = Path(path).parent

@@ -18,7 +18,7 @@ from pathlib import Path
 from shardcache.errors import CacheDirError, DaemonError
 from shardcache.shared.private import (
     PrivatePlace,
-    is_digest,
+    is_environment_digest,
     is_file_limit,
     is_listening,
     secured,
@@ -177,7 +177,7 @@ def remove_old(own: Path) -> None:
     for other in own.parent.iterdir():
         name, _, _number = other.name.partition(".")
         # The base may also be the folder of the sockets, in which files have such names, too.
-        is_cache = is_digest(name) and other.is_dir()
+        is_cache = is_environment_digest(name) and other.is_dir()
         if other == own or not is_cache:
             continue
         with _try_locking(other) as is_free:

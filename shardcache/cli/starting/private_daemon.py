@@ -31,7 +31,7 @@ from shardcache.cli.starting.private_cache import (
     remove_old,
 )
 from shardcache.errors import DaemonError, NoDaemonError, ShardcacheError, from_json
-from shardcache.shared.private import PrivatePlace, digest, is_listening, locked
+from shardcache.shared.private import PrivatePlace, environment_digest, is_listening, locked
 from shardcache.shared.protocol import Json
 from shardcache.store.disk.mounts import free_bytes
 
@@ -90,7 +90,7 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
     with errors_of_cache():
         # Daemons do not share credentials, so a cache folder is named after a keyed hash of the
         # environment's credentials. The key is a file in the folder `base`.
-        credentials_digest = digest(base)
+        credentials_digest = environment_digest(base)
     # With both locks, only one process of this user looks for a daemon, and starts one, at a time.
     # The daemon inherits the locks, and releases them once it serves.
     with ExitStack() as stack:

@@ -20,7 +20,7 @@ from shardcache.cli.starting.settings_options import SettingsCommand, config_opt
 from shardcache.errors import ConfigError, DaemonError, NoDaemonError
 from shardcache.shared.private import PrivatePlace
 from shardcache.shared.protocol import Json
-from shardcache.shared.unix_socket import connected, credentials
+from shardcache.shared.unix_socket import connected, peer_ids
 
 _ANSWER_S = 10.0  # time limit for connecting to a daemon
 _STOP_S = 60.0  # time limit for the daemon's end after SIGTERM
@@ -138,7 +138,7 @@ def _stop(path: Path, reported_pid: int) -> None:
         reported_pid: process id of the daemon as its status has it.
     """
     with connected(path, _ANSWER_S) as sock:
-        pid, _, _ = credentials(sock)
+        pid, _, _ = peer_ids(sock)
     if pid != reported_pid:
         # A service manager has opened the socket, or the daemon runs in another PID namespace.
         raise DaemonError(

@@ -31,7 +31,7 @@ from shardcache.shared.urls.url_names import (
     format_of,
     is_index,
     is_shard,
-    is_shard_or_file,
+    is_surely_a_shard,
     is_tar_or_unnamed,
     split_of,
 )
@@ -370,8 +370,7 @@ def _shards_among(files: Sequence[RemoteObject], wanted: Wanted) -> list[RemoteO
     A file in a format such as JSON Lines or parquet is taken for a manifest of the dataset if there
     are tars as well; otherwise it is a shard. With "either", such a file is never a shard.
     """
-    # Despite its name, `is_shard_or_file` is stricter than `is_shard`: it leaves out these formats.
-    shards = [obj for obj in files if is_shard_or_file(obj.url)]
+    shards = [obj for obj in files if is_surely_a_shard(obj.url)]
     if shards or wanted == "either":
         return shards
     return [obj for obj in files if is_shard(obj.url)]

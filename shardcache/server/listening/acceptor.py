@@ -21,7 +21,7 @@ import structlog
 from shardcache.errors import ExhaustedError
 from shardcache.server.listening.limits import FEWER_CONNECTIONS, Limits
 from shardcache.server.listening.stalls import StallTimer
-from shardcache.shared.unix_socket import credentials
+from shardcache.shared.unix_socket import peer_ids
 
 log = structlog.get_logger()
 
@@ -104,7 +104,7 @@ class Acceptor:
         connection.setblocking(False)
         uid = None
         if connection.family == socket.AF_UNIX:
-            _, uid, _ = credentials(connection)
+            _, uid, _ = peer_ids(connection)
 
         limits = self._limits()
         refusal = self._refusal(uid, limits)

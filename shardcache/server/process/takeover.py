@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from shardcache.shared.unix_socket import connected, credentials, health
+from shardcache.shared.unix_socket import connected, health, peer_ids
 
 log = structlog.get_logger()
 
@@ -39,7 +39,7 @@ def _stopping_pid(path: Path) -> int | None:
     with suppress(OSError, ValueError):
         if health(path, _ASK_TIMEOUT_S)["status"] == "draining":
             with connected(path, _ASK_TIMEOUT_S) as sock:
-                pid, _uid, _gid = credentials(sock)
+                pid, _uid, _gid = peer_ids(sock)
                 return pid or None  # the id is 0 for a process in another PID namespace
     return None
 

@@ -65,11 +65,11 @@ class AzureSecret:
         It has the names of the variables, and the account.
         """
         facts = [name for name, _ in self.values]
-        facts += _account(self.variables.get(_CONNECTION_STRING, ""))
+        facts += _account_fields(self.variables.get(_CONNECTION_STRING, ""))
         return f"secret of Azure: {';'.join(facts)}"
 
 
-def _account(connection_string: str) -> list[str]:
+def _account_fields(connection_string: str) -> list[str]:
     """Return the fields of a connection string that say where the account is."""
     fields = [field.strip() for field in connection_string.split(";")]
     public = [field for field in fields if _name_of(field) not in _SECRET_FIELDS]

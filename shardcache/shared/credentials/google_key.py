@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 _FILE = "GOOGLE_APPLICATION_CREDENTIALS"
-_MAX_BYTES = 64 * 1024  # maximum size of a key file
+_MAX_CHARS = 64 * 1024  # length of the longest key file; a longer file is no key
 # Key files of these types contain a secret. Files of other types only say where to get a secret, so
 # the path of such a file is part of a daemon's identity, like an endpoint.
 _TYPES = ("service_account", "authorized_user")
@@ -68,7 +68,7 @@ class GoogleKey:
 
 
 def _content(path: str) -> str:
-    """Return the text of a file; empty if it cannot be read."""
+    """Return the text of a file, up to `_MAX_CHARS`; empty if it cannot be read."""
     with suppress(OSError, ValueError), Path(path).open(encoding="utf-8") as file:
-        return file.read(_MAX_BYTES)
+        return file.read(_MAX_CHARS)
     return ""

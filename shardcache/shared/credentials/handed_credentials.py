@@ -21,21 +21,18 @@ KINDS: tuple[type[Credentials], ...] = (AwsKeys, AzureSecret, GoogleKey, HubToke
 def handed_over(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the credentials that a process with this environment hands over, by variable."""
     variables: dict[str, str] = {}
-    for kind in KINDS:
-        credentials = kind.of(environment)
+    for credentials_type in KINDS:
+        credentials = credentials_type.of(environment)
         if credentials is not None:
             variables |= credentials.variables
     return variables
 
 
 def handed_kinds(environment: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return the kinds of the credentials in an environment.
-
-    Each `kind` comes with the names of all variables that may belong to the credentials.
-    """
-    names: dict[str, tuple[str, ...]] = {}
-    for kind in KINDS:
-        credentials = kind.of(environment)
+    """Return the `names` of the credentials in an environment, by their `kind`."""
+    names_by_kind: dict[str, tuple[str, ...]] = {}
+    for credentials_type in KINDS:
+        credentials = credentials_type.of(environment)
         if credentials is not None:
-            names[credentials.kind] = credentials.names
-    return names
+            names_by_kind[credentials.kind] = credentials.names
+    return names_by_kind

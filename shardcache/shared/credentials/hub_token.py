@@ -11,7 +11,7 @@ from shardcache.shared.credentials.sendable import is_sendable
 
 _TOKEN = "HF_TOKEN"
 _OLDER_NAME = "HUGGING_FACE_HUB_TOKEN"
-_IS_NOT_SENT = "HF_HUB_DISABLE_IMPLICIT_TOKEN"
+_DISABLES_SENDING = "HF_HUB_DISABLE_IMPLICIT_TOKEN"
 _TRUE = ("1", "ON", "YES", "TRUE")  # values that huggingface_hub reads as true
 
 
@@ -40,7 +40,7 @@ class HubToken:
         Returns None if there is no token, if no request can carry the token, or if the user has
         disabled the sending of tokens.
         """
-        if str(variables.get(_IS_NOT_SENT, "")).upper() in _TRUE:
+        if str(variables.get(_DISABLES_SENDING, "")).upper() in _TRUE:
             return None
         value = variables.get(_TOKEN) or variables.get(_OLDER_NAME)
         if not isinstance(value, str):

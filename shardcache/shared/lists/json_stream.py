@@ -56,6 +56,7 @@ class JsonText:
         """Yield the values of a list, about a thousand at a time."""
         values: list[Any] = []
         for _ in self._list("[", "]"):
+            # Many values if possible, otherwise one.
             values += self._objects() or [self.value()]
             if len(values) >= _MIN_ITEMS:
                 yield values
@@ -93,13 +94,15 @@ class JsonText:
         This is much faster than reading them one by one. Returns no values, and reads nothing, if
         the text up to the last brace is not a list of values: then the caller reads one value.
         """
-        stop = None
-        if self._is_last and "]" in self._window:
-            stop = self._window.rfind("]")  # most likely, the list of objects ends here
-        end = self._window.rfind("}", self._at, stop) + 1
-        if self._was_tried or end <= self._at:
+        if self._was_tried:
             return []
         self._was_tried = True
+        list_end = None
+        if self._is_last and "]" in self._window:
+            list_end = self._window.rfind("]")  # most likely, the list of objects ends here
+        end = self._window.rfind("}", self._at, list_end) + 1
+        if end <= self._at:
+            return []
         with suppress(ValueError, RecursionError):
             values: list[Any] = json.loads(f"[{self._window[self._at : end]}]")
             self._at = end

@@ -22,7 +22,7 @@ WIDS_VERSION = 1
 # about 250 bytes of memory while a manifest is built.
 MAX_SHARDS = 2_000_000
 
-_COUNTS = ("filesize", "nsamples", "ntokens")
+_COUNTS = ("filesize", "nsamples", "ntokens")  # in the order of `ShardColumns`
 _TYPES_OF_ETAGS = {str, type(None)}
 _MAX_COUNT = 2**63
 _SHOWN_CHARS = 100  # number of characters of a wrong row that an error shows

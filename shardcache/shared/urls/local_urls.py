@@ -7,16 +7,16 @@ import os
 from collections.abc import Iterable
 
 
-def patterns_from_here(
+def absolute_urls(
     urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
 ) -> list[str]:
-    """Return one url or several as a list, each as `from_here` makes it."""
+    """Return one url or several as a list, each as `absolute_url` makes it."""
     if isinstance(urls, str | os.PathLike):
-        return [from_here(urls)]
-    return [from_here(url) for url in urls]
+        return [absolute_url(urls)]
+    return [absolute_url(url) for url in urls]
 
 
-def from_here(url: str | os.PathLike[str]) -> str:
+def absolute_url(url: str | os.PathLike[str]) -> str:
     """Make local paths and patterns, including `file:path`, absolute.
 
     A folder gets a trailing slash, which stands for all shards below it. Other urls are returned

@@ -68,18 +68,17 @@ def is_tar_or_unnamed(url: str) -> bool:
     return format_of(url) is TAR
 
 
-def is_shard_or_file(url: str) -> bool:
-    """Return whether an object counts as a shard where both shards and files are wanted.
+def is_surely_a_shard(url: str) -> bool:
+    """Return whether an object has a shard's name, of a format that is rare outside of datasets.
 
-    This is stricter than `is_shard`: an object counts as a file if its format is as common outside
-    of datasets, such as JSON Lines.
+    JSON Lines, for example, are as common outside of datasets.
     """
     format_ = _named_format(url)
     return format_ is not None and not format_.is_often_a_file
 
 
-def may_be_a_file(url: str) -> bool:
-    """Return whether objects of a url's format are read by other programs as often as by datasets.
+def is_often_a_file(url: str) -> bool:
+    """Return whether files of a url's format are as common outside of datasets as in them.
 
     Args:
         url: a url or a pattern.

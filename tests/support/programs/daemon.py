@@ -18,7 +18,7 @@ import pytest
 
 from shardcache.shared.private import PrivatePlace, node_has_daemon
 from shardcache.shared.socket_paths import DEFAULT_CONFIG, SYSTEM_SOCKET
-from shardcache.shared.unix_socket import connected, credentials
+from shardcache.shared.unix_socket import connected, peer_ids
 from support.programs.guard import GUARD_S
 
 
@@ -273,7 +273,7 @@ class PrivateHome:
 
 def pid_at(socket: Path) -> int:
     with connected(socket, GUARD_S) as sock:
-        return credentials(sock)[0]
+        return peer_ids(sock)[0]
 
 
 @contextmanager

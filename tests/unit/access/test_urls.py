@@ -11,7 +11,7 @@ from shardcache.access.protocols import STORES, row_of
 from shardcache.access.urls import canonical, is_glob, join
 from shardcache.errors import ConfigError
 from shardcache.origin.base import Origin
-from shardcache.shared.urls.local_urls import from_here
+from shardcache.shared.urls.local_urls import absolute_url
 
 
 def test_a_web_urls_query_is_no_wildcard() -> None:
@@ -114,7 +114,7 @@ def test_an_absolute_path_needs_no_working_folder(monkeypatch: pytest.MonkeyPatc
         raise FileNotFoundError
 
     monkeypatch.setattr(os, "getcwd", removed)
-    assert from_here("file:/data/a.tar") == "/data/a.tar"
+    assert absolute_url("file:/data/a.tar") == "/data/a.tar"
 
 
 @pytest.mark.parametrize("protocol", ["s3", "https", "file", "gs", "smb", "git"])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.shared.credentials.handed_credentials import handed_kinds, handed_over
-from shardcache.shared.private import digest
+from shardcache.shared.private import environment_digest
 
 _AWS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_SESSION_TOKEN": "token"}
 _STRING = "AccountName=account;AccountKey=one;BlobEndpoint=https://host/"
@@ -42,10 +42,10 @@ def test_renewed_secret_names_the_same_daemon(
 ) -> None:
     """It is handed over, all of it, and every variable with which it is used."""
     use(variables, monkeypatch)
-    before = digest(tmp_path)
+    before = environment_digest(tmp_path)
     assert set(handed_over(variables).values()) == set(variables.values())
     monkeypatch.setenv(name, value)
-    assert digest(tmp_path) == before
+    assert environment_digest(tmp_path) == before
     assert value in handed_over({**variables, name: value}).values()
 
 
@@ -69,17 +69,17 @@ def test_another_place_names_another_daemon(
 ) -> None:
     """One url would be two objects in one cache."""
     use(variables, monkeypatch)
-    before = digest(tmp_path)
+    before = environment_digest(tmp_path)
     monkeypatch.setenv(name, value)
-    assert digest(tmp_path) != before
+    assert environment_digest(tmp_path) != before
 
 
 @pytest.mark.parametrize("name", ["AZURE_OPENAI_API_KEY", "GOOGLE_API_KEY", "AWS_BEARER_TOKEN_BEDROCK"])
 def test_keys_of_other_services_name_no_daemon(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No store is read with them."""
-    before = digest(tmp_path)
+    before = environment_digest(tmp_path)
     monkeypatch.setenv(name, "key")
-    assert digest(tmp_path) == before
+    assert environment_digest(tmp_path) == before
 
 
 def test_key_file_is_handed_over_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_key_file_is_handed_over_by_its_content(tmp_path: Path, monkeypatch: pyt
         handed = handed_over({"GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / name)})
         assert json.loads(handed["GOOGLE_APPLICATION_CREDENTIALS"]) == key
         assert handed_over(handed) == handed, "a message is read as an environment is"
-        digests.append(digest(tmp_path))
+        digests.append(environment_digest(tmp_path))
     assert len(set(digests)) == 1
 
 
