@@ -325,11 +325,23 @@ def _key(folder: Path) -> bytes:
         return path.read_bytes()
     with locked(folder):  # two processes must not use two keys
         if not path.exists():
-            fd, draft = tempfile.mkstemp(dir=folder)
-            with os.fdopen(fd, "wb") as file:
-                file.write(secrets.token_bytes(_KEY_BYTES))
-            Path(draft).rename(path)
+            _write_key(path)
         return path.read_bytes()
+
+
+def _write_key(path: Path) -> None:
+    """Write another key to a file, which gets its name only once it is complete. Raises OSError."""
+    fd, draft = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(secrets.token_bytes(_KEY_BYTES))
+            # Without this, the file may have its name but no key after a power failure.
+            file.flush()
+            os.fsync(fd)
+        Path(draft).rename(path)
+    except BaseException:
+        Path(draft).unlink()
+        raise
 
 
 @contextmanager

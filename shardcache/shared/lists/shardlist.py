@@ -86,6 +86,8 @@ def read(data: bytes, max_shards: int = MAX_SHARDS) -> Iterator[ShardColumns]:
     count = None
     for name in text.members():
         if name == "shardlist" and text.begins("["):
+            if count is not None:
+                raise ValueError('it has more than one "shardlist"')
             count = 0
             for rows in text.items():
                 count += len(rows)

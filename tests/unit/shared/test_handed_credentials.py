@@ -1,10 +1,12 @@
 """Secrets in the environment: none names a private daemon; what says where data is does."""
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
 
+from shardcache.errors import DaemonError
 from shardcache.shared.credentials.handed_credentials import handed_kinds, handed_over
 from shardcache.shared.private import environment_digest
 
@@ -127,3 +129,15 @@ def test_secrets_are_not_shown() -> None:
     """Neither the daemon's name nor a `repr` has one."""
     environment = {**_AWS, "HF_TOKEN": "secret", "AZURE_STORAGE_CONNECTION_STRING": _STRING.replace("one", "secret")}
     assert "secret" not in repr(handed_kinds(environment)).replace("secret of Azure", "")
+
+
+def test_key_that_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
+    """Each start of a job on a full disk would leave one more."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(DaemonError):
+            environment_digest(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []

@@ -101,6 +101,7 @@ INDEX = {"wids_version": 1, "shardlist": [{"url": "a.tar"}]}
         *((b'{"shardlist": %b}' % shards, "not an index") for shards in (b"[1]", b"3")),
         (json.dumps(INDEX | {"datasets": [{"source_url": "s3://b/more.json"}]}).encode(), "further datasets"),
         (json.dumps(INDEX | {"wids_version": 2}).encode(), "wids_version 2"),
+        (b'{"shardlist": [{"url": "a.tar"}], "shardlist": [{"url": "b.tar"}]}', "more than one"),
         *(
             (json.dumps({"shardlist": [{"url": "a.tar", "nsamples": 10} | {name: value}]}).encode(), name)
             for name, values in VALUES.items()
