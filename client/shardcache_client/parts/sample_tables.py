@@ -169,17 +169,15 @@ def rows_by_shard(
         rows: rows of the tables, each with its table's url.
     """
     passed = [0] * len(manifest)  # number of samples of each shard that rows have had so far
-    table = ""
     # Rows number the shards of their own index file. The shards of all index files follow each
     # other in the manifest, and each has a row: so the first shard of a table comes after the last
-    # shard of the table before.
+    # shard of the table before. The same index file may come more than once.
     first_shard = 0
     shard = -1
     for url, row in rows:
-        if url != table:
-            table = url
-            first_shard = shard + 1
         try:
+            if row["shard"] == 0 and row["first"] == 0:  # the first row of a table
+                first_shard = shard + 1
             shard = first_shard + row["shard"]
             follows = row["first"] == passed[shard]
             has_count = row["samples"] == manifest[shard].samples

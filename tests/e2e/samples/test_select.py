@@ -68,6 +68,12 @@ def test_selected_samples_come_once_and_alone(make: Make, options: dict[str, Any
     assert (keys_of(dataset) == keys_of(samples)) == (not options)
 
 
+def test_an_index_that_comes_twice_is_selected_from_twice(train: str, daemon: Daemon) -> None:
+    """As its samples come twice without a selection."""
+    dataset = ShardDataset([train, train], socket=daemon.socket).select(lambda entry: "txt" in entry.sizes)
+    assert keys_of(dataset) == CHOSEN * 2
+
+
 @pytest.mark.slow
 def test_ranks_and_workers_share_a_selection_exactly(make: Make) -> None:
     """Equal numbers on all ranks, padded as always."""
