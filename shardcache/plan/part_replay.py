@@ -51,7 +51,7 @@ class _ObjectParts:
         count: number of all parts of the object.
         done: numbers of the cached parts.
         leases: by part, the number of ranges that were asked for, have it, and are not read yet.
-        is_own: False once the object is whole, so that the schedule no longer knows its parts.
+        is_kept_by_part: False once the object is whole, and the schedule no longer knows its parts.
     """
 
     number: int
@@ -60,7 +60,7 @@ class _ObjectParts:
     count: int
     done: set[int] = field(default_factory=set)
     leases: Counter[int] = field(default_factory=Counter)
-    is_own: bool = True
+    is_kept_by_part: bool = True
 
     def key_of(self, part: int) -> str:
         """Return the key of a part in the schedule."""
@@ -231,7 +231,7 @@ class PartReplay:
         self.store_bytes += file.size_bytes - cached_bytes
         for part in cached:
             self._schedule.gone(file.key_of(part))
-        file.is_own = False
+        file.is_kept_by_part = False
         del self._files[file.number]
         self._whole.add(file.number)
         self._schedule.arrived(str(file.number), self._bytes_of_whole(file.number))
@@ -258,7 +258,7 @@ class PartReplay:
             file.leases[part] -= 1
             if not file.leases[part]:
                 del file.leases[part]
-                if file.is_own:
+                if file.is_kept_by_part:
                     self._schedule.freed(file.key_of(part))
 
     # Space

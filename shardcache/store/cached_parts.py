@@ -102,7 +102,7 @@ class CachedParts:
         """
         del self._files[file.partial.key]
         # From now on, the file's parts are not kept and evicted one by one.
-        file.is_own = False
+        file.is_kept_by_part = False
         self._space.kept_bytes -= file.kept_bytes
         leftover = Leftover.of(file.partial.path)
         self._leftovers.keep(leftover)

@@ -26,8 +26,8 @@ class PartFile:
 
     Attributes:
         partial: the file, and its finished and unchecked parts.
-        is_own: True while the parts are kept and evicted one by one; False once the file was
-            closed, to be removed or to be resumed by a transfer of the whole object.
+        is_kept_by_part: True while the parts are kept and evicted one by one; False once the file
+            was closed, to be removed or to be resumed by a transfer of the whole object.
         leases: by part, the number of readers that have the part in use.
         used_at_s: time of the last use of a part, in seconds since the epoch.
         is_confirmed: False while the object is known only by the journal of an earlier daemon, and
@@ -35,7 +35,7 @@ class PartFile:
     """
 
     partial: Partial
-    is_own: bool = True
+    is_kept_by_part: bool = True
     leases: Counter[int] = field(default_factory=Counter)
     used_at_s: float = field(default_factory=time.time)
     is_confirmed: bool = True

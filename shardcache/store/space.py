@@ -85,6 +85,16 @@ class Space:
         return max(0, limit_bytes)
 
     @property
+    def possible_bytes(self) -> int:
+        """The effective capacity, if the disk has allocated the space of all unwritten bytes."""
+        return self.effective_bytes(allocating_bytes=self.unwritten_bytes)
+
+    @property
+    def unpinned_bytes(self) -> int:
+        """The part of `possible_bytes` without pinned shards; negative if these take more."""
+        return self.possible_bytes - self.pinned_bytes
+
+    @property
     def explanation(self) -> str:
         """The effective capacity and its cause, in words for an error message."""
         if self.effective_bytes() < self.capacity_bytes:

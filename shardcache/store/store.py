@@ -130,7 +130,7 @@ class Store:
         self.catalogue.close()
         self.folder.close()
 
-    def measured(self) -> Space:
+    def measured_space(self) -> Space:
         """Measure how much space other files leave to the cache; return the updated accounting.
 
         Raises DiskError.

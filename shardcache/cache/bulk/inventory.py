@@ -266,7 +266,7 @@ class Inventory:
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)
             url = stored_url(file.partial.obj.url)
-            if file.is_own and is_meant(url):
+            if file.is_kept_by_part and is_meant(url):
                 yield file, url
 
     def _visible_to(self, peer: Peer) -> Callable[[str], bool]:

@@ -54,7 +54,7 @@ class Warming:
         # shard at the same time.
         wanted = random.sample(unique, len(unique))
         # The space is measured now, before transfers of these very shards take some of it.
-        check_size = _size_check(self._store.measured())
+        check_size = _size_check(self._store.measured_space())
         check_size(wanted)
         work = Round(wanted, CACHED, self._transfers, send)
         delivered: list[Published] = []
@@ -92,7 +92,7 @@ class Warming:
             totals: the counts of the round, which are changed.
             send: gets an event for each evicted shard.
         """
-        space = self._store.measured()
+        space = self._store.measured_space()
         for published in delivered:
             is_cached = self._store.shards.get(published.shard.key) is published.shard
             if is_cached:
@@ -148,7 +148,7 @@ class Warming:
 
 def _size_check(space: Space) -> Callable[[Iterable[ShardRef]], int | None]:
     """Return a function that checks whether shards fit into the cache, as `space` is now."""
-    limit_bytes = space.effective_bytes(space.unwritten_bytes)
+    limit_bytes = space.possible_bytes
     explanation = space.explanation
 
     def check(refs: Iterable[ShardRef]) -> int | None:

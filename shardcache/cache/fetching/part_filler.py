@@ -324,7 +324,7 @@ class _FillRun:
         """
         missing = self._missing(self._parts_of(wait))
         size_bytes = self._size_of(missing)
-        with self._residency.parts.in_turn(self._claim), self._claim.waiting_for_space(size_bytes):
+        with self._residency.parts.in_line(self._claim), self._claim.waiting_for_space(size_bytes):
             while wait in self._claim.waits and not await self._try_request([wait], group):
                 try:
                     self._residency.check_possible(size_bytes, self._transfer.ref.url)
@@ -454,5 +454,5 @@ def _urgency(wait: Wait) -> tuple[float, int]:
     """
     assert wait.bytes is not None
     start, _ = wait.bytes
-    since_s = math.inf if wait.since_s is None else wait.since_s
+    since_s = math.inf if wait.idle_since_s is None else wait.idle_since_s
     return since_s, start

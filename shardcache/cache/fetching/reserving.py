@@ -147,7 +147,7 @@ class WholeSpace:
         limit_s = LOOK_AGAIN_S
         if self._is_put_off or self._residency.changed.count != self._changes:
             limit_s = max(0.0, self._next_try_s - time.monotonic())
-        await self._residency.wait_for_change(self._claim, limit_s)
+        await self._residency.wait_for_change(self._claim, limit_s, or_claim_moves=True)
 
     def end_wait(self) -> None:
         """End the wait for space; no-op if there is none."""

@@ -379,8 +379,8 @@ def _try_arrival(transfer: Transfer, wait: Wait) -> Arrival | None:
     None if the wait does not accept the shard yet, or its reader still has something else to read.
     """
     arrival = transfer.arriving
-    is_waiting = wait.since_s is not None  # the reader has nothing else to read
-    if not is_waiting or arrival is None or not arrival.is_worth(wait):
+    is_idle = wait.idle_since_s is not None
+    if not is_idle or arrival is None or not arrival.is_worth(wait):
         return None
     arrival.readers.append(wait.client)
     arrival.is_file |= wait.is_file
@@ -393,9 +393,9 @@ def _try_parts(transfer: Transfer, wait: Wait) -> PartFile | None:
     file = transfer.part_file
     if file is None or not file.has(wait.first_bytes):
         return None
-    # If a transfer of the whole object has taken the file over (`is_own` is False), the file gets
-    # another name when it is published, before the transfer ends. Its old name then leads nowhere.
-    if not file.is_own and not file.partial.is_there():
+    # If a transfer of the whole object has taken the file over, the file gets another name when it
+    # is published, before the transfer ends. Its old name then leads nowhere.
+    if not file.is_kept_by_part and not file.partial.is_there():
         return None
     return file
 

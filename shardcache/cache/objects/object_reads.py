@@ -77,7 +77,7 @@ class _ArrivingObject:
         if self._arrival.shard is not None:
             return size_bytes
         if self._arrival.ready_bytes <= have_bytes:
-            wait = Wait(self._client, since_s=time.monotonic(), is_file=True)
+            wait = Wait(self._client, idle_since_s=time.monotonic(), is_file=True)
             await self._arrival.wait_beyond(have_bytes, wait)
         return size_bytes if self._arrival.shard is not None else self._arrival.ready_bytes
 
@@ -162,7 +162,7 @@ class ObjectReads:
                 yield held
             return
 
-        wait = Wait(client, since_s=time.monotonic(), partial=True)
+        wait = Wait(client, idle_since_s=time.monotonic(), partial=True)
         acquired = await self._leasing.acquire(_ref(obj), PriorityClass.PLANNED, wait)
         if isinstance(acquired, Published):
             self._count(acquired)
@@ -207,7 +207,7 @@ class ObjectReads:
         if file is None:
             wait = Wait(
                 client,
-                since_s=time.monotonic(),
+                idle_since_s=time.monotonic(),
                 bytes=span,
                 in_order=in_order,
                 ahead=ahead,

@@ -447,8 +447,8 @@ class Reader:
         """End the wait for a lease; no-op unless the wait has begun and not ended."""
         if wait in self.clock:
             self.clock.end(wait)
-            assert wait.since_s is not None  # set when the wait began
-            self._counters.measures.wait.observe(time.monotonic() - wait.since_s)
+            assert wait.idle_since_s is not None  # set when the wait began
+            self._counters.measures.wait.observe(time.monotonic() - wait.idle_since_s)
 
     @property
     def waiting_for(self) -> str | None:

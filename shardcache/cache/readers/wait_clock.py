@@ -45,7 +45,7 @@ class WaitClock:
     @property
     def since_s(self) -> float | None:
         """Start of the longest present wait by the monotonic clock; None without a wait."""
-        return self._waits[0].since_s if self._waits else None
+        return self._waits[0].idle_since_s if self._waits else None
 
     @property
     def stages(self) -> Stages | None:
@@ -55,7 +55,7 @@ class WaitClock:
     def begin(self, wait: Wait) -> None:
         """Begin a wait, and record its start in it."""
         self.charge()
-        wait.since_s = self._charged_until_s
+        wait.idle_since_s = self._charged_until_s
         self._waits.append(wait)
 
     def end(self, wait: Wait) -> None:

@@ -1,8 +1,9 @@
 """A share of the cache for ranges that readers ask for before they need them.
 
-A range is a span of an object's bytes. Readers of ranges request several ahead of need, and retain
-the parts that have them. `HeldRanges` asks here, for each range, for a place: the permission to
-take space in the cache. A range is let in once it has its place, and leaves when it is released.
+A range is a span of an object's bytes. Readers of ranges request several ahead of need, and keep
+the cached parts of the object that have these bytes. `HeldRanges` asks here, for each range, for a
+place: the permission to take space in the cache. A range is let in once it has its place, and
+leaves when it is released.
 
 Readers that hold some parts and wait for more must never wait for each other. Three rules keep the
 conditions of a deadlock (see `deadlock`) from ever arising, so deadlocks over ranges need not be
@@ -10,8 +11,9 @@ detected:
 
 1. One range of each reader is let in however much space the others take: the first range that the
    reader waits for. The reader reads and releases this range before it waits for another, so while
-   it has this range it waits for nothing in the cache. If the range is in a published file, that
-   file is retained for it. For any other range, a published file is not retained.
+   it has this range it waits for nothing in the cache. So it may keep a published file from
+   eviction, if the range is in one. A reader's other ranges never keep a published file: it would
+   take space outside of the share.
 2. All other ranges of all readers together take at most this share, until they are released. Their
    readers may do anything in the meantime, such as wait for each other.
 3. All parts of a range get their space at the same time (`PartFiller`). So a range that waits for
@@ -20,9 +22,8 @@ detected:
 
 A reader that is stopped (SIGSTOP) keeps its ranges, as it keeps whole shards, until it continues or
 its connection ends. Ranges that need this space wait until then, and so do ranges that were
-requested after them. Each of them waits at most for its reader's time limit, whose error says how
-much space ranges in use take. This is not a deadlock, since a stopped reader waits for nothing: the
-check for deadlocks ignores these waits.
+requested after them, each at most until its reader's time limit. This is not a deadlock, since a
+stopped reader waits for nothing: the check for deadlocks ignores these waits.
 """
 
 import asyncio
@@ -84,7 +85,7 @@ class AheadSpace:
             self._waiting[place] = None
 
     def leave(self, place: RangePlace) -> None:
-        """End the place of a range, or its wait for one; then let in those that have space now."""
+        """End the place of a range, or its wait for one; let in waiting ranges that fit now."""
         self._waiting.pop(place, None)
         if place.is_in_share:
             place.is_in_share = False
@@ -137,7 +138,7 @@ class RangePlaces:
         self._waiting[number] = place
         self._ahead.enqueue(place)
         await place.entered.wait()
-        self._waiting.pop(number, None)
+        self._waiting.pop(number, None)  # `_let_first_in` has removed it already, if by rule 1
 
     def try_enter(self, number: int, size_bytes: int, *, is_awaited: bool) -> bool:
         """Let a range in if that takes no waiting; return whether it was let in."""

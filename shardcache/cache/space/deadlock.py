@@ -78,16 +78,15 @@ def _is_blocked(claim: KeyClaim) -> bool:
 
 
 def _space_waits(claim: KeyClaim) -> list[Wait]:
-    """Return the waits for a blocked claim that cannot end before there is space.
-
-    While ranges are served, waits for ranges can end without further space.
-    """
-    return claim.whole_waits if claim.serves_ranges else claim.waits
+    """Return those waits for a blocked claim that end only once the claim has its space."""
+    if claim.serves_ranges:
+        return claim.whole_waits  # the waits for ranges end without further space
+    return claim.waits
 
 
 def _stuck_waits(claim: KeyClaim) -> list[Wait]:
     """Return the waits for a blocked claim whose readers have nothing else to read."""
-    return [wait for wait in _space_waits(claim) if wait.since_s is not None]
+    return [wait for wait in _space_waits(claim) if wait.idle_since_s is not None]
 
 
 def _stuck_readers(blocked: Collection[KeyClaim]) -> set[Holder]:
@@ -146,7 +145,7 @@ class _SpaceUse:
             leased_bytes=sum(shard.kept_bytes for shard in in_use if not shard.pinned),
             reserved_bytes=sum(claim.reserved_bytes for claim in blocked),
             needed_bytes=min(wanted_bytes),
-            possible_bytes=space.effective_bytes(arriving_bytes),
+            possible_bytes=space.effective_bytes(allocating_bytes=arriving_bytes),
         )
 
     @property

@@ -2,9 +2,8 @@
 
 A part is a piece of fixed size of an object; a file of parts (`PartFile`) has the cached parts of
 one object. Each part has its own leases, and its own key in the schedule, and is evicted by itself.
-To retain a part means to add a lease to it. A transfer of the whole object takes the file over: its
-parts then belong to that transfer. A file is granted if readers may still open it by its path
-although it is closed (`GrantedFiles`).
+To retain a part means to add a lease to it. A transfer of the whole object takes the file over: the
+file is closed, and its parts then belong to that transfer.
 
 `Residency` does the same for whole shards, and evicts both.
 """
@@ -28,8 +27,8 @@ class PartResidency:
     """Parts of objects, each of which stays while a reader has it in use.
 
     Only this class writes `PartFile.leases`, and tells the schedule which parts are cached and
-    which of them may be evicted. Once a transfer of the whole object has taken a file over
-    (`is_own` is False), the schedule knows nothing about the file's parts.
+    which of them may be evicted. The schedule knows nothing about the parts of a closed file
+    (`is_kept_by_part` is False).
 
     Args:
         store: the cache folder.
@@ -59,7 +58,7 @@ class PartResidency:
         # Claims that wait for the space of a range, the longest wait first. No other claim takes
         # space for a range before the first one has its own: otherwise, small ranges would forever
         # take the space that a large range needs.
-        self._turns: dict[KeyClaim, None] = {}
+        self._line: dict[KeyClaim, None] = {}
 
     async def open(
         self,
@@ -98,6 +97,7 @@ class PartResidency:
 
     def lost(self, file: PartFile, part: int) -> None:
         """Remove a part that turned out to be damaged."""
+        file.forget(part)
         self._store.space.kept_bytes -= file.partial.size_of(part)
         self._planner.schedule.gone(file.key_of(part))
 
@@ -107,11 +107,12 @@ class PartResidency:
         schedule = self._planner.schedule
         for part in parts:
             file.leases[part] += 1
-            if file.is_own:
+            if file.is_kept_by_part:
                 key = file.key_of(part)
                 schedule.used(key)
                 schedule.held(key)
-        if file.leases and not file.is_own:
+        if file.leases and not file.is_kept_by_part:
+            # The reader opens the file only later, by its path and inode number.
             self._store.parts.granted.add(file)
 
     @contextlib.contextmanager
@@ -122,7 +123,7 @@ class PartResidency:
         whole object waits for space.
         """
         parts = file.kept_parts
-        file.leases.update(parts)
+        file.leases.update(parts)  # one lease more on each
         for part in parts:
             self._planner.schedule.held(file.key_of(part))
         try:
@@ -131,18 +132,18 @@ class PartResidency:
             self._end_leases(file, parts)
 
     @contextlib.contextmanager
-    def in_turn(self, claim: KeyClaim) -> Iterator[None]:
-        """Give a claim a turn during the block, in which it waits for the space of a range."""
-        self._turns[claim] = None
+    def in_line(self, claim: KeyClaim) -> Iterator[None]:
+        """Keep a claim in line during the block, in which it waits for the space of a range."""
+        self._line[claim] = None
         try:
             yield
         finally:
-            del self._turns[claim]
+            del self._line[claim]
             self._changed.notify()
 
     def is_turn_of(self, claim: KeyClaim) -> bool:
-        """Return whether a claim may take space: no claim waits in a turn, or this one is first."""
-        return not self._turns or next(iter(self._turns)) is claim
+        """Return whether a claim may take space: it is the first in line, or none is in line."""
+        return not self._line or next(iter(self._line)) is claim
 
     def used(self, file: PartFile, parts: Iterable[int]) -> None:
         """Count parts as used now, without retaining them: the caller reads them immediately."""
@@ -162,9 +163,9 @@ class PartResidency:
             file.leases[part] -= 1
             if not file.leases[part]:
                 del file.leases[part]
-                if file.is_own:
+                if file.is_kept_by_part:
                     self._planner.schedule.freed(file.key_of(part))
-        if not (file.is_own or file.leases):
+        if not (file.is_kept_by_part or file.leases):
             self._store.parts.granted.remove(file)
 
     async def verify(self, file: PartFile) -> list[int]:
@@ -189,7 +190,7 @@ class PartResidency:
         if part not in done:
             return False  # the part was evicted in the meantime
         seems_damaged = await self._differs_from_journal(file, part)
-        if not seems_damaged or part not in done or not file.is_own:
+        if not seems_damaged or part not in done or not file.is_kept_by_part:
             return False
 
         # The part was not retained, so it may have been evicted and fetched again during the
@@ -199,10 +200,9 @@ class PartResidency:
             is_damaged = await self._differs_from_journal(file, part)
         finally:
             self.release(file, [part])
-        if not is_damaged or not file.is_own:
+        if not is_damaged or not file.is_kept_by_part:
             return False
         self.lost(file, part)
-        file.forget(part)
         self._counters.corrupt += 1
         return True
 
@@ -234,7 +234,7 @@ class PartResidency:
         # checked.
         async with self._checking:
             unchecked = [part for part in parts if part in file.partial.unchecked]
-            if not unchecked or not file.is_own:
+            if not unchecked or not file.is_kept_by_part:
                 return []
             self.retain(file, unchecked)  # the parts must not be evicted during the check
             try:
@@ -242,14 +242,14 @@ class PartResidency:
             finally:
                 self.release(file, unchecked)
             damaged = [part for part in unchecked if part not in sound]
-            if file.is_own:
+            if file.is_kept_by_part:
                 for part in damaged:
                     self.lost(file, part)
             return damaged
 
     def give_up_if_removed(self, file: PartFile) -> None:
         """Give up a file if another program has removed it; its parts are fetched again. Blocks."""
-        if file.is_own and not file.partial.is_there():
+        if file.is_kept_by_part and not file.partial.is_there():
             self.hand_over(file)
 
     def hand_over(self, file: PartFile) -> None:
@@ -282,6 +282,6 @@ class PartResidency:
         self._planner.schedule.gone(file.key_of(part))
         await self._store.parts.drop(file, part)
         self._counters.evictions += 1
-        if not file.kept_parts and key not in self._claims and file.is_own:
+        if not file.kept_parts and key not in self._claims and file.is_kept_by_part:
             self._store.parts.close(file)  # the file, empty now, is removed as a leftover
         return True

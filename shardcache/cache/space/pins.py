@@ -56,7 +56,7 @@ class Pins:
             shard = store.shards.get(pin.key)
             if shard is None:
                 self._put(pin.url, pin)
-            else:
+            else:  # the file may be older than the shard's arrival, and have an estimated size
                 self._put(pin.url, replace(pin, size_bytes=shard.kept_bytes))
         if self._size_bytes > self._limit_bytes:
             log.warning("pins exceed their limit; all are kept", **self.to_json())

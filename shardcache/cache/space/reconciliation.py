@@ -21,7 +21,7 @@ async def reconcile(store: Store, residency: Residency, pins: Pins) -> None:
 
     Raises DiskError.
     """
-    await store.set_aside()
+    await store.set_aside()  # corrupt shards may have waited for the disk to recover
     changes = await asyncio.to_thread(
         compare_folder,
         store.layout,
@@ -31,10 +31,10 @@ async def reconcile(store: Store, residency: Residency, pins: Pins) -> None:
 
     gone = 0
     for key in changes.missing:
-        was_served = key in store.shards
+        is_shard = key in store.shards  # otherwise, it is a damaged shard or a leftover
         if store.forget(key):
             gone += 1
-        if was_served:
+        if is_shard:
             residency.gone(key)
 
     # The files of a key that is being fetched belong to its transfer.

@@ -41,7 +41,7 @@ LOOK_AGAIN_S = 1.0
 # Interval between a claim's checks for deadlocks. A claim that waits for space wakes at every
 # change, but a check examines all readers, so it is made less often.
 _CHECK_AGAIN_S = 0.5
-_REMEMBERED = 100_000  # number of evicted shards remembered, to count those fetched again
+_MAX_EVICTED = 100_000  # number of evicted shards remembered, to count those fetched again
 
 
 def needed_now() -> float:
@@ -240,8 +240,8 @@ class Residency:
         assert claim.reservation is not None
         async with self._allocating:
             self._reconsider_still_open()
-            while shortfall := self._store.measured().shortfall_bytes(size_bytes):
-                if not await self._free(shortfall, needed_at_s):
+            while shortfall_bytes := self._store.measured_space().shortfall_bytes(size_bytes):
+                if not await self._free(shortfall_bytes, needed_at_s):
                     return False
             claim.reservation.grow(size_bytes)
             return True
@@ -255,7 +255,7 @@ class Residency:
     ) -> bool:
         """Grow a claim's reservation if that takes no waiting, and it is the claim's turn.
 
-        Returns whether it has grown. For turns, see `PartResidency.in_turn`.
+        Returns whether it has grown. For turns, see `PartResidency.is_turn_of`.
 
         Args:
             is_speculative: True if no reader has requested the bytes yet. They may then take a
@@ -279,8 +279,7 @@ class Residency:
     def check_range(self, size_bytes: int, url: str) -> None:
         """Raise CapacityError if a range does not fit beside pins and ranges read ahead of need."""
         space = self._store.space
-        unpinned_bytes = space.effective_bytes(space.unwritten_bytes) - space.pinned_bytes
-        possible_bytes = max(0, unpinned_bytes - self._ahead_bytes())
+        possible_bytes = max(0, space.unpinned_bytes - self._ahead_bytes())
         if size_bytes <= possible_bytes:
             return
         remedy = f"{space.remedy}, or read smaller ranges"
@@ -300,47 +299,51 @@ class Residency:
         """
         async with self._allocating:
             self._reconsider_still_open()
-            short_bytes = self._store.measured().crowding_bytes
-            # Any shard that does not have to stay may be evicted for this, as for a need of now.
+            short_bytes = self._store.measured_space().crowding_bytes
+            # With `NOW`, any shard may be evicted that does not have to stay, however soon it is
+            # needed.
             while short_bytes and await self._free(short_bytes, NOW):
-                short_bytes = self._store.measured().crowding_bytes
-        if short_bytes and not self.short_bytes:
+                short_bytes = self._store.measured_space().crowding_bytes
+        was_short = self.short_bytes > 0
+        self.short_bytes = short_bytes
+        if short_bytes and not was_short:
             log.warning(
                 "--min-free cannot be met: other files fill the disk",
                 short=size(short_bytes),
             )
-        if self.short_bytes and not short_bytes:
-            log.warning("--min-free is met again", short=size(short_bytes))
-        self.short_bytes = short_bytes
+        if was_short and not short_bytes:
+            log.warning("--min-free is met again")
 
-    async def wait_for_change(self, claim: KeyClaim, move_limit_s: float | None = None) -> None:
-        """Wait until more shards may be evictable, but at most for `LOOK_AGAIN_S`.
+    async def wait_for_change(
+        self, claim: KeyClaim, limit_s: float = LOOK_AGAIN_S, *, or_claim_moves: bool = False
+    ) -> None:
+        """Wait until more shards may be evictable, but at most for `limit_s`.
 
         Raises as `check_progress` does.
 
         Args:
-            move_limit_s: given for a claim whose transfers do other work during the wait. The wait
-                then also ends when one of them progresses, and after this number of seconds.
+            or_claim_moves: True to wait for `claim.moved` as well, as the claim's transfers do
+                other work in the meantime.
         """
         now_s = time.monotonic()
         if now_s - claim.checked_s >= _CHECK_AGAIN_S:
             claim.checked_s = now_s
             check_progress(claim, self.claims.values(), self.leased, self._store.space)
-        if move_limit_s is None:
-            await self.changed.wait(LOOK_AGAIN_S)
+        if or_claim_moves:
+            await self.changed.wait_with(claim.moved, limit_s)
         else:
-            await self.changed.wait_with(claim.moved, min(move_limit_s, LOOK_AGAIN_S))
+            await self.changed.wait(limit_s)
 
     def may_fit(self, size_bytes: int) -> bool:
         """Return whether `size_bytes` would fit if all unpinned shards were evicted."""
-        space = self._store.space
-        return size_bytes <= space.effective_bytes(space.unwritten_bytes) - space.pinned_bytes
+        return size_bytes <= self._store.space.unpinned_bytes
 
     def fits_now(self, size_bytes: int, needed_at_s: float) -> bool:
         """Return whether `reserve` would succeed at once, with this time of need. Evict nothing."""
         self._reconsider_still_open()
-        shortfall_bytes = self._store.measured().shortfall_bytes(size_bytes)
-        # Leftovers are removed before any shard is evicted.
+        shortfall_bytes = self._store.measured_space().shortfall_bytes(size_bytes)
+        # Leftovers are removed before any shard is evicted. If they are larger than the shortfall,
+        # no victims are needed.
         for leftover in self._store.leftovers.by_key.values():
             shortfall_bytes -= leftover.size_bytes
         victims = self._planner.schedule.victims(shortfall_bytes, needed_at_s, self._planner.lead_s)
@@ -367,19 +370,20 @@ class Residency:
         shards do not, nor do shards with a hard link outside the cache.
         """
         space = self._store.space
-        # 1. It fits although the shards that could not be removed stay for now.
+        # 1. It fits even if all shards that could not be removed lately stay. Most of the time
+        #    there are none, and no file need be examined for hard links.
         still_open = [shard for shard in self._still_open if not shard.stays]
         open_bytes = sum(shard.kept_bytes for shard in still_open)
         if self.may_fit(size_bytes + open_bytes):
             return
 
-        # 2. It fits once processes have closed those shards, except the hard-linked ones.
+        # 2. It fits once processes have closed these shards. Hard-linked ones stay even then.
         linked_bytes = sum(shard.kept_bytes for shard in still_open if self._store.is_linked(shard))
         if self.may_fit(size_bytes + linked_bytes):
             return
 
         # 3. It is larger than the cache can be.
-        if size_bytes > space.effective_bytes(space.unwritten_bytes):
+        if size_bytes > space.possible_bytes:
             is_disk_full = space.crowding_bytes > 0  # otherwise, the capacity is too small
             error = DiskFullError if is_disk_full else CapacityError
             raise error(
@@ -388,7 +392,7 @@ class Residency:
                 remedy=f"{space.remedy}, or write smaller shards",
             )
 
-        # 4. Pinned and hard-linked shards leave too little space.
+        # 4. Pinned and hard-linked shards leave too little of the space that `explanation` states.
         free_bytes = max(0, space.effective_bytes() - space.pinned_bytes - linked_bytes)
         raise CapacityError(
             f"the shard takes {size(size_bytes)}; {space.explanation}, of which only "
@@ -402,8 +406,8 @@ class Residency:
 
     async def evict(self, shard: Shard) -> bool:
         """Remove a shard; False if it is leased, pinned, or still open in a process."""
-        # While the lock is held, no transfer can reserve space. So the same shard cannot be fetched
-        # again during the removal, which would remove its new files.
+        # While the lock is held, no transfer can reserve space. So the shard is not fetched again
+        # before its files are gone, and the removal cannot hit the new ones.
         async with self._allocating:
             return await self._evict(shard.key)
 
@@ -436,10 +440,10 @@ class Residency:
         try:
             yield
         finally:
-            if self._is_cached(shard):  # a process has it open, or the disk failed
+            if self._is_cached(shard):  # it stays: a process has it open, or the disk failed
                 self._still_open[shard] = time.monotonic()
                 self._pins.arrived(shard)  # it may have been pinned in the meantime
-            elif shard.key not in self._store.shards:
+            elif shard.key not in self._store.shards:  # otherwise, the key has another shard now
                 self.gone(shard.key)
 
     def _reconsider_still_open(self) -> None:
@@ -456,8 +460,10 @@ class Residency:
         True does not mean that enough was freed: some of the chosen shards may have been open in a
         process. The schedule does not choose these again, so the caller tries again.
         """
-        for key in list(self._store.leftovers.by_key):
-            if key in self._store.leftovers.by_key and await self._store.leftovers.remove(key):
+        leftovers = self._store.leftovers
+        for key in list(leftovers.by_key):
+            is_left = key in leftovers.by_key  # a transfer may have taken it over in the meantime
+            if is_left and await leftovers.remove(key):
                 return True
         victims = self._planner.schedule.victims(wanted_bytes, needed_at_s, self._planner.lead_s)
         if victims is None:
@@ -470,7 +476,7 @@ class Residency:
     def _remember_eviction(self, key: str) -> None:
         """Remember a key, so that another fetch of its shard counts as a re-fetch."""
         self._evicted[key] = None
-        if len(self._evicted) > _REMEMBERED:
+        if len(self._evicted) > _MAX_EVICTED:
             oldest = next(iter(self._evicted))
             del self._evicted[oldest]
 

@@ -115,14 +115,14 @@ class LiveView:
         """
         by_client: defaultdict[JobKey | None, list[Wait]] = defaultdict(list)
         for wait in transfer.waits:
-            if wait.since_s is not None:
+            if wait.idle_since_s is not None:
                 by_client[wait.client].append(wait)
         url = transfer.ref.url
         for client, waits in by_client.items():
             job, uid = client or (None, None)
             longest = longest_wait(waits)
             assert longest is not None
-            assert longest.since_s is not None
+            assert longest.idle_since_s is not None
             # A wait has no stages before it has joined the transfer. A wait for a range may be in
             # another stage than the transfer.
             stages = longest.stages or transfer.stages
@@ -133,7 +133,7 @@ class LiveView:
                 "job": job,
                 "uid": uid,
                 "readers": len(waits),
-                "for_s": round(time.monotonic() - longest.since_s, 1),
+                "for_s": round(time.monotonic() - longest.idle_since_s, 1),
                 "url": shown(url, visible),
                 "reason": reason,
             }

@@ -167,7 +167,7 @@ class KeyClaim:
         if longest is not None:
             return Priority(
                 PriorityClass.WAITING,
-                longest.since_s or 0.0,
+                longest.idle_since_s or 0.0,
                 longest.client,
                 streamed=bool(readers) or self._is_awaited_in_part(),
             )

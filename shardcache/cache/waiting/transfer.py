@@ -116,7 +116,7 @@ class Transfer:
     def offer(self, partial: Partial) -> Arrival:
         """Offer early access to the shard, while its bytes arrive in `partial`."""
         self.arriving = Arrival(partial, self.waits, self.unfinished, self.moved)
-        self.part_file = PartFile(partial, is_own=False)
+        self.part_file = PartFile(partial, is_kept_by_part=False)
         return self.arriving
 
     def set_done(self, done_bytes: int) -> None:

@@ -65,8 +65,8 @@ class Wait:
 
     Attributes:
         client: the reader's job; None if the caller is not a reader.
-        since_s: the time at which the reader had nothing else to read, by the monotonic clock; None
-            while it still has something to read.
+        idle_since_s: the time from which the reader had nothing else to read, by the monotonic
+            clock; None while it still has something to read.
         partial: True if the caller accepts a shard that is still arriving.
         unpublished: True if the caller accepts a shard's checked files before their publication.
         stages: stages of the transfer, or of this wait alone if `has_own_stages`; None before the
@@ -83,7 +83,7 @@ class Wait:
     """
 
     client: JobKey | None = None
-    since_s: float | None = None
+    idle_since_s: float | None = None
     partial: bool = False
     unpublished: bool = False
     stages: Stages | None = None
@@ -119,5 +119,5 @@ class Wait:
 
 def longest_wait(waits: Collection[Wait]) -> Wait | None:
     """Return the wait of the reader that has waited for longest; None if no reader waits."""
-    waiting = [wait for wait in waits if wait.since_s is not None]
-    return min(waiting, key=lambda wait: wait.since_s or 0.0, default=None)
+    waiting = [wait for wait in waits if wait.idle_since_s is not None]
+    return min(waiting, key=lambda wait: wait.idle_since_s or 0.0, default=None)

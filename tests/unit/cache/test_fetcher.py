@@ -191,7 +191,7 @@ async def test_change_between_two_attempts_is_not_missed(tmp_path: Path, monkeyp
 async def test_attempt_without_need_does_not_put_off_one_that_is_needed(tmp_path: Path) -> None:
     """An object whose parts would do is given up only if there is no space for it."""
     async with two_that_do_not_fit(tmp_path) as (residency, first, whole):
-        with residency.parts.in_turn(KeyClaim()):
+        with residency.parts.in_line(KeyClaim()):
             assert not await whole.reserve_at_once()
         residency.release(first)
         assert await whole.try_reserve()

@@ -105,7 +105,7 @@ async def test_ready_bytes_grow_with_the_first_unfinished_part(transfer: Transfe
 
 async def test_files_without_samples_are_no_whole_shard(arrival: Arrival, tmp_path: Path) -> None:
     """A shard that was fetched as a file is indexed before such a reader has it; one with samples it has at once."""
-    wait = Wait(JOB, since_s=0.0, partial=True, unpublished=True)
+    wait = Wait(JOB, idle_since_s=0.0, partial=True, unpublished=True)
     lease = Lease(1, 0, wait, granted=arrival, task=None)
     facts = Facts(URL, "1", SIZE, SIZE, PART, (1, 2, 3), samples=None)
     arrival.offer_files(UnpublishedFiles(tmp_path / "tar", tmp_path / "sidecar", 1, facts))
