@@ -148,7 +148,7 @@ def _part_filler(inputs: Inputs, core: Core) -> PartFiller:
         core.residency,
         inputs.downloader,
         settings.range_part_size,
-        settings.whole_from_percent / 100,
+        max_share=settings.whole_from_percent / 100,
     )
 
 
@@ -212,7 +212,7 @@ def assemble_fetching(inputs: Inputs, core: Core) -> Fetching:
 
 
 @dataclass(frozen=True, slots=True)
-class Uses:
+class Requesting:
     """Services that request shards on behalf of readers, clients and users."""
 
     readers: Readers
@@ -231,7 +231,7 @@ def _objects(inputs: Inputs, core: Core, leasing: Leasing) -> Objects:
     return Objects(reads, known, inputs.origins, downloader, core.allow)
 
 
-def assemble_uses(inputs: Inputs, core: Core, fetching: Fetching) -> Uses:
+def assemble_requesting(inputs: Inputs, core: Core, fetching: Fetching) -> Requesting:
     """Build the services that request shards."""
     settings = inputs.settings
     store = inputs.store
@@ -271,7 +271,7 @@ def assemble_uses(inputs: Inputs, core: Core, fetching: Fetching) -> Uses:
         core.allow,
     )
     objects = _objects(inputs, core, leasing)
-    return Uses(readers, objects, warming, counting, inventory)
+    return Requesting(readers, objects, warming, counting, inventory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,9 @@ class DiskHealth:
                 changed = await self._probe()
             else:
                 changed = await self._timed(self._store.folder.look)
+            # The catalogue's file may be gone with the folder, or no file could be opened so far.
             await asyncio.to_thread(self._store.catalogue.reopen)
+            # Nobody has looked at the folder while the disk failed.
             if changed or self.error is not None:
                 await reconcile(self._store, self._residency, self._pins)
             await self._residency.keep_free()

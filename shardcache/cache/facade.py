@@ -16,7 +16,7 @@ from shardcache.cache.assembly import (
     Inputs,
     assemble_core,
     assemble_fetching,
-    assemble_uses,
+    assemble_requesting,
     assemble_views,
 )
 from shardcache.cache.background import BackgroundTasks
@@ -74,8 +74,8 @@ class Cache:
         inputs = Inputs(settings, store, origins, downloader, indexers, group)
         core = assemble_core(inputs)
         fetching = assemble_fetching(inputs, core)
-        uses = assemble_uses(inputs, core, fetching)
-        views = assemble_views(inputs, core, fetching, uses.readers)
+        requesting = assemble_requesting(inputs, core, fetching)
+        views = assemble_views(inputs, core, fetching, requesting.readers)
         self.layout = store.layout
         self.session_credentials = origins.session_credentials
         self.counters = downloader.counters
@@ -83,8 +83,8 @@ class Cache:
         self.measures = downloader.counters.measures
         self.turns = core.turns
         self.manifests = core.manifests
-        self.readers = uses.readers
-        self.objects = uses.objects
+        self.readers = requesting.readers
+        self.objects = requesting.objects
         self.reasons = views.reasons
         self.live_view = views.live_view
         self._store = store
@@ -96,9 +96,9 @@ class Cache:
         self._health = core.health
         self._scrubber = core.scrubber
         self._transfers = fetching.transfers
-        self._warming = uses.warming
-        self._counting = uses.counting
-        self._inventory = uses.inventory
+        self._warming = requesting.warming
+        self._counting = requesting.counting
+        self._inventory = requesting.inventory
         self._status_page = views.status_page
         self._background = BackgroundTasks(group)
         self._start(core.history, fetching.prefetcher, origins)
@@ -157,11 +157,10 @@ class Cache:
 
         Raises OriginError.
         """
-        # The versions in an index file may be older than the shards, so they are not as good as a
-        # listing.
-        is_listed = not any(map(may_name_index, patterns))
+        # An index file may state versions that the shards no longer have. A new listing does not.
+        are_current = not any(map(may_name_index, patterns))
         async with self._resolved(patterns, peer, send, "samples", max_age_s=0) as refs:
-            await self._counting.count(refs, send, listed=is_listed, member=member)
+            await self._counting.count(refs, send, are_current=are_current, member=member)
 
     @asynccontextmanager
     async def _resolved(
@@ -215,6 +214,7 @@ class Cache:
                 # The shard was not pinned before it was fetched, as its version or size was
                 # unknown.
                 await self._pins.add([Pin(url, shard.key, shard.kept_bytes, uids)])
+            # The pin gets the shard's version and size, also if the shard was cached before it.
             self._pins.arrived(shard)
 
         async with self._resolved(patterns, peer, send, "shards") as refs:

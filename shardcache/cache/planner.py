@@ -46,8 +46,8 @@ class Planner:
     """The schedule with a clock, and the keys of the names that its plans use.
 
     Attributes:
-        lead_s: the lead time, which is the mean duration of transfers. From this time before a
-            shard's need on, its fetch may evict planned shards.
+        lead_s: the lead time, which is the mean duration of transfers. Planned shards may be
+            evicted for a shard that is needed within this time.
     """
 
     def __init__(self, cached: Container[str] = (), remembered: int = _REMEMBERED) -> None:
@@ -60,8 +60,8 @@ class Planner:
         self.lead_s = _GUESS_S
         self._cached = cached
         self._remembered = remembered
-        self._key_of: dict[str, str] = {}  # by name, the key that it maps to, unless it is the name
-        self._aliases: dict[str, set[str]] = {}  # by key, the other names that map to it
+        self._key_of: dict[str, str] = {}  # by name, its key, for names that have an alias
+        self._aliases: dict[str, set[str]] = {}  # by key, the names that `_key_of` maps to it
         self._answers: dict[str, _Answer] = {}  # the origins' answers by name, oldest first
         self._schedule: Schedule[Holder] = Schedule(self)
 
@@ -111,7 +111,7 @@ class Planner:
         if name != key:
             self._key_of[name] = key
             self._aliases.setdefault(key, set()).add(name)
-        self._schedule.renamed(name, (previous, key))
+        self._schedule.renamed(name, previous_key=previous, key=key)
 
     def size_bytes(self, name: str) -> int | None:
         """Return the size that the origin reported for a shard; None if it is not known."""
@@ -138,10 +138,10 @@ class Planner:
         return answer
 
     def _forget_oldest(self) -> None:
-        """Remove up to two of the oldest answers, if there are too many.
+        """Remove the oldest answers, if there are too many; answers about cached shards stay.
 
-        Answers about cached shards stay, and become the newest. As one answer is added at a time,
-        removing up to two keeps the other answers within the limit.
+        Two answers are looked at for each one that is added: an answer that stays becomes the
+        newest, and another one has to go in its place.
         """
         for _ in range(2):
             if len(self._answers) <= self._remembered:

@@ -29,7 +29,7 @@ queue of its soonest use, and the search goes on.
 """
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -199,16 +199,12 @@ class Schedule(Timeline[Session]):
         if key in self._unplanned:
             self._unplanned.used(key)
 
-    def renamed(self, name: str, keys: Iterable[str]) -> None:
-        """Record that a name maps to another key now.
-
-        Args:
-            name: the shard's name in plans.
-            keys: the previous key and the present one, as the next uses of both have changed.
-        """
-        for key in keys:
-            self._requeue(key)
-        self.missing_again(name)  # the shard may not be cached under its present key
+    def renamed(self, name: str, *, previous_key: str, key: str) -> None:
+        """Record that a name in plans maps to another key now."""
+        # The name's uses were those of the previous key, and are those of the new one.
+        self._requeue(previous_key)
+        self._requeue(key)
+        self.missing_again(name)  # the shard may not be cached under its new key
 
     # Queues
 

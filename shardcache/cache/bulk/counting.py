@@ -61,7 +61,7 @@ class Counting:
         refs: Sequence[ShardRef],
         send: Send,
         *,
-        listed: bool,
+        are_current: bool,
         member: TokenMember | None = None,
     ) -> None:
         """Report version, size and samples of each shard's present version.
@@ -72,12 +72,12 @@ class Counting:
         Args:
             refs: the shards.
             send: gets the events; an exception from it aborts the counting.
-            listed: whether the versions in `refs` come from a fresh listing, so that origins need
-                not be asked for them.
+            are_current: whether the versions in `refs` are those that the origins have now, so that
+                origins are asked only for missing ones.
             member: the member of each sample whose tokens are counted as well, for which every
                 shard is fetched; None to count only samples.
         """
-        present = await self._present(refs, listed=listed)
+        present = await self._present(refs, are_current=are_current)
         numbers = {ref.url: number for number, ref in enumerate(present)}
         total_samples = 0
 
@@ -111,10 +111,10 @@ class Counting:
         """Return an object as its origin has it now."""
         return await self._downloader.stat_ahead(self._origins.origin(url), url)
 
-    async def _present(self, refs: Sequence[ShardRef], *, listed: bool) -> Shards:
+    async def _present(self, refs: Sequence[ShardRef], *, are_current: bool) -> Shards:
         """Return each url once, in its present version, with its sample count if known."""
         # Urls whose version the origin has to be asked for. This is a dict to keep their order.
-        unsure = dict.fromkeys(ref.url for ref in refs if not listed or ref.version is None)
+        unsure = dict.fromkeys(ref.url for ref in refs if ref.version is None or not are_current)
         objects = await self._downloader.stat_all(self._stat, unsure)
         counts = {(ref.url, ref.version): ref.samples for ref in refs if ref.samples is not None}
         present: dict[str, ShardRef] = {}

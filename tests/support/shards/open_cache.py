@@ -10,10 +10,10 @@ from shardcache.cache.assembly import (
     Core,
     Fetching,
     Inputs,
-    Uses,
+    Requesting,
     assemble_core,
     assemble_fetching,
-    assemble_uses,
+    assemble_requesting,
 )
 from shardcache.cache.facade import Cache
 from shardcache.config.settings import Settings
@@ -29,7 +29,7 @@ class Parts(NamedTuple):
 
     core: Core
     fetching: Fetching
-    uses: Uses
+    requesting: Requesting
 
 
 class Ground:
@@ -62,7 +62,7 @@ class Ground:
         core = assemble_core(self.inputs)
         fetching = assemble_fetching(self.inputs, core)
         self._stops += [fetching.transfers.stop, core.revalidation.stop]
-        return Parts(core, fetching, assemble_uses(self.inputs, core, fetching))
+        return Parts(core, fetching, assemble_requesting(self.inputs, core, fetching))
 
     def cache(self) -> Cache:
         inputs = self.inputs

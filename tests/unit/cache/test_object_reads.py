@@ -20,7 +20,7 @@ async def test_a_jobs_reload_changes_nothing_for_who_asked_for_the_former_versio
     file.write_bytes(b"former")
     async with ground(tmp_path) as here:
         parts = here.parts()
-        objects = parts.uses.objects
+        objects = parts.requesting.objects
         obj = await objects.stat(f"file://{file}", ROOT)
         async with objects.reads.hold_whole(obj, CLIENT) as held:
             await held.beyond(0)

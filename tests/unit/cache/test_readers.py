@@ -17,7 +17,7 @@ URL = "s3://bucket/a.tar"
 async def test_readers_of_one_name_and_user_are_one_job(tmp_path: Path) -> None:
     """Another user's job of that name is another; the job that was joined last comes last."""
     async with ground(tmp_path) as here:
-        readers = here.parts().uses.readers
+        readers = here.parts().requesting.readers
         added = [readers.add("train", 7), readers.add("eval", 7), readers.add("train", 8), readers.add("train", 7)]
         jobs = [(job.name, job.uid, job.sessions) for job in readers.jobs()]
         assert set(readers) == set(added)
@@ -27,7 +27,7 @@ async def test_readers_of_one_name_and_user_are_one_job(tmp_path: Path) -> None:
 async def test_jobs_that_have_ended_are_shown_up_to_a_number(tmp_path: Path) -> None:
     """Readers leave between epochs; jobs with readers stay whatever their number."""
     async with ground(tmp_path) as here:
-        readers = here.parts().uses.readers
+        readers = here.parts().requesting.readers
         stays = readers.add("stays", 7)
         for number in range(2 * PAST_JOBS):
             await readers.add(f"past-{number}", 7).close()
@@ -40,7 +40,7 @@ async def test_jobs_that_have_ended_are_shown_up_to_a_number(tmp_path: Path) -> 
 async def test_bills_of_jobs_that_are_forgotten_go_with_them(tmp_path: Path) -> None:
     """Those of the jobs that are still shown stay."""
     async with ground(tmp_path) as here:
-        readers = here.parts().uses.readers
+        readers = here.parts().requesting.readers
         bills = here.counters.bills
         jobs = []
         for number in range(PAST_JOBS + 1):
@@ -58,13 +58,13 @@ async def test_reader_that_leaves_takes_its_plan_along(tmp_path: Path) -> None:
     """Nothing is prefetched for it, and its memory is free for others."""
     async with ground(tmp_path) as here:
         parts = here.parts()
-        reader = parts.uses.readers.add("job", 7)
+        reader = parts.requesting.readers.add("job", 7)
         reader.declare(Listing(Shards.of([ShardRef(URL)])), 1)
         await reader.extend([0])
         planned = parts.core.planner.schedule.next_missing(here.store.shards.__contains__)
         await reader.close()
         left = parts.core.planner.schedule.next_missing(here.store.shards.__contains__)
-        assert list(parts.uses.readers) == []
+        assert list(parts.requesting.readers) == []
     assert planned is not None
     assert left is None
 
@@ -72,7 +72,7 @@ async def test_reader_that_leaves_takes_its_plan_along(tmp_path: Path) -> None:
 async def test_name_that_is_too_long_to_show_is_refused(tmp_path: Path) -> None:
     """It would crowd everything else off the status page; nothing of it stays."""
     async with ground(tmp_path) as here:
-        readers = here.parts().uses.readers
+        readers = here.parts().requesting.readers
         with pytest.raises(ProtocolError, match=f"{MAX_JOB_CHARS + 1} characters"):
             readers.add("x" * (MAX_JOB_CHARS + 1), 7)
         assert readers.jobs() == []

@@ -35,7 +35,7 @@ async def test_shards_that_are_named_twice_are_fetched_once(refs: list[ShardRef]
     """The totals count each of them once."""
     async with ground(tmp_path) as here:
         parts = here.parts()
-        await parts.uses.warming.warm(refs + refs, here.send)
+        await parts.requesting.warming.warm(refs + refs, here.send)
         cached = len(here.store.shards)
         transfers = parts.fetching.transfers.all()
     done = here.events[-1]
@@ -49,7 +49,7 @@ async def test_missing_shard_fails_alone(refs: list[ShardRef], tmp_path: Path) -
     """Its error is among the events; the others arrive."""
     missing = ShardRef(f"file://{tmp_path}/data/none.tar")
     async with ground(tmp_path) as here:
-        await here.parts().uses.warming.warm([missing, *refs], here.send)
+        await here.parts().requesting.warming.warm([missing, *refs], here.send)
     assert error_codes(here.events) == ["not_found"]
     assert (here.events[-1]["fetched"], here.events[-1]["failed"]) == (SHARDS, 1)
 
@@ -61,7 +61,7 @@ async def test_list_that_is_known_to_exceed_the_cache_is_refused_before_any_fetc
     large = [ref._replace(size_bytes=400_000_000) for ref in refs]
     async with ground(tmp_path, capacity="1GB") as here:
         with pytest.raises(CapacityError, match=r"the shards total 1\.2 GB; .*1\.0 GB") as caught:
-            await here.parts().uses.warming.warm(large, here.send)
+            await here.parts().requesting.warming.warm(large, here.send)
     assert "warm fewer shards" in caught.value.remedy
     assert here.events == []
     assert here.store.shards == {}
@@ -82,7 +82,7 @@ async def test_shard_evicted_by_the_end_counts_as_failed(refs: list[ShardRef], t
                 (first,) = [shard for shard in here.store.shards.values() if url_of(shard) == arrived[0]]
                 assert await parts.core.residency.evict(first)
 
-        await parts.uses.warming.warm(refs[:2], evict_the_first)
+        await parts.requesting.warming.warm(refs[:2], evict_the_first)
     assert error_codes(here.events) == ["capacity"]
     assert (here.events[-1]["fetched"], here.events[-1]["failed"]) == (1, 1)
 
@@ -91,7 +91,7 @@ async def test_sizes_and_versions_are_asked_for_where_they_are_not_known(refs: l
     """Each once, in the order of the list; what is known is kept as it is."""
     known = refs[0]._replace(size_bytes=7, version="v")
     async with ground(tmp_path) as here:
-        warming = here.parts().uses.warming
+        warming = here.parts().requesting.warming
         sizes = await warming.complete([known, *refs[1:], known])
         versions = await warming.complete(refs[1:], versions=True)
     assert [ref.url for ref in sizes] == [ref.url for ref in refs]
