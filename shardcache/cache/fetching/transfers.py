@@ -380,7 +380,7 @@ def _try_arrival(transfer: Transfer, wait: Wait) -> Arrival | None:
     """
     arrival = transfer.arriving
     is_idle = wait.idle_since_s is not None
-    if not is_idle or arrival is None or not arrival.is_worth(wait):
+    if not is_idle or arrival is None or not arrival.can_serve(wait):
         return None
     arrival.readers.append(wait.client)
     arrival.is_file |= wait.is_file

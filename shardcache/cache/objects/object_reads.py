@@ -162,7 +162,7 @@ class ObjectReads:
                 yield held
             return
 
-        wait = Wait(client, idle_since_s=time.monotonic(), partial=True)
+        wait = Wait(client, idle_since_s=time.monotonic(), accepts_partial=True)
         acquired = await self._leasing.acquire(_ref(obj), PriorityClass.PLANNED, wait)
         if isinstance(acquired, Published):
             self._count(acquired)

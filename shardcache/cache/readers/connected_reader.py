@@ -181,8 +181,8 @@ class Reader:
             ahead = self._ranges.advance(position, span)
         wait = Wait(
             self.job.key,
-            partial=partial,
-            unpublished=unpublished,
+            accepts_partial=partial,
+            accepts_unpublished=unpublished,
             holder=self,
             bytes=span,
             ahead=ahead,
@@ -317,7 +317,7 @@ class Reader:
         wait = Wait(
             self.job.key,
             # A reader that has the unpublished files waits for their publication.
-            unpublished=lease.wait.unpublished and lease.files is None,
+            accepts_unpublished=lease.wait.accepts_unpublished and lease.files is None,
             stages=None if transfer is None else transfer.stages,
             holder=self,
             is_file=self.ref(lease.position).is_file,

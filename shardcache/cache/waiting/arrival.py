@@ -4,9 +4,9 @@ Early access is for readers with nothing else to read. It is offered only if the
 version on every read. If the version were checked once, at the end, the beginning could be a mix of
 several versions. Readers see the finished parts from the first byte on, up to the first gap, and
 the bytes of the part in that gap that have arrived. Each part is fetched with If-Match, and no byte
-of a part is written before the response's header has proved to be the expected header. Only at the
-end of the download do the checks show whether the whole shard is sound. So a reader may learn then
-that the beginning it has read belongs to a corrupt shard.
+of a part is written before the header of its response has been checked. Only at the end of the
+download do the checks show whether the whole shard is sound. So a reader may learn then that the
+beginning it has read belongs to a corrupt shard.
 
 Once a shard of any origin has passed every check, readers with nothing else to read get its files
 before the files are published. So no reader waits for a disk that is slow to sync the files.
@@ -91,16 +91,16 @@ class Arrival:
         self._ready_bytes = max(self._ready_bytes, written_bytes)
         return self._ready_bytes
 
-    def is_worth(self, wait: Wait) -> bool:
+    def can_serve(self, wait: Wait) -> bool:
         """Return True if the reader that waits can begin to read before the shard is published."""
         if self._failure is not None:
             return False
         if self.files_for(wait) is not None:
             return True
-        if not wait.partial:  # the reader accepts only a whole shard
+        if not wait.accepts_partial:
             return False
-        # The bytes that arrive may not be those of the cached shard, such as those of a compressed
-        # tar.
+        # The cached shard may have other bytes than those that arrive: a compressed tar is
+        # decompressed first.
         if self.partial.may_be_inflated:
             return False
         # Once all bytes have arrived, only the checks are left to wait for.
@@ -112,7 +112,7 @@ class Arrival:
         None for files without an index: a reader of samples needs one, so it waits until the shard
         is published and indexed.
         """
-        if not wait.unpublished or self.files is None or self.files.facts.samples is None:
+        if not wait.accepts_unpublished or self.files is None or self.files.facts.samples is None:
             return None
         return self.files
 

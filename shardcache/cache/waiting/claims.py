@@ -165,9 +165,10 @@ class KeyClaim:
         # 1. If readers have nothing else to read, the longest wait counts. `streamed` is True if a
         #    reader reads the shard as the shard arrives: the parts should then arrive in order.
         if longest is not None:
+            assert longest.idle_since_s is not None
             return Priority(
                 PriorityClass.WAITING,
-                longest.idle_since_s or 0.0,
+                longest.idle_since_s,
                 longest.client,
                 streamed=bool(readers) or self._is_awaited_in_part(),
             )
@@ -183,11 +184,11 @@ class KeyClaim:
         return Priority(most_urgent, next_use_s())
 
     def _is_awaited_in_part(self) -> bool:
-        """Return whether early access is offered, and a waiting reader accepts it."""
+        """Return whether early access is offered, and a transfer's longest wait accepts it."""
         if not self._arrivals:
             return False
         longest_waits = [longest_wait(transfer.waits) for transfer in self.transfers]
-        return any(wait is not None and wait.partial for wait in longest_waits)
+        return any(wait is not None and wait.accepts_partial for wait in longest_waits)
 
     @contextlib.contextmanager
     def waiting_for_space(

@@ -116,6 +116,7 @@ class Transfer:
     def offer(self, partial: Partial) -> Arrival:
         """Offer early access to the shard, while its bytes arrive in `partial`."""
         self.arriving = Arrival(partial, self.waits, self.unfinished, self.moved)
+        # The parts belong to this transfer, so they are not evicted one by one.
         self.part_file = PartFile(partial, is_kept_by_part=False)
         return self.arriving
 

@@ -67,8 +67,9 @@ class Wait:
         client: the reader's job; None if the caller is not a reader.
         idle_since_s: the time from which the reader had nothing else to read, by the monotonic
             clock; None while it still has something to read.
-        partial: True if the caller accepts a shard that is still arriving.
-        unpublished: True if the caller accepts a shard's checked files before their publication.
+        accepts_partial: True if the caller accepts a shard that is still arriving.
+        accepts_unpublished: True if the caller accepts a shard's checked files before their
+            publication.
         stages: stages of the transfer, or of this wait alone if `has_own_stages`; None before the
             wait has joined a transfer.
         has_own_stages: True once the wait's range is in another stage than the transfer.
@@ -84,8 +85,8 @@ class Wait:
 
     client: JobKey | None = None
     idle_since_s: float | None = None
-    partial: bool = False
-    unpublished: bool = False
+    accepts_partial: bool = False
+    accepts_unpublished: bool = False
     stages: Stages | None = None
     has_own_stages: bool = False
     holder: Holder | None = None

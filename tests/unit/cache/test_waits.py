@@ -78,14 +78,14 @@ async def test_ready_bytes_grow_with_the_first_unfinished_part(transfer: Transfe
     """With what is written of it, whatever becomes of its request."""
     unfinished, moved = transfer.unfinished, transfer.moved
     first, again, second, last = read(), read(), read(), read()
-    assert not arrival.is_worth(Wait(partial=True))
+    assert not arrival.can_serve(Wait(accepts_partial=True))
 
     unfinished.begin(0, first)
     unfinished.begin(1, second)
     second.written(900)
     assert arrival.ready_bytes == 0, "a later part does not begin the shard"
     first.written(300)
-    assert (arrival.ready_bytes, arrival.is_worth(Wait(partial=True)), moved.count) == (300, True, 2)
+    assert (arrival.ready_bytes, arrival.can_serve(Wait(accepts_partial=True)), moved.count) == (300, True, 2)
 
     unfinished.begin(0, again)  # the first request failed
     again.written(100)
@@ -100,12 +100,12 @@ async def test_ready_bytes_grow_with_the_first_unfinished_part(transfer: Transfe
     arrival.partial.record(PartSums(1, 0, 0))
     unfinished.begin(2, last)
     last.written(500)
-    assert (arrival.ready_bytes, arrival.is_worth(Wait(partial=True))) == (SIZE, False)
+    assert (arrival.ready_bytes, arrival.can_serve(Wait(accepts_partial=True))) == (SIZE, False)
 
 
 async def test_files_without_samples_are_no_whole_shard(arrival: Arrival, tmp_path: Path) -> None:
     """A shard that was fetched as a file is indexed before such a reader has it; one with samples it has at once."""
-    wait = Wait(JOB, idle_since_s=0.0, partial=True, unpublished=True)
+    wait = Wait(JOB, idle_since_s=0.0, accepts_partial=True, accepts_unpublished=True)
     lease = Lease(1, 0, wait, granted=arrival, task=None)
     facts = Facts(URL, "1", SIZE, SIZE, PART, (1, 2, 3), samples=None)
     arrival.offer_files(UnpublishedFiles(tmp_path / "tar", tmp_path / "sidecar", 1, facts))
@@ -121,9 +121,9 @@ async def test_files_without_samples_are_no_whole_shard(arrival: Arrival, tmp_pa
 async def test_a_failed_arrival_is_not_offered(arrival: Arrival) -> None:
     """A reader that comes after the failure waits for the next attempt instead of getting the error of this one."""
     arrival.partial.record(PartSums(0, 0, 0))
-    assert arrival.is_worth(Wait(partial=True))
+    assert arrival.can_serve(Wait(accepts_partial=True))
     arrival.fail(ShardChangedError("replaced", url=URL))
-    assert not arrival.is_worth(Wait(partial=True))
+    assert not arrival.can_serve(Wait(accepts_partial=True))
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/a.tar.gz", "s3://bucket/a.zip"])
