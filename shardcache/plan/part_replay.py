@@ -28,16 +28,16 @@ class PartRules:
         max_share: the share of an object's parts, from 0 to 1, above which the whole is fetched.
         reserved_bytes: returns the space that is reserved while a whole object is fetched, by the
             object's size.
-        file_bytes: space that a file of parts takes in addition to the parts.
-        whole_bytes: space that a whole object takes in addition to its bytes.
+        file_extra_bytes: space that a file of parts takes in addition to the parts.
+        whole_extra_bytes: space that a whole object takes in addition to its bytes.
     """
 
     capacity_bytes: int
     part_bytes: int
     max_share: float
     reserved_bytes: Callable[[int], int]
-    file_bytes: int
-    whole_bytes: int
+    file_extra_bytes: int
+    whole_extra_bytes: int
 
 
 @dataclass(slots=True, eq=False)
@@ -182,8 +182,9 @@ class PartReplay:
         part_bytes = self._rules.part_bytes
         count = -(-size_bytes // part_bytes)
         self.requests += 1
-        self._reserve(self._rules.file_bytes)
-        self.used_bytes += self._rules.file_bytes
+        # If there is no space for this, there is none for a part: `_fetch` raises the error then.
+        self._reserve(self._rules.file_extra_bytes)
+        self.used_bytes += self._rules.file_extra_bytes
         file = _ObjectParts(number, size_bytes, part_bytes, count)
         self._files[number] = file
         return file
@@ -219,7 +220,7 @@ class PartReplay:
         """Fetch the rest of an object, which is whole then; return False if there is no space."""
         cached = list(file.done)
         cached_bytes = file.bytes_of(cached)
-        kept_bytes = self._rules.file_bytes + cached_bytes
+        kept_bytes = self._rules.file_extra_bytes + cached_bytes
         self._retain(file, cached)  # so that no cached part is evicted for the missing ones
         is_reserved = self._reserve(self._rules.reserved_bytes(file.size_bytes) - kept_bytes)
         self._release(file, cached)
@@ -240,7 +241,7 @@ class PartReplay:
 
     def _bytes_of_whole(self, number: int) -> int:
         """Return the space that a whole object takes."""
-        return self._sizes[number] + self._rules.whole_bytes
+        return self._sizes[number] + self._rules.whole_extra_bytes
 
     # Parts that are kept until they are read
 
@@ -293,4 +294,4 @@ class PartReplay:
         self.used_bytes -= file.size_of(int(part))
         if not file.done and number != self._filling:
             del self._files[number]
-            self.used_bytes -= self._rules.file_bytes
+            self.used_bytes -= self._rules.file_extra_bytes

@@ -26,9 +26,9 @@ AFTER_ALL_PLANS = sys.float_info.max
 NEVER = math.inf
 """Time of need of a shard that is in no plan."""
 
-# Weight of a new measurement in the moving average, which thus follows a change of pace within a
-# few shards.
-_NEWEST = 0.3
+# Minimum weight of a new measurement in the moving average, which thus follows a change of pace
+# within a few shards.
+_MIN_WEIGHT = 0.3
 
 # Less reading time than this does not show the pace, as a loader that fills its queues reads as
 # fast as it can.
@@ -77,9 +77,8 @@ class ReaderPlan:
     _next_positions: list[int] = field(default_factory=list, init=False)
     # For each shard that is read more than once, its last position.
     _last: dict[str, int] = field(default_factory=dict, init=False)
-    # The session's total waiting time at `_since_s`, and whether the session took the shard at the
-    # cursor at that time.
-    _waited_s: float = field(default=0.0, init=False)
+    _waited_s: float = field(default=0.0, init=False)  # total waiting time at `_since_s`
+    # True if the session took the shard at the cursor at `_since_s`, and reads the shard since.
     _reading: bool = field(default=False, init=False)
     # The time at which the session took its first shard, and its total waiting time by then.
     _begun: tuple[float, float] | None = field(default=None, init=False)
@@ -118,13 +117,13 @@ class ReaderPlan:
         """True after `end`."""
         return self.start_s == NEVER
 
-    def append(self, name: str, first: int | None) -> int:
+    def append(self, name: str, next_use: int | None) -> int:
         """Append a shard and return its position.
 
         Args:
             name: the shard's name.
-            first: the next position at which the plan has the same shard already; None if it has
-                none.
+            next_use: position of the shard's next use so far; None if it has no use from the cursor
+                on.
         """
         position = len(self.names)
         if position == len(_POSITIONS):
@@ -132,11 +131,11 @@ class ReaderPlan:
         position = _POSITIONS[position]  # the shared int object of the same value
         self.names.append(name)
         self._next_positions.append(0)
-        if first is None:
-            self._last.pop(name, None)
+        if next_use is None:
+            self._last.pop(name, None)  # it would be a position that the cursor has passed
         else:
-            # This is the next position after the shard's last position so far.
-            self._next_positions[self._last.get(name, first)] = position
+            last = self._last.get(name, next_use)  # without an entry, the next use is the only one
+            self._next_positions[last] = position
             self._last[name] = position
         return position
 
@@ -168,10 +167,9 @@ class ReaderPlan:
         is_older = position < self.cursor
         if is_older:
             self.settled = True  # the session was resumed after a daemon restart
-        # The time of the next shard counts from here, if the session has reached a new shard, or
-        # has waited until now.
-        if not is_older or self._since_s is None:
-            self._since_s = now_s
+        has_waited = self._since_s is None
+        if has_waited or not is_older:
+            self._since_s = now_s  # the time of the next shard counts from here
             self._waited_s = waited_s
             self._reading = not is_older  # a shard that is taken again does not show the pace
 
@@ -182,12 +180,11 @@ class ReaderPlan:
         """
         if position == self.cursor:
             self._measure(position + 1, now_s, waited_s)
+            self._since_s = now_s
+            self._reading = False
         is_of_this_plan = position >= 0  # a shard of a previous plan does not show this one's pace
         if is_of_this_plan and not self.settled:
             self._settle(now_s, waited_s)
-        if position == self.cursor:
-            self._since_s = now_s
-            self._reading = False
 
     def believe(self, seconds_per_shard: float) -> None:
         """Adopt the pace of another session of the job, in place of a guess."""
@@ -229,7 +226,7 @@ class ReaderPlan:
             took_s: the time that a shard took to read.
         """
         self.measures += 1
-        weight = max(_NEWEST, 1 / self.measures)
+        weight = max(_MIN_WEIGHT, 1 / self.measures)
         self.seconds_per_shard += weight * (took_s - self.seconds_per_shard)
 
     def move(self, position: int) -> Iterator[tuple[str, int]]:

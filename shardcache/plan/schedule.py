@@ -19,13 +19,13 @@ study of replacement algorithms for a virtual-storage computer", IBM Systems Jou
 
 A resident is a cached shard. The time of its next use shifts constantly, with each session's pace
 and progress, but no queue is ever sorted again. Each plan has a queue of residents, ordered by
-their positions in the plan, which never change. A resident is in one queue at most. That is the
-queue of a plan which names it, but not always of the plan that needs it soonest: the queue's plan
-may use the resident later than another plan does, but never sooner.
+their positions in the plan, which never change. A resident is in the queue of one plan at most, and
+another plan may come to need it sooner. So the queue gives the time of its next use, or a later
+time.
 
-To find the resident that is needed furthest ahead, take the one whose queue needs it furthest
-ahead. If no other plan needs it sooner, no resident is needed later. Otherwise it moves to the
-queue of its soonest use, and the search goes on.
+To find the resident that is needed furthest ahead, take the one with the latest time by its queue.
+If that is the time of its next use, no resident is needed later. Otherwise it moves to the queue of
+its next use, and the search goes on.
 """
 
 import heapq
@@ -138,7 +138,7 @@ class Schedule(Timeline[Session]):
         if plan is not None:
             self._orphans += self._queues.pop(plan, ())
             if len(self._orphans) > 2 * len(self._residents) + _SLACK:
-                # Ticks and searches for victims drop entries, but there were too few of them.
+                # Sessions end faster than ticks and searches for victims drop these entries.
                 distinct = set(self._orphans)
                 self._orphans = [
                     (position, key) for position, key in distinct if self._is_orphan(key)
@@ -171,7 +171,7 @@ class Schedule(Timeline[Session]):
             self.missing_again(name)
 
     def _drop_if_furthest(self, plan: ReaderPlan, entry: _Entry) -> None:
-        """Drop an entry if it is the furthest of its queue, as an evicted shard's always is.
+        """Drop an entry that is the furthest of its queue. The entry of an evicted shard is.
 
         Any other entry is stale now, and is dropped once it is the furthest.
         """

@@ -67,8 +67,11 @@ class Sieve:
 
     def _sweep(self) -> None:
         """Move the hand to the next key that was not used after the hand last passed it."""
-        while next(iter(self._ahead.values()), False):
-            key, _ = self._ahead.popitem(last=False)
+        while self._ahead:
+            key, used = next(iter(self._ahead.items()))
+            if not used:
+                return
+            del self._ahead[key]
             self._passed[key] = False
             self._go_round()
 

@@ -87,7 +87,7 @@ class Timeline(Generic[Session]):
         plan = ReaderPlan(seconds_per_shard, self.now_s, job)
         self._plans[session] = plan
         if previous is not None and previous.measures:
-            plan.measures = previous.measures
+            plan.measures = previous.measures  # the pace is no guess, so it stays
         elif job in self._paces_s:
             plan.believe(self._paces_s[job])
         plan.tick(self.now_s)
@@ -125,9 +125,9 @@ class Timeline(Generic[Session]):
         for name in names:
             uses = all_uses.get(name)
             if uses is None:
-                all_uses[name] = {plan: plan.append(name, first=None)}
+                all_uses[name] = {plan: plan.append(name, next_use=None)}
             else:
-                position = plan.append(name, first=uses.get(plan))
+                position = plan.append(name, next_use=uses.get(plan))
                 uses.setdefault(plan, position)
 
     def forget(self, session: Session) -> ReaderPlan | None:
@@ -141,6 +141,7 @@ class Timeline(Generic[Session]):
     def _sweep(self) -> None:
         """Drop a batch of an ended plan's uses. Dropping all at once would block the event loop."""
         plan = self._ended[-1]
+        # No session moves the cursor of an ended plan. It marks the uses that were dropped.
         for name, _ in plan.move(plan.cursor + _BATCH):
             self._drop(name, plan)
         if plan.cursor == len(plan.names):

@@ -211,9 +211,9 @@ class SampleSimulation:
             part_bytes=part_bytes,
             max_share=whole_from_percent / 100,
             reserved_bytes=footprint_bytes,
-            file_bytes=JOURNAL_BYTES,
+            file_extra_bytes=JOURNAL_BYTES,
             # Objects that are fetched whole are not indexed, so their sidecars list no samples.
-            whole_bytes=typical_sidecar_bytes(samples=0),
+            whole_extra_bytes=typical_sidecar_bytes(samples=0),
         )
 
     def replay(self, node: int) -> PartReplay:
