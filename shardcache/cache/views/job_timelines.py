@@ -92,8 +92,8 @@ class Lane:
             uses: the uses, the soonest first.
         """
         for use in uses:
-            number = min(int(use.in_s * BINS / HORIZON_S), BINS - 1)
-            self.counts[use.presence][number] += 1
+            interval = min(int(use.in_s * BINS / HORIZON_S), BINS - 1)
+            self.counts[use.presence][interval] += 1
         # A plan with this many uses was not examined up to the horizon.
         is_cut_short = len(uses) == MAX_USES
         if is_cut_short:

@@ -122,14 +122,14 @@ class Reasons:
 
         transfers = self._transfers.all()
         waits_for_space = any(each.stages.present is Stage.SPACE for each in transfers)
-        yield Limit("space", self.space_in_words(), waits_for_space)
+        yield Limit("space", self.space_in_words(), holds=waits_for_space)
 
         being_checked = [each for each in transfers if each.stages.present is Stage.DISK]
         if being_checked:
             priority_classes = {transfer.priority_class for transfer in being_checked}
-            is_waited_for = PriorityClass.WAITING in priority_classes
+            has_waiting_reader = PriorityClass.WAITING in priority_classes
             text = f"arrived shards being checked and indexed: {len(being_checked)}"
-            yield Limit("disk", text, is_waited_for)
+            yield Limit("disk", text, holds=has_waiting_reader)
 
         failures = [str(each) for url, each in self._downloader.failing.items() if visible(url)]
         if failures:

@@ -165,7 +165,7 @@ class StatusPage:
         """
         if not waiting:
             return None
-        stages = [reader.waiting_for or "" for reader in waiting]
+        stages = [reader.waiting_for for reader in waiting if reader.waiting_for is not None]
         commonest = max(set(stages), key=stages.count)
         if commonest != LISTING:
             return self._reasons.of_stage(commonest)
