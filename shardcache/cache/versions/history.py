@@ -89,7 +89,7 @@ class History:
             if not damaged and await self.catalogue.count(_KIND) >= len(shards):
                 return
             log.info("rebuilding sample counts from the sidecars", shards=len(shards))
-            latest_first = list(reversed(shards))
+            latest_first = list(reversed(shards))  # the store has them in the order of their use
             for first in range(0, len(latest_first), _SIDECARS_AT_ONCE):
                 await self._restore(latest_first[first : first + _SIDECARS_AT_ONCE])
             self.changes += 1
@@ -107,19 +107,17 @@ class History:
 
     async def remember(self, facts: Facts) -> None:
         """Store a shard's version and sample count."""
-        # A shard with a count always gets a new row: `known` stays None. A tar that is fetched as a
-        # plain file has no count. If there is a row of the same version, that row may have a count,
-        # and so it is kept.
-        known: FetchedVersion | None = None
         if facts.samples is None:
+            # A tar that is fetched as a plain file has no count, but an earlier row of the same
+            # version may have one.
             known = await self.catalogue.get(_KIND, facts.url, parse=FetchedVersion.from_row)
-        if known is None or known.version != facts.version:
-            # The change is counted before `put` is called, not after `put` returns. The catalogue
-            # serves calls in their order, and nothing else runs between the count and the call. So
-            # a caller that sees the new count looks rows up after this row is written.
-            self.changes += 1
-            row = FetchedVersion(facts.version, facts.samples).to_row()
-            await self.catalogue.put(row, _KIND, facts.url)
+            if known is not None and known.version == facts.version:
+                return
+        # The change is counted before the row is written. The catalogue serves calls in their
+        # order: a caller that sees the new number looks rows up after this one is written.
+        self.changes += 1
+        row = FetchedVersion(facts.version, facts.samples).to_row()
+        await self.catalogue.put(row, _KIND, facts.url)
 
     async def versions(self, urls: Sequence[str]) -> list[str | None]:
         """Return the last version fetched of each url; None for a url never fetched."""

@@ -136,8 +136,8 @@ class Revalidation:
             obj = await self._stat_signed(ref.url)
         key = shard_key(place_of(ref.url, is_file=ref.is_file), obj.version)
         self._check_length(key, obj)
-        # The answer also says which version is the latest. That is of use to a reader that named no
-        # version, unless a later answer is known.
+        # The answer also states the latest version, which a reader gets that has named none. A
+        # transfer may have asked more recently than this request: its answer then stays.
         if ref.version is None and self._planner.checked_at_s(name) < asked_s:
             self._planner.learn(name, key, checked_at_s=time.monotonic())
 
@@ -147,7 +147,7 @@ class Revalidation:
         None if the origin fails, refuses the request or does not answer in time: the cached version
         is served then. Raises the origin's other errors, and its refusal of a signed url.
         """
-        self._counters.fetched(url, size_bytes=0, requests=1)
+        self._counters.fetched(url, size_bytes=0, requests=1)  # the bill has failed requests, too
         try:
             async with asyncio.timeout(_TIMEOUT_S) as limit:
                 return await self._origins.origin(url).stat(url)
