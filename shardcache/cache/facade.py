@@ -191,7 +191,7 @@ class Cache:
                 wanted=wanted,
             )
         async with reporting(frozenset(listing.shards.urls), self._downloader, send):
-            yield await asyncio.to_thread(lambda: listing.wanting(wanted).refs())
+            yield await asyncio.to_thread(lambda: listing.read_as(wanted).refs())
 
     async def pin(self, patterns: Sequence[str], peer: Peer, send: Send) -> None:
         """Pin every shard or file that the patterns match, and fetch the missing ones.
@@ -223,7 +223,7 @@ class Cache:
             complete_refs = await self._warming.complete(refs, versions=True)
             pins = await asyncio.to_thread(_pins_of, complete_refs, uids)
             new_urls = await self._pins.add(pins)
-            work = Round(complete_refs, CACHED, self._transfers, send)
+            work = Round(complete_refs, self._transfers, send, unfetched_state=CACHED)
             totals = await self._warming.fetch(work, keep)
             # Shards that could not be fetched lose the pins that this request has added.
             await self._pins.remove(self._missing_pins(new_urls), peer.uid)

@@ -103,7 +103,7 @@ class Counting:
             state = KNOWN if counted.is_known else FETCHED
             return ShardOutcome(state, complete.size_bytes, details)
 
-        work = Round(present, KNOWN, self._transfers, send)
+        work = Round(present, self._transfers, send, unfetched_state=KNOWN)
         totals = await work.run(visit, self._max_transfers)
         await send({"event": "done", **totals, "samples": total_samples})
 
@@ -121,12 +121,11 @@ class Counting:
         for ref in refs:
             if ref.url in present:
                 continue
-            # None if the origin need not be asked, or the request failed. A failed request is made
-            # again when the shard is counted.
-            obj = objects.get(ref.url)
             if ref.url not in unsure:
                 present[ref.url] = ref
-            elif obj is None:
+                continue
+            obj = objects.get(ref.url)
+            if obj is None:  # the request failed; it is made again when the shard is counted
                 present[ref.url] = ShardRef(ref.url)
             else:
                 present[ref.url] = _ref_of(obj, counts.get((obj.url, obj.version)))

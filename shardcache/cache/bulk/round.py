@@ -56,17 +56,18 @@ class Round:
     def __init__(
         self,
         refs: Sequence[ShardRef],
-        unfetched_state: str,
         transfers: Transfers,
         send: Send,
+        *,
+        unfetched_state: str,
     ) -> None:
         """Begin without progress.
 
         Args:
             refs: the shards.
-            unfetched_state: name of the counter of shards that need not be fetched.
             transfers: all transfers in progress, which tell how much of each shard has arrived.
             send: gets the events.
+            unfetched_state: name of the counter of shards that need not be fetched.
         """
         self._refs = refs
         self._transfers = transfers
@@ -164,10 +165,10 @@ async def reporting(
     downloader: Downloader,
     send: Send,
 ) -> AsyncIterator[None]:
-    """Report, during the block, the request for the urls that was repeated most often so far.
+    """Report, during the block, failed attempts at the request that has failed most often.
 
     Args:
-        urls: the urls.
+        urls: the urls that the requests are for.
         downloader: makes the requests, and repeats those that fail.
         send: gets the events.
     """
@@ -180,14 +181,14 @@ async def reporting(
 
 
 async def _report_failures(urls: Collection[str], downloader: Downloader, send: Send) -> None:
-    """Send an event whenever another request is the one that was repeated most often."""
+    """Send each failed attempt at the request that has failed most often, as an event."""
     last_sent = None
     while True:
         await asyncio.sleep(_PROGRESS_S)
         failures = [(failure, url) for url, failure in downloader.failing.items() if url in urls]
         if not failures:
             continue
-        failure, url = max(failures)
+        failure, url = max(failures)  # failures compare by the number of the attempt
         if failure != last_sent:
             last_sent = failure
             await send({"event": "retrying", "url": redact(url), "message": str(failure)})

@@ -56,7 +56,7 @@ class Warming:
         # The space is measured now, before transfers of these very shards take some of it.
         check_size = _size_check(self._store.measured_space())
         check_size(wanted)
-        work = Round(wanted, CACHED, self._transfers, send)
+        work = Round(wanted, self._transfers, send, unfetched_state=CACHED)
         delivered: list[Published] = []
 
         async def note(published: Published) -> None:

@@ -51,7 +51,7 @@ Fingerprints = tuple[str, ...]
 
 
 @dataclass(slots=True)
-class _Listed:
+class _ReusableListing:
     """A listing that may be used again.
 
     Attributes:
@@ -102,7 +102,7 @@ class Manifests:
         self._allow = allow
         self._limits = limits
         # Listings that may be used again. The key is `wanted`, followed by the patterns.
-        self._listed: dict[tuple[str, ...], _Listed] = {}
+        self._reusable: dict[tuple[str, ...], _ReusableListing] = {}
         # Lists that are known to users, least recently used first.
         self._known: dict[tuple[Peer, Fingerprints], Listing] = {}
         # The shards of index files that are in use, by url and version.
@@ -146,11 +146,11 @@ class Manifests:
             known = await self._admit(listing, peer)
             url = listing.shards.urls[0]
             self._origins.origin(url).expect(url)  # the origin prepares for further requests
-            if known.remembered == listing.remembered:
-                return known
-            # The known list has the same shards, but was sent by a user, so its counts do not come
-            # from this daemon's catalogue.
-            return listing
+            # Both lists have the same shards. But the known one may have been sent by a user: then
+            # its counts do not come from this daemon's catalogue, which `remembered` has to tell.
+            if known.remembered != listing.remembered:
+                return listing
+            return known
 
     async def _current(
         self,
@@ -171,21 +171,21 @@ class Manifests:
         """
         key = (wanted, *patterns)
         self._forget_stale(asked_s)
-        listed = self._listed.get(key)
-        if listed is None or listed.listed_s < asked_s - max_age_s:
+        reusable = self._reusable.get(key)
+        if reusable is None or reusable.listed_s < asked_s - max_age_s:
             listed_s = time.monotonic()
-            listed = _Listed(listed_s, await self._list_all(patterns, wanted))
-            self._listed[key] = listed
+            reusable = _ReusableListing(listed_s, await self._list_all(patterns, wanted))
+            self._reusable[key] = reusable
 
         # The listing of an index file has every count. Any other listing may lack some (-1). Those
         # are looked up again after the history has stored further counts.
         changes = self._history.changes
-        previous = listed.listing
-        if changes != listed.filled_after and -1 in previous.shards.samples:
+        previous = reusable.listing
+        if changes != reusable.filled_after and -1 in previous.shards.samples:
             listing = await self._filled(previous)
         else:
             listing = previous
-        self._listed[key] = _Listed(listed.listed_s, listing, changes)
+        self._reusable[key] = _ReusableListing(reusable.listed_s, listing, changes)
         if listing is not previous:  # the user's list with fewer counts is no longer of use
             fingerprint = await _fingerprint(previous)
             self._known.pop((peer, (fingerprint,)), None)
@@ -230,7 +230,7 @@ class Manifests:
         """
         key = tuple(fingerprints)
         if (peer, key) in self._known:
-            lock = self._lock(*key)
+            lock = self._lock(*key)  # each request may make a large copy, to be read in another way
         else:
             # Lists have to be joined, or one is unknown. That is done for one request of a user at
             # a time, as the lists may be large.
@@ -242,7 +242,7 @@ class Manifests:
             if listing is None:
                 return None
             kept = self._keep(key, peer, listing)
-            return await asyncio.to_thread(kept.wanting, wanted)
+            return await asyncio.to_thread(kept.read_as, wanted)
 
     async def stat(self, url: str) -> RemoteObject:
         """Return an object as its origin has it now.
@@ -313,7 +313,7 @@ class Manifests:
         """Raise NotAllowedError unless the user is allowed every pattern. Blocks."""
         for pattern in patterns:
             urls = [pattern]
-            braced = in_braces(pattern)
+            braced = in_braces(pattern)  # with braces in place of other spellings of them
             host_start = braced.find("://") + len("://")
             up_to_host = braced[: braced.find("/", host_start)]
             # A pattern with braces in its host expands to several hosts, each of which must be
@@ -354,7 +354,7 @@ class Manifests:
         if wanted == "files":
             joined = await self._with_versions(joined)
         for listing in self._known.values():
-            if listing.shards is joined:  # they come from an index file that has not changed
+            if listing.shards is joined:  # the same object: its index file has not changed
                 return listing
         return await asyncio.to_thread(Listing, joined)
 
@@ -401,7 +401,9 @@ class Manifests:
             """Make one attempt, of which `Downloader.ask` makes several if necessary."""
             return expand(pattern, self._origins, received, self._indexes, wanted)
 
-        row = (_KIND, pattern) if wanted == "samples" else (_KIND, pattern, wanted)
+        row = [_KIND, pattern]
+        if wanted != "samples":
+            row.append(wanted)  # the pattern may match other objects than those with samples
         try:
             shards = await self._downloader.ask(pattern, request)
         except OriginUnavailableError as exn:
@@ -427,17 +429,17 @@ class Manifests:
         Args:
             now_s: the present time, by the monotonic clock.
         """
-        newest_first = reversed(list(self._listed.items()))
-        total_bytes = 0
-        for key, listed in newest_first:
+        newest_first = reversed(list(self._reusable.items()))
+        total_bytes = 0  # memory of a listing and all newer ones
+        for key, reusable in newest_first:
             ttl_s = self._limits.ttl_s
             if any(map(is_index, key)):
                 # Reading an index file again takes only one request, and the file may just have
                 # been updated for the job that asks.
                 ttl_s = min(ttl_s, _INDEX_TTL_S)
-            total_bytes += listed.listing.memory_bytes
-            if now_s - listed.listed_s >= ttl_s or total_bytes > self._limits.memory_bytes:
-                del self._listed[key]
+            total_bytes += reusable.listing.memory_bytes
+            if now_s - reusable.listed_s >= ttl_s or total_bytes > self._limits.memory_bytes:
+                del self._reusable[key]
 
 
 async def _fingerprint(listing: Listing) -> str:

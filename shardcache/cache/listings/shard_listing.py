@@ -106,7 +106,7 @@ class Listing:
             return self.shards
         return [self.ref(number) for number in range(len(self.shards))]
 
-    def wanting(self, wanted: Wanted) -> "Listing":
+    def read_as(self, wanted: Wanted) -> "Listing":
         """Return the same shards to be read in another way, as `wanted` says. Blocks."""
         if wanted == self._wanted:
             return self
