@@ -123,5 +123,9 @@ class CachedParts:
         """Remove a part that no reader has in use, and free its space. Raises DiskError."""
         size_bytes = file.partial.size_of(part)
         file.forget(part)
-        await asyncio.to_thread(file.partial.punch, part)
-        self._space.kept_bytes -= size_bytes
+        try:
+            await asyncio.to_thread(file.partial.punch, part)
+        finally:
+            # If that fails, the bytes stay on disk. They count again once the file is a leftover,
+            # whose size is measured.
+            self._space.kept_bytes -= size_bytes

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from shardcache.errors import DiskError
 from shardcache.origin.objects import RemoteObject
+from shardcache.store.part_file import FILE_BYTES
 from shardcache.store.space import Reservation
 from shardcache.store.store import Store
 from support.shards.stores import kept_in, open_store
@@ -46,3 +48,25 @@ async def test_closed_file_keeps_its_number_until_its_parts_are_released(store: 
     assert store.parts.granted.inodes(key) == {inode}
     parts.release(file, [3, 4])
     assert store.parts.granted.inodes(key) == set()
+
+
+async def test_a_failed_eviction_of_a_part_takes_no_space_for_ever(store: Store) -> None:
+    """Its bytes are on the disk as long as its file, and count no longer than that."""
+    parts = kept_in(store).residency.parts
+    reservation = Reservation(store.space)
+    reservation.grow(FILE_BYTES + PART_BYTES)
+    file = await parts.open(OBJECT, PART_BYTES, reservation)
+    file.partial.done[3] = 0
+    reservation.keep(FILE_BYTES + PART_BYTES)
+    parts.arrived(file, 3)
+
+    aside = file.partial.journal_path.rename(file.partial.journal_path.with_suffix(".aside"))
+    file.partial.journal_path.mkdir()  # a file that cannot be opened, as on a disk that fails
+    with pytest.raises(DiskError):
+        await parts.evict(file.partial.key, 3)
+    file.partial.journal_path.rmdir()
+    aside.rename(file.partial.journal_path)
+
+    parts.hand_over(file)
+    assert await store.leftovers.remove(file.partial.key)
+    assert store.space.used_bytes == 0
