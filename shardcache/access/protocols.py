@@ -32,8 +32,8 @@ class UrlProtocol(NamedTuple):
         settings: settings of an `[[origin]]` table that not all protocols support, and this one
             does.
         has_tier: True if a cluster's tier can be in front of the protocol's stores.
-        signed_options: the only `storage_options` with which a tier can be used: presigned urls
-            support these options, while others need an SDK. None if a tier can be used with any.
+        presigned_options: the `storage_options` that presigned urls support. With any other, an SDK
+            is needed, and a tier cannot be used. None if a tier can be used with any option.
         load: module and function that loads what the first request needs, if that takes long; the
             function blocks. Empty for none.
         variables: prefix of the environment variables that configure the protocol; empty if
@@ -52,7 +52,7 @@ class UrlProtocol(NamedTuple):
     package: str = ""
     settings: frozenset[str] = frozenset()
     has_tier: bool = False
-    signed_options: frozenset[str] | None = None
+    presigned_options: frozenset[str] | None = None
     load: str = ""
     variables: str = ""
     endpoint_variables: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ _TABLE = (
         package="s3fs",
         settings=_ACCESS | {"region", "profile"},
         has_tier=True,
-        signed_options=frozenset({"key", "secret", "token", "endpoint_url", "anon", "use_ssl"}),
+        presigned_options=frozenset({"key", "secret", "token", "endpoint_url", "anon", "use_ssl"}),
         load="shardcache.origin.s3.s3_origin:load",
         variables="AWS_",
         endpoint_variables=("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),

@@ -62,7 +62,8 @@ class Origin(Protocol):
     """Remote place that shards come from.
 
     Every method raises only the errors of `shardcache.errors`. No method retries or sets a timeout:
-    the caller does both, and every method reports bytes to the caller as they arrive.
+    the caller does both. `fetch` and `list_prefix` report progress, by which the caller notices a
+    stall.
 
     Attributes:
         tier: state of the cluster's shared cache in front of the origin; None if there is none.
@@ -132,10 +133,11 @@ class Origin(Protocol):
         )
 
     async def part_span(self, obj: RemoteObject, number: int) -> tuple[int, int] | None:
-        """Return start and end of a part that an object was uploaded in; None if there is none.
+        """Return the bytes `[start, end)` of one part of an object's multipart upload.
 
-        An object that was not uploaded in parts has one part, which is the whole object. The parts
-        of an upload are not the parts that the cache fetches.
+        Returns None if there is no such part. An object that was not uploaded in parts has one
+        part, which is the whole object. The parts of an upload are not the parts that the cache
+        fetches.
 
         Args:
             number: number of the part; 1 for the first.
@@ -177,8 +179,8 @@ class Origin(Protocol):
         """
         return None
 
-    async def credentials(self, url: str) -> str:
-        """Obtain the credentials for a url, and return their kind; empty if unknown.
+    async def obtain_credentials(self, url: str) -> str:
+        """Obtain the credentials for a url, and return their source as text; empty if unknown.
 
         Raises the errors of `stat`.
         """
@@ -187,10 +189,10 @@ class Origin(Protocol):
     async def prepare(self, url: str) -> None:
         """Obtain the credentials and the connections that the first requests need.
 
-        Two requests at the same time open two connections: one for a HEAD, one for a GET.
-
         Raises the errors of `stat`.
         """
+        # The first read sends a HEAD and a GET at the same time, so it needs two connections. Two
+        # requests at the same time open two.
         await asyncio.gather(self.stat(url), self.stat(url))
 
     async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:

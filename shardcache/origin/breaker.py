@@ -26,7 +26,7 @@ class Breaker:
         self._max_failures = max_failures
         self._pause_s = pause_s
         self._failures = 0
-        self._probe_s = 0.0
+        self._next_probe_s = 0.0  # time at which the next probe is admitted, if the breaker is open
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed"
@@ -41,9 +41,9 @@ class Breaker:
         """Return whether a request may be sent now. While the breaker is open, it is a probe."""
         if not self.is_open:
             return True
-        if now_s < self._probe_s:
+        if now_s < self._next_probe_s:
             return False
-        self._probe_s = now_s + self._pause_s
+        self._next_probe_s = now_s + self._pause_s
         return True
 
     def succeeded(self) -> None:
@@ -58,4 +58,4 @@ class Breaker:
         """
         self._failures += math.ceil(self._max_failures / 2) if stalled else 1
         if self.is_open:
-            self._probe_s = max(self._probe_s, now_s + self._pause_s)
+            self._next_probe_s = now_s + self._pause_s

@@ -104,11 +104,11 @@ class DeferredOrigin(Origin):
 
     async def part_span(self, obj: RemoteObject, number: int) -> tuple[int, int] | None:
         """As `Origin.part_span`."""
-        return await (await self.loaded()).part_span(obj, number)
+        return await (await self.loaded()).part_span(_without_key_split(obj), number)
 
-    async def credentials(self, url: str) -> str:
-        """As `Origin.credentials`."""
-        return await (await self.loaded()).credentials(url)
+    async def obtain_credentials(self, url: str) -> str:
+        """As `Origin.obtain_credentials`."""
+        return await (await self.loaded()).obtain_credentials(url)
 
     async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
         """As `Origin.upload`."""

@@ -6,6 +6,7 @@ candidate is the store as opened with one set of credentials.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -32,8 +33,7 @@ from shardcache.transport.between.parts import Parts, PartSums
 _MAX_BUCKETS = 10_000  # number of buckets whose last successful candidate is remembered
 _MAX_FOLDERS = 1_000  # number of folders in which a candidate's refusals are remembered
 # Credentials that were refused in a folder are tried last for this time, as a refused `stat` costs
-# three requests to S3. If they get the permission within this time, they are used only after it, or
-# when all other credentials are refused as well.
+# three requests to S3.
 _REFUSED_S = 300.0
 _EVERYWHERE = ""  # the folder that stands for all folders
 _Result = TypeVar("_Result")
@@ -125,10 +125,8 @@ class _Candidate:
 
     def is_refused(self, folder: str) -> bool:
         """Return whether the store refused a request in a folder lately."""
-        if not self._refused:
-            return False
-        latest_s = max(self._refused.get(place, 0.0) for place in (folder, _EVERYWHERE))
-        return latest_s > time.monotonic() - _REFUSED_S
+        oldest_s = time.monotonic() - _REFUSED_S
+        return any(self._refused.get(each, -math.inf) > oldest_s for each in (folder, _EVERYWHERE))
 
     def refuse(self, folder: str) -> None:
         """Note that the store refused a request in a folder, or everywhere."""
@@ -224,10 +222,10 @@ class PermittedOrigin(Origin):
         async with self._first_origin(url) as origin:
             return await origin.permitted_lately(route, url)
 
-    async def credentials(self, url: str) -> str:
-        """As `Origin.credentials`, for the credentials that are tried first."""
+    async def obtain_credentials(self, url: str) -> str:
+        """As `Origin.obtain_credentials`, for the credentials that are tried first."""
         async with self._first_origin(url) as origin:
-            return await origin.credentials(url)
+            return await origin.obtain_credentials(url)
 
     async def prepare(self, url: str) -> None:
         """As `Origin.prepare`, but only with the credentials that are tried first."""

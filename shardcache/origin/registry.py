@@ -24,9 +24,9 @@ from shardcache.origin.tier.tier_state import TierState
 from shardcache.origin.tiered_origin import TieredOrigin
 from shardcache.transport.worker_pool import Workers
 
-# A slot is the right to read one part at a time. It may have two connections: a part that was
-# preempted keeps its connection while a more urgent part reads.
-_CONNECTIONS_PER_SLOT = 2
+# A part that was preempted keeps its connection while a more urgent part reads. So there may be
+# twice as many connections as parts that are read at the same time.
+_CONNECTIONS_PER_PART = 2
 # Number of additional connections, so that requests for versions and listings never queue behind
 # parts.
 _SPARE_CONNECTIONS = 8
@@ -42,9 +42,9 @@ def reason_to_bypass(table: OriginTable) -> str:
     if not row.has_tier:
         return f"only S3 and web servers can have a tier, not {protocol}://"
 
-    if row.signed_options is None:  # the protocol allows any options
+    if row.presigned_options is None:  # a tier can be used with any option
         return ""
-    unsupported = sorted(set(table.storage_options) - row.signed_options)
+    unsupported = sorted(set(table.storage_options) - row.presigned_options)
     if unsupported:
         return f"storage_options has {', '.join(unsupported)}, which only the SDK supports"
     return ""
@@ -80,7 +80,8 @@ class Origins:
     ) -> None:
         self._redirect_guard = redirect_guard
         self._tables = tables
-        self._connections = _CONNECTIONS_PER_SLOT * max_connections + _SPARE_CONNECTIONS
+        # `max_connections` counts parts, and the origins count connections.
+        self._max_opened = _CONNECTIONS_PER_PART * max_connections + _SPARE_CONNECTIONS
         self._origins: dict[tuple[str, str], DeferredOrigin] = {}  # by protocol and table's match
         addresses = [table.tier for table in tables if table.tier is not None]
         self.tiers = {address: TierState(address) for address in addresses}
@@ -160,10 +161,10 @@ class Origins:
         An SDK that is not configured would send requests to the cloud instance's metadata service.
         Errors are ignored: the request that needs the credentials reports them.
         """
-        asking = [self.origin(url).credentials(url) for url in self.urls_to_prepare]
         # All are obtained concurrently, so that no other url waits for a profile that prompts the
         # user for a code.
-        await asyncio.gather(*asking, return_exceptions=True)
+        obtaining = [self.origin(url).obtain_credentials(url) for url in self.urls_to_prepare]
+        await asyncio.gather(*obtaining, return_exceptions=True)
 
     async def start_worker(self) -> None:
         """Start a transport worker before the first request needs it, and wait until it is up.
@@ -188,7 +189,7 @@ class Origins:
         setup = Setup(
             protocol,
             table,
-            max_connections=self._connections,
+            max_connections=self._max_opened,
             redirect_guard=self._redirect_guard,
             workers=self._workers,
             session_credentials=self.session_credentials,

@@ -36,6 +36,7 @@ class TieredOrigin(DeferredOrigin):
         permitted.
         """
         try:
+            # Without `first_bytes`: all bytes are to come through the tier.
             current = await super().stat(url)
         except OriginUnavailableError:
             last_known = self._known.get(url) or await self._permitted_by_tier(url)
@@ -58,7 +59,7 @@ class TieredOrigin(DeferredOrigin):
     async def _permitted_by_tier(self, url: str) -> RemoteObject | None:
         """Return the version that the store lately permitted the tier to serve.
 
-        Returns None if the tier knows no version, or does not answer, too.
+        Returns None if the tier knows no version, or fails as well.
         """
         route = self.tier.version_route()
         if route is None:

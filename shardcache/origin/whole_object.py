@@ -64,7 +64,9 @@ async def _fetch(origin: Origin, obj: RemoteObject, flow: Flow, fd: int) -> None
             algorithm=algorithm,
             fd=fd,
         )
-        sums += await origin.fetch(obj, parts, flow) or ()
+        part_sums = await origin.fetch(obj, parts, flow)
+        assert part_sums is not None  # None is returned only if there is a `commit`
+        sums += part_sums
 
     if stated is not None and algorithm is not None:
         checksums = [part.checksum for part in sums]

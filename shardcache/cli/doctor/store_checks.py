@@ -178,7 +178,8 @@ class _Stores:
             self._allow.check(url, self._peer)
             if protocol_of(url) in STORES:
                 check = "origin.credentials"
-                if source := await self._origins.origin(url).credentials(url):
+                source = await self._origins.origin(url).obtain_credentials(url)
+                if source:
                     findings.append(ok(f"{source} ({self._owner})").named(check))
                 check = "origin.reach"
             obj = await self._object(url)

@@ -122,7 +122,7 @@ class HubOrigin(StoreOrigin):
         for each HEAD, and a server may then refuse urls that were signed before, even a url that a
         reader's GET is using.
         """
-        await self.credentials(url)
+        await self.obtain_credentials(url)
 
     async def _find(self, url: str) -> tuple[Answer | None, URL]:
         """Return the answer to a HEAD that describes a file, and the file's place."""

@@ -131,8 +131,8 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
                 raise_unusable(answer, version, obj, parts)
         raise AssertionError  # the last attempt has returned or raised
 
-    async def credentials(self, url: str) -> str:
-        """As `Origin.credentials`."""
+    async def obtain_credentials(self, url: str) -> str:
+        """As `Origin.obtain_credentials`."""
         return (await self._proof.get(url)).source
 
     async def close(self) -> None:

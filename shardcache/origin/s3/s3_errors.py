@@ -83,12 +83,16 @@ _DENIED = (
 )
 
 
-class LedAwayError(OSError):
+class RedirectError(OSError):
     """A redirect that does not state the bucket's region.
 
     botocore would send a HEAD to find the region, and treat a redirect of that HEAD in the same
     way, hundreds of times.
     """
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the server redirects with status {status}")
+        self.status = status
 
 
 def translation(exn: Exception, url: str) -> tuple[errors.ShardcacheError, bool]:
@@ -142,9 +146,8 @@ def _client_error(exn: Exception, url: str) -> errors.ShardcacheError:
         return errors.OriginError(f"the S3 client rejects the request: {exn}", url=url)
 
     # 2. The server does not speak S3, or is not trusted.
-    if isinstance(exn, LedAwayError):
-        status = exn.errno or 0
-        return error_of(status, f"the origin answered with status {exn.errno}", url)
+    if isinstance(exn, RedirectError):
+        return error_of(exn.status, f"the origin answered with status {exn.status}", url)
     # This comes before _UNREADABLE: an SSLCertVerificationError is also a ValueError.
     certificate = _cause(exn, ssl.SSLCertVerificationError)
     if certificate is not None:
@@ -155,15 +158,15 @@ def _client_error(exn: Exception, url: str) -> errors.ShardcacheError:
         return errors.OriginUnavailableError(f"invalid answer from the origin: {exn!r}", url=url)
 
     # 3. There is no connection, or it has failed.
-    refused = _cause(exn, aiohttp.ClientConnectorError)
-    if refused is not None:
-        place = f"{refused.host}:{refused.port}"
-        return connection_error(failure(refused.os_error, place), url)
+    connector_error = _cause(exn, aiohttp.ClientConnectorError)
+    if connector_error is not None:
+        place = f"{connector_error.host}:{connector_error.port}"
+        return connection_error(failure(connector_error.os_error, place), url)
     return connection_error(str(exn) or type(exn).__name__, url)
 
 
 def _cause(exn: BaseException | None, kind: type[E]) -> E | None:
-    """Return the error of a kind among an exception and its causes; None if there is none."""
+    """Return the first of an exception and its causes that is of a kind; None if none is."""
     while exn is not None and not isinstance(exn, kind):
         exn = exn.__cause__ or exn.__context__
     return exn

@@ -80,7 +80,7 @@ def modified_s(field: str | None) -> float | None:
 
 
 def part_in(head: Headers, obj: RemoteObject, number: int) -> tuple[int, int] | None:
-    """Return start and end of an uploaded part, from the answer to a HEAD with its number.
+    """Return the bytes `[start, end)` of an uploaded part, from the answer to a HEAD for the part.
 
     Returns None if the object has no such part. A store that does not support part numbers answers
     with the whole object, which counts as the first part.

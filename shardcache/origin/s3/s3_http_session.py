@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 from aiobotocore.httpsession import AIOHTTPSession
 
-from shardcache.origin.s3.s3_errors import LedAwayError
+from shardcache.origin.s3.s3_errors import RedirectError
 from shardcache.transport.http.http_heads import MAX_HEAD_BYTES, HeadError
 from shardcache.transport.http.pool import IDLE_S, SILENCE_S
 from shardcache.transport.http.sockets import new_socket
@@ -68,20 +68,21 @@ class StoreSession(_SessionWithoutRedirects):
         """Send a request, and return the answer.
 
         A GET or HEAD is sent again, over a new connection, if a pooled connection is silent. Raises
-        LedAwayError.
+        RedirectError.
         """
         if request.method in _REPEATABLE:
-            answer = await self._send_twice(request)
+            answer = await self._send_repeatable(request)
         else:
             answer = await super().send(request)
+        is_redirect = answer.status_code in _REDIRECTS
         # The SDK itself follows a redirect that names the bucket's region.
-        is_redirect = answer.status_code in _REDIRECTS and _REGION not in answer.headers
-        if request.method == "HEAD" and is_redirect:
-            raise LedAwayError(answer.status_code, "the server redirects")
+        names_region = _REGION in answer.headers
+        if request.method == "HEAD" and is_redirect and not names_region:
+            raise RedirectError(answer.status_code)
         return answer
 
-    async def _send_twice(self, request: Any) -> Any:
-        """Send a request over a pooled connection, then over a new one if that is silent.
+    async def _send_repeatable(self, request: Any) -> Any:
+        """Send a request over a pooled connection, and again over a new one after a silence.
 
         While pooled connections are not trusted, the request is sent only over a new connection.
         """

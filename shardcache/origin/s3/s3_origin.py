@@ -2,7 +2,8 @@
 
 Transport workers send HEADs and GETs to presigned urls: the SDK would deliver bodies on the event
 loop, at twice the cost. The SDK (botocore, by s3fs) makes all other requests. It also makes HEADs
-and GETs where `PresignedRequests` cannot. `fs` is an s3fs filesystem throughout.
+and GETs where `PresignedRequests` cannot. `fs` is an s3fs filesystem throughout, and `where` is a
+bucket and key as parameters of the SDK.
 """
 
 import os
@@ -44,7 +45,8 @@ from shardcache.transport.between.messages import Answer, Body, Request
 from shardcache.transport.between.parts import Parts, PartSums
 
 _REFUSED_S = 60.0  # see `S3Origin`
-# Descriptions of the places where botocore finds credentials, by its names; others are not changed.
+# Descriptions of the places where botocore finds credentials, by its names of them. Its names of
+# other places need no description.
 _SOURCES = {
     "env": "AWS_ACCESS_KEY_ID in the environment",
     "explicit": "AWS_ACCESS_KEY_ID in the environment of a reader",
@@ -102,16 +104,16 @@ class S3Origin(CredentialedOrigin):
         async with self._sessions.use(url) as fs:
             try:
                 head = await self._head(fs, where, url, first_bytes)
-                is_joinable = True
+                is_joinable = True  # transport workers write bytes as they arrive
             except SdkNeededError as exn:
                 head = await head_by_sdk(fs, where)
-                is_joinable = False
+                is_joinable = False  # the SDK reads all bytes of a request into memory
                 self._presigned.record_refusal(exn, url, where["Bucket"])
             size_bytes = size_of(head.get("content-length"), url)
             return self._object(url, head, size_bytes, joinable=is_joinable)
 
-    async def credentials(self, url: str) -> str:
-        """As `Origin.credentials`: the place where botocore found them, never the keys."""
+    async def obtain_credentials(self, url: str) -> str:
+        """As `Origin.obtain_credentials`: the place where botocore found them, never the keys."""
         async with self._sessions.use(url) as fs:
             if fs.anon:
                 return "none: the [[origin]] table sets anon"
@@ -123,12 +125,12 @@ class S3Origin(CredentialedOrigin):
             is_temporary = bool((await in_use.get_frozen_credentials()).token)
             profile = fs.session.get_config_variable("profile")
 
-        kind: str = _SOURCES.get(in_use.method, in_use.method.replace("-", " "))
+        source: str = _SOURCES.get(in_use.method, in_use.method.replace("-", " "))
         if profile:
-            kind += f", profile {profile}"
+            source += f", profile {profile}"
         if is_temporary:
-            kind += ", temporary"
-        return kind
+            source += ", temporary"
+        return source
 
     async def fetch(
         self,
@@ -159,7 +161,7 @@ class S3Origin(CredentialedOrigin):
                 sums = await commit_parts(parts, data, commit)
                 self._presigned.record_refusal(exn, obj.url, bucket)
                 return sums
-        if answer is None:
+        if answer is None:  # `commit` returned False
             return None
         if answer.sums is None:
             version = answer.headers.get("etag", "").strip('"')
@@ -208,7 +210,10 @@ class S3Origin(CredentialedOrigin):
         *,
         flat: bool = False,
     ) -> list[RemoteObject]:
-        """As `Origin.list_prefix`; one request per thousand keys. `stat` gives equal versions."""
+        """As `Origin.list_prefix`; one request per thousand keys.
+
+        The objects have the same versions as from `stat`.
+        """
         where = object_params(prefix)
         root = prefix.removesuffix(where["Key"])
         options = {"Bucket": where["Bucket"], "Prefix": where["Key"]}
@@ -284,8 +289,8 @@ class S3Origin(CredentialedOrigin):
     def _keys(self, setup: Setup) -> AwsKeys | None:
         """Return the keys with which to read; None for the table's, or those that botocore finds.
 
-        Temporary keys of the environment are passed explicitly. Once they have expired, botocore
-        would read the same keys from the environment again, where nobody renews them.
+        Temporary keys of the environment are passed explicitly. Otherwise botocore would renew
+        expired keys from the environment, where it would find the same expired keys.
         """
         if isinstance(setup.credentials, AwsKeys):
             return setup.credentials

@@ -61,9 +61,9 @@ class PresignedRequests:
 
     def __init__(self, setup: Setup, refused_s: float) -> None:
         table = setup.table
-        signed_options = row_of(setup.protocol).signed_options or frozenset()
-        # True if presigned urls can express all options of the table.
-        self._is_plain = signed_options.issuperset(table.storage_options)
+        presigned_options = row_of(setup.protocol).presigned_options or frozenset()
+        # True if presigned urls support all options of the table.
+        self._supports_table = presigned_options.issuperset(table.storage_options)
         new_breaker = partial(Breaker, _MAX_REFUSALS, refused_s)
         self._breakers = defaultdict[str, Breaker](new_breaker)  # by bucket
         self._signer = Signer(DIRECT if table.tier is None else BEHIND_TIER)
@@ -77,7 +77,7 @@ class PresignedRequests:
 
     def is_usable(self, bucket: str) -> bool:
         """Return whether presigned urls work in a bucket, as far as earlier requests have shown."""
-        return self._is_plain and not self._breakers[bucket].is_open
+        return self._supports_table and not self._breakers[bucket].is_open
 
     def admits(self, bucket: str) -> bool:
         """Return whether to read by a presigned url now.
@@ -85,7 +85,7 @@ class PresignedRequests:
         In a bucket that refuses presigned urls, True is returned once in each `refused_s`: that
         read tries them again.
         """
-        return self._is_plain and self._breakers[bucket].admits(time.monotonic())
+        return self._supports_table and self._breakers[bucket].admits(time.monotonic())
 
     def record_success(self, bucket: str) -> None:
         """Record that a read by a presigned url has succeeded."""

@@ -107,10 +107,8 @@ class SdkSessions:
         session = self._current
         if session is not None:
             self._retire_current()
-            # To give back a retired session closes it, unless it has other users. So this takes the
-            # session for a moment.
-            session.users += 1
-            await self._give_back(session)
+            if not session.users:  # otherwise the last user closes it
+                await session.client.close()
 
     async def _borrow(self) -> _OpenSession:
         """Return the current session, which is opened if necessary, for one more user."""
@@ -224,6 +222,8 @@ def keep_signature_v4(signature_version: str, **_context: Any) -> str | None:
     """Select signature version 4 for urls, as for requests.
 
     In older regions, botocore would use version 2 for presigned urls. This function is a handler
-    for botocore's events `choose-signer.s3.…`.
+    for botocore's events `choose-signer.s3.…`, for which None leaves the choice to botocore.
     """
-    return "s3v4-query" if signature_version in ("v4-query", "s3v4-query") else None
+    if signature_version in ("v4-query", "s3v4-query"):
+        return "s3v4-query"
+    return None

@@ -145,18 +145,19 @@ class Signer:
         form = self._forms.get(bucket)
         credentials = await _credentials(fs)
 
-        # The SDK makes the first url of a bucket, and all urls of a bucket with an unknown form.
         if not _fits(form, credentials):
-            url: str = await fs.s3.generate_presigned_url(
+            sdk_url: str = await fs.s3.generate_presigned_url(
                 operation,
                 Params=params,
                 ExpiresIn=SIGNED_FOR_S,
             )
             if bucket not in self._forms:
-                self._forms[bucket] = _form_of(url, params["Key"], credentials)
+                self._forms[bucket] = _form_of(sdk_url, params["Key"], credentials)
             form = self._forms[bucket]
+            # The SDK makes all urls of a bucket with an unknown form. In any other bucket, its url
+            # is only the model: `auth` may date the first url otherwise than the SDK has.
             if not _fits(form, credentials):
-                return url
+                return sdk_url
 
         assert form is not None
         return form.url(

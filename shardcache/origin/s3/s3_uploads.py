@@ -66,8 +66,10 @@ class Uploads:
             # fsspec's asynchronous methods begin with an underscore.
             put_file = fs._put_file  # noqa: SLF001
             put = partial(put_file, str(path), target, max_concurrency=_CONCURRENT_PARTS)
-            is_done = replaced is not None and await _put_whole(put, replaced)
-            if not is_done:
+            is_stored = False
+            if replaced is not None:
+                is_stored = await _put_on_condition(put, replaced)
+            if not is_stored:
                 await put(chunksize=_PART_BYTES)
 
             head = await head_by_sdk(fs, where)
@@ -79,7 +81,7 @@ class Uploads:
         await self._sessions.close()
 
 
-async def _put_whole(put: Callable[..., Awaitable[None]], replaced: str) -> bool:
+async def _put_on_condition(put: Callable[..., Awaitable[None]], replaced: str) -> bool:
     """Upload a file on the condition that it replaces a certain version.
 
     Returns False, and has uploaded nothing, if the store or botocore does not support conditions.
