@@ -34,7 +34,7 @@ from shardcache.origin.permitted_origin import CredentialedOrigin
 from shardcache.transport.between.flow import Commit, Flow
 from shardcache.transport.between.messages import Answer, Body
 from shardcache.transport.between.parts import Parts, PartSums
-from shardcache.transport.http.http_heads import ECHOED
+from shardcache.transport.http.http_heads import SENDABLE
 
 # Statuses with which a server answers a request to a signed url that has expired.
 _EXPIRED = (400, 401, 403)
@@ -294,7 +294,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
             if info.get(name):
                 version = plain_etag(str(info[name]))
                 break
-        if not ECHOED.fullmatch(version):
+        if not SENDABLE.fullmatch(version):
             raise no_version(url)
         return version
 

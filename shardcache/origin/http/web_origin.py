@@ -42,7 +42,7 @@ from shardcache.redact import redact
 from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.messages import Answer, Body, Request
 from shardcache.transport.between.parts import Parts, PartSums
-from shardcache.transport.http.http_heads import ECHOED, number_in
+from shardcache.transport.http.http_heads import SENDABLE, number_in
 
 _OPTIONS = frozenset({"headers", "cookies", "params", "proxy"})
 _GZIP_OFF = "nginx: gzip off; Apache: SetEnv no-gzip 1"
@@ -346,10 +346,10 @@ def _version(headers: Mapping[str, str], size_bytes: int) -> str:
     cannot be sent back is ignored, because later requests name the version in a header.
     """
     etag = headers.get("etag", "")
-    if ECHOED.fullmatch(etag):
+    if SENDABLE.fullmatch(etag):
         return etag
     date = headers.get("last-modified", "")
-    if parsedate(date) and ECHOED.fullmatch(date):
+    if parsedate(date) and SENDABLE.fullmatch(date):
         return date
     return f"{_SIZE_VERSION}{size_bytes}"
 

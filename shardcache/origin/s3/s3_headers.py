@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 
 from shardcache.origin.http.http_semantics import no_version, span_in
 from shardcache.origin.objects import MD5, Checksum, RemoteObject, checksum_in
-from shardcache.transport.http.http_heads import ECHOED
+from shardcache.transport.http.http_heads import SENDABLE
 
 Headers = Mapping[str, str]
 """Headers of an answer, by name in lower case."""
@@ -25,7 +25,7 @@ def etag_in(field: str | None, url: str) -> str:
     cannot send back.
     """
     etag = (field or "").strip('"')
-    if not ECHOED.fullmatch(etag):
+    if not SENDABLE.fullmatch(etag):
         raise no_version(url)
     return etag
 

@@ -27,51 +27,49 @@ def wait_without_limit(sock: socket.socket) -> None:
 class BodyReader:
     """Reads a body of known length.
 
-    The bytes that arrived together with the head come first; then the reader uses the socket.
+    The first bytes come from the buffer through which the head was read, the others from the
+    socket.
 
     Attributes:
-        has_more: True if bytes beyond the body's end arrived with the head.
+        has_more: True if bytes beyond the body's end are in the buffer.
     """
 
     def __init__(self, response: Response, sock: socket.socket) -> None:
+        # If no bytes have arrived with the head, this waits for the first ones.
         arrived_bytes = len(response.fp.peek())
         length = response.length or 0
         self._fp = response.fp
         self._ahead_bytes = min(arrived_bytes, length)
         self.has_more = arrived_bytes > length
         self._sock = sock
-        self._flags = 0
         if not isinstance(sock, TlsSocket):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TICK)
 
     def __call__(self, memory: memoryview) -> int:
         """Fill some or all of the memory and return the number of bytes; 0 at the stream's end."""
-        # The first call returns as soon as some bytes have come, so that these are reported without
-        # delay. Later calls wait until the memory is full, or until `_TICK` has passed.
-        flags = self._flags
-        self._flags = socket.MSG_WAITALL
+        # The first bytes are returned by themselves, so that they are reported without delay.
         if self._ahead_bytes:
             return self._read_ahead(memory)
         if isinstance(self._sock, TlsSocket):
             return self._sock.fill(memory)
-        return self._receive(memory, flags)
+        return self._receive(memory)
 
     def _read_ahead(self, memory: memoryview) -> int:
-        """Return the number of bytes that have come with the head, and right behind it."""
+        """Read the buffer's bytes, and those that have arrived since; return their number."""
         count = self._fp.readinto(memory[: self._ahead_bytes])
         self._ahead_bytes -= count
         is_all = not self._ahead_bytes
         if is_all and count < len(memory) and not isinstance(self._sock, TlsSocket):
-            with suppress(BlockingIOError):  # nothing has come behind it so far
+            with suppress(BlockingIOError):  # nothing more has arrived so far
                 count += self._sock.recv_into(memory[count:], flags=socket.MSG_DONTWAIT)
         return count
 
-    def _receive(self, memory: memoryview, flags: int) -> int:
-        """Return the number of bytes received into the memory; 0 at the stream's end."""
+    def _receive(self, memory: memoryview) -> int:
+        """Receive until the memory is full, or `_TICK` has passed; return the number of bytes."""
         while True:
             # After `_TICK` without a byte, `recv_into` raises this error.
             with suppress(BlockingIOError):
-                return self._sock.recv_into(memory, flags=flags)
+                return self._sock.recv_into(memory, flags=socket.MSG_WAITALL)
 
 
 class ChunksReader:

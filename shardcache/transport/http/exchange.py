@@ -95,7 +95,7 @@ class Exchange:
                 if connection is not None:
                     return self._ask(pool, connection)
             except StaleError:
-                self._gate.check()
+                self._gate.check()  # a cancellation makes the connection fail, too
 
         # 3. a new connection.
         try:
@@ -138,14 +138,13 @@ class Exchange:
                 # The response is closed because it would otherwise keep the socket open.
                 closing(self._response(pool, connection)) as response,
             ):
-                headers = response.head
                 sums = None
-                if self._body is not None and _is_expected(self._body, response, headers):
+                if self._body is not None and _is_expected(self._body, response):
                     sums, is_whole = self._write(self._body, response, connection.socket)
                 elif was_primed and response.status not in _BUSY:
                     raise StaleError
                 else:
-                    is_whole = _drain(response, headers, connection.socket)
+                    is_whole = _drain(response, connection.socket)
                 is_reusable = is_whole and not response.will_close
         finally:
             if is_reusable:
@@ -153,6 +152,7 @@ class Exchange:
             else:
                 connection.close()
 
+        headers = response.head
         if sums:
             # The caller needs one header of an expected answer. The others are left out of the
             # message to the daemon, as there are a hundred such answers per GB.
@@ -294,7 +294,8 @@ class Exchange:
 
     def _receive(self, memory: memoryview, read: AnyReader) -> int:
         """Read the next bytes into the memory once the gate permits; return their number."""
-        count = read(memory[: self._gate.ready(len(memory))])
+        permitted_bytes = self._gate.ready(len(memory))
+        count = read(memory[:permitted_bytes])
         if not count:
             message = "the server closed the connection before the end of the body"
             raise ConnectionResetError(message)
@@ -311,35 +312,35 @@ class Exchange:
         return self.prompt or is_long
 
 
-def _is_expected(body: Body, response: Response, headers: dict[str, str]) -> bool:
+def _is_expected(body: Body, response: Response) -> bool:
     """Return whether an answer's body is to be written."""
     if response.status != body.status:
         return False
-    if not _has_right_size(body, response, headers):
+    if not _has_right_size(body, response):
         return False
-    return all(headers.get(name) in values for name, values in body.expected.items())
+    return all(response.head.get(name) in values for name, values in body.expected.items())
 
 
-def _has_right_size(body: Body, response: Response, headers: dict[str, str]) -> bool:
+def _has_right_size(body: Body, response: Response) -> bool:
     """Return whether the body has the expected size.
 
     A chunked body does not state its size, so it is accepted here and checked once it has arrived.
     """
     size_bytes = body.parts.size_bytes
     if not response.chunked:
-        return headers.get("content-length") == str(size_bytes)
+        return response.head.get("content-length") == str(size_bytes)
     # A chunked body stays in memory until all of it has arrived, so it may be one part at most.
     if size_bytes > body.parts.part_bytes:
         return False
-    return body.encoded_chunks or headers.get("content-encoding", "identity") == "identity"
+    return body.encoded_chunks or response.head.get("content-encoding", "identity") == "identity"
 
 
-def _drain(response: Response, headers: dict[str, str], sock: socket.socket) -> bool:
+def _drain(response: Response, sock: socket.socket) -> bool:
     """Read a short unwanted body, such as that of an error, so that its connection can be reused.
 
     Return whether the end of the body was reached.
     """
-    is_length_invalid = number_in(headers.get("content-length", "0")) is None
+    is_length_invalid = number_in(response.head.get("content-length", "0")) is None
     if is_length_invalid or response.length is None or response.length > _SHORT_BYTES:
         return False
     sock.settimeout(_DRAIN_S)

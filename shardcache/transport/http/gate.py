@@ -1,7 +1,7 @@
 """Link between the thread that reads an answer and the thread that takes the daemon's messages.
 
-A worker has one `Gate` for each request. The daemon pauses a request, grants it byte credit, which
-is the number of bytes of its body that may be read, and cancels it. A held body waits in memory
+A worker has one `Gate` for each request, which the daemon can pause and cancel. The daemon also
+grants byte credit: the number of bytes of the body that may be read. A held body waits in memory
 until the daemon commits it, that is, allows it to be written.
 """
 

@@ -19,11 +19,10 @@ MAX_HEAD_BYTES = 64 * 1024
 HEAD_REMEDY = "check that the url, or the proxy on the way to it, is a file server"
 """Remedy of the OriginError that is raised in the daemon for a worker's HeadError."""
 
-ECHOED = re.compile(r"[\t\x20-\x7e\x80-\xff]+")
-"""Header values that can be sent back to a server.
+SENDABLE = re.compile(r"[\t\x20-\x7e\x80-\xff]+")
+"""Pattern of the header values that can be sent back to a server.
 
-Such a value contains no line break. The value of a header that was folded over several lines
-contains some, and cannot be sent back.
+The value of a header that was folded over several lines contains line breaks, which cannot be sent.
 """
 
 PORTS = {"http": 80, "https": 443}
@@ -186,7 +185,7 @@ def _headers_in(lines: "_HeadLines") -> dict[str, str]:
         if text in ("\r\n", "\n"):
             break
         # A line that begins with white space continues the header before it (it is folded). The
-        # value then contains a line break, by which `ECHOED` excludes it from being sent back.
+        # value then contains a line break, by which `SENDABLE` excludes it from being sent back.
         if text[0] in " \t" and values:
             values[-1] += text
             continue

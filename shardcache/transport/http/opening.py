@@ -193,7 +193,7 @@ async def _connected(server: Server, host: str, port: int) -> socket.socket:
         proxy = urlsplit(server.proxy)
         sock = await connect(proxy.hostname or "", proxy.port or PORTS["http"])
         if server.scheme != "https":
-            return sock
+            return sock  # the proxy itself gets the request, so it needs no tunnel
         try:
             await _open_tunnel(sock, _authority(host, port), proxy)
         except BaseException:
