@@ -102,13 +102,13 @@ def _expanded(braced: str, pattern: str) -> list[str]:
         urls = list(islice(braceexpand(braced, escape=False), MAX_SHARDS + 1))
     except ValueError:
         raise ConfigError("unbalanced braces", url=pattern, remedy=_BRACES_REMEDY) from None
-    check_number(len(urls), pattern)
+    check_shard_count(len(urls), pattern)
     if any("{" in url or "}" in url for url in urls):
         raise ConfigError("the braces do not expand", url=pattern, remedy=_BRACES_REMEDY)
     return urls
 
 
-def check_number(shards: int, pattern: str) -> None:
+def check_shard_count(shards: int, pattern: str) -> None:
     """Raise ConfigError for more shards than a dataset may have."""
     if shards > MAX_SHARDS:
         raise ConfigError(

@@ -19,7 +19,7 @@ from shardcache.errors import ConfigError, NotAnIndexError, NotFoundError
 from shardcache.formats.table import SUFFIXES, plain_suffixes
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.patterns import foreign_lists
-from shardcache.origin.patterns.braces import check_number, expand_braces, in_braces
+from shardcache.origin.patterns.braces import check_shard_count, expand_braces, in_braces
 from shardcache.origin.patterns.globs import glob_regex
 from shardcache.origin.patterns.index_files import MAX_INDEX_BYTES, parse_index, shards_of
 from shardcache.origin.registry import Origins
@@ -104,7 +104,7 @@ async def expand(
     braced, key_split = key_split_in(pattern)
     for url in await asyncio.to_thread(expand_braces, braced):
         lists.append(await expansion.shards(url))
-        check_number(sum(map(len, lists)), pattern)
+        check_shard_count(sum(map(len, lists)), pattern)
     shards = await asyncio.to_thread(Shards.joined, lists)
     return await asyncio.to_thread(_with_key_split, shards, key_split, pattern)
 
@@ -139,7 +139,9 @@ def _with_key_split(shards: Shards, key_split: str, pattern: str) -> Shards:
                 url=ref.url,
                 remedy="omit key_split",
             )
-        if ref.samples is not None and ref.url != with_key_split(ref.url, key_split):
+        # An index that was made with a key split states it in the shards' urls.
+        states_split = ref.url == with_key_split(ref.url, key_split)
+        if ref.samples is not None and not states_split:
             raise ConfigError(
                 "the index counts samples whose keys end at the first dot of a name",
                 url=pattern,
@@ -221,24 +223,34 @@ class _Expansion:
         known = self.indexes.get((url, obj.version))
         if known is not None:
             return known
-        # The inner handler tries other programs' lists. Its NotAnIndexError, and the error for a
-        # file that is too large, go to the outer handler, which takes the file as a file.
         try:
-            data = await self._read_list(obj)
-            try:
-                shards = await asyncio.to_thread(parse_index, file, data, split)
-            except NotAnIndexError:
-                if self.wanted == "files":  # then another program's list is a file like any other
-                    raise
-                foreign = await self._from_foreign_list(file, data, split)
-                if foreign is None:
-                    raise
-                return self._not_empty(url, foreign)
+            return await self._listed_by(url, obj, split)
         except NotAnIndexError:
             if self.wanted == "samples":
                 raise
             return Shards.of([_ref(obj)])
-        self.indexes[url, obj.version] = self._not_empty(url, shards)
+
+    async def _listed_by(self, url: str, file: RemoteObject, split: str | None) -> Shards:
+        """Return the shards of an index file, or of another program's list.
+
+        Raises NotAnIndexError for any other file.
+
+        Args:
+            url: the url of `file`, with the name of the split if there is one.
+        """
+        data = await self._read_list(file)
+        try:
+            shards = await asyncio.to_thread(parse_index, file.url, data, split)
+        except NotAnIndexError:
+            if self.wanted == "files":  # then another program's list is a file like any other
+                raise
+            foreign = await self._from_foreign_list(file.url, data, split)
+            if foreign is None:
+                raise
+            # This is not kept in `indexes`: it may have numbers of samples from a second file, and
+            # changes with that file's version, too.
+            return self._not_empty(url, foreign)
+        self.indexes[url, file.version] = self._not_empty(url, shards)
         return shards
 
     async def _glob_matches(self, glob: str) -> list[RemoteObject]:

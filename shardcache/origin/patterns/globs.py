@@ -84,8 +84,8 @@ def _group_end(tokens: Sequence[str], stars: Sequence[int], star: int) -> int | 
     next_star = later[0]
     if tokens[next_star] != "**/":
         return next_star
-    # A "**/" matches only whole folders, so it matches everything that the first star does only if
-    # it follows a "/".
+    # A "**/" matches only whole folders. So it does not match everything that a "*" does. What "**"
+    # and "**/" match, it matches if it follows a "/".
     matches_all = tokens[star] != "*" and tokens[next_star - 1] == "/"
     return next_star if matches_all else None
 

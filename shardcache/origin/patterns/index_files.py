@@ -26,7 +26,7 @@ _FORMAT = '{"shardlist": [{"url": "a.tar", "nsamples": 1000}]}'
 
 
 def parse_index(url: str, data: bytes, split: str | None = None) -> Shards:
-    """Return the shards of an index file in wids format (`shardlist`), or in MDS's or another's.
+    """Return the shards of an index file, in wids format (`shardlist`) or in one such as MDS's.
 
     Args:
         url: the file's url.
