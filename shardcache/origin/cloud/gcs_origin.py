@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import fsspec
 
 from shardcache.errors import AccessDeniedError
-from shardcache.origin.cloud.proofs import NO_CREDENTIALS, Proof
+from shardcache.origin.cloud.proofs import Proof
 from shardcache.origin.cloud.store_origin import StoreOrigin, quoted_bucket_and_key
 from shardcache.origin.objects import Checksum, checksum_in
 from shardcache.shared.credentials.google_key import GoogleKey
@@ -87,7 +87,7 @@ class GcsOrigin(StoreOrigin):
         if credentials.expiry:
             until_s = credentials.expiry.replace(tzinfo=UTC).timestamp()
         source = type(credentials).__module__.removeprefix("google.")
-        return Proof(headers, until_s=until_s, source=source or NO_CREDENTIALS)
+        return Proof(headers, until_s=until_s, source=source)
 
 
 def _credentials_in(fields: Mapping[str, Any]) -> Any:

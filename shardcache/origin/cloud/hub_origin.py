@@ -19,7 +19,7 @@ from shardcache.errors import NotAllowedError, NotFoundError, ShardChangedError
 from shardcache.origin.base import Setup
 from shardcache.origin.cloud.proofs import NO_CREDENTIALS, Proof
 from shardcache.origin.cloud.store_origin import Location, StoreOrigin
-from shardcache.origin.http.redirects import MAX_REDIRECTS, REDIRECTS, following
+from shardcache.origin.http.redirects import MAX_REDIRECTS, REDIRECTS, redirect_target
 from shardcache.origin.objects import GIT_BLOB, SHA256, Checksum, RemoteObject
 from shardcache.shared.credentials.hub_token import HubToken
 from shardcache.transport.between.flow import Received
@@ -56,15 +56,13 @@ class HubOrigin(StoreOrigin):
     listed_version = "blob_id"
     endpoint = "endpoint"
     anonymous: ClassVar[dict[str, Any]] = {"token": False}
-    credentials_kind = (
-        HubToken  # the credentials that a session hands over to the daemon for the Hub
-    )
+    credentials_kind = HubToken
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self._home = URL(self._fs.endpoint)
         # Only a Hub that is itself near, such as a mirror on this node, may redirect to near hosts.
-        self._is_far = not is_near(self._home.host or "")
+        self._far_only = not is_near(self._home.host or "")
         # By url: the file and its place.
         self._located: dict[str, tuple[RemoteObject, URL]] = {}
         self._readable: set[str] = set()  # repositories that the token may read
@@ -77,7 +75,7 @@ class HubOrigin(StoreOrigin):
     async def stat(self, url: str, _first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`; one HEAD, and another for each redirect within the Hub."""
         answer, place = await self._find(url)
-        if self._is_far and is_near(place.host or ""):
+        if self._far_only and is_near(place.host or ""):
             raise NotAllowedError(
                 f"the Hub redirects to {place.host}, which is this node or its metadata service",
                 url=url,
@@ -135,7 +133,7 @@ class HubOrigin(StoreOrigin):
                 redirect = answer.headers.get("location")
             if not redirect:
                 break
-            place = following(url, place, redirect)
+            place = redirect_target(url, place, redirect)
             # Another server has the bytes. The token must not be sent to that server.
             if place.origin() != self._home.origin():
                 break

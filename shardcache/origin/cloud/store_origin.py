@@ -3,8 +3,8 @@
 This is the base of the origins for Google, Azure and the Hugging Face Hub. Transport workers send
 the requests; the store's fsspec filesystem lists, uploads and finds credentials. The table is the
 `[[origin]]` section for the store in the daemon's config. A proof is the form in which credentials
-go into a request: headers, or a signed query. A request goes away if it goes to another server than
-the store's, to which the store has redirected.
+go into a request: headers, or a signed query. An object's place is away if it is on another server
+than the store's, to which the store has redirected.
 """
 
 from abc import abstractmethod
@@ -78,8 +78,8 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
     endpoint: ClassVar[str] = "endpoint_url"
     anonymous: ClassVar[dict[str, Any]]
     defaults: ClassVar[dict[str, Any]] = {}
-    # True to refuse a redirect to this node or its cloud's metadata service (`Request.far_only`).
-    _is_far = True
+    # True to refuse redirects to this node or its cloud's metadata service (`Request.far_only`).
+    _far_only = True
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(self._with_options(setup))
@@ -119,8 +119,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
             headers, body = self._headers_and_body(obj, parts, away=away, held=commit is not None)
             reading = Reading(body, flow, commit)
             answer = await self._ask("GET", obj.url, headers, reading, location=location)
-            # `commit` has dropped the body.
-            if answer is None:
+            if answer is None:  # `commit` returned False
                 return None
             # The answer has checksums only if it was as expected, so that its body was written.
             if answer.sums is not None:
@@ -251,27 +250,26 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
             location: place to which the request is sent.
             first_bytes: number of the object's first bytes to request at the same time.
         """
-        # Another server gets no proof, so there is nothing to renew after a refusal. Its first
-        # attempt is then the last one.
-        away = location.is_away
-        for is_last in (away, True):
-            # The empty proof has neither headers nor a query, so it sends no credentials.
-            proof = Proof({}) if away else await self._proof.get(url)
+
+        async def ask(proof: Proof) -> Answer | None:
             target = (location.url or self._target(url)) + proof.query
             all_headers = {**proof.headers, **headers}
+            far_only = location.is_away and self._far_only
             with translated(url):
-                request = self._environment.request(
-                    method,
-                    target,
-                    all_headers,
-                    far_only=away and self._is_far,
-                )
-                answer = await send(self._workers, request, reading, first_bytes)
-            # 401 means that the credentials are not accepted. `refuse` returns False for a proof
-            # that cannot be renewed.
-            is_refused = answer is not None and answer.status == 401
-            if is_last or not is_refused or not self._proof.refuse(proof):
-                break
+                request = self._environment.request(method, target, all_headers, far_only=far_only)
+                return await send(self._workers, request, reading, first_bytes)
+
+        if location.is_away:
+            # Another server gets no credentials: the empty proof has neither headers nor a query.
+            return await ask(Proof({}))
+
+        proof = await self._proof.get(url)
+        answer = await ask(proof)
+        # 401 means that the credentials are not accepted. `refuse` returns False for a proof that
+        # cannot be renewed.
+        is_refused = answer is not None and answer.status == 401
+        if is_refused and self._proof.refuse(proof):
+            answer = await ask(await self._proof.get(url))
         return answer
 
     async def _locate(self, _obj: RemoteObject, *, again: bool) -> Location:

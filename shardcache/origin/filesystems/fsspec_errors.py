@@ -35,11 +35,11 @@ def translated(url: str) -> Iterator[None]:
         yield
     except errors.ShardcacheError:  # this comes first: a NotFoundError is also an OSError
         raise
-    except foreign() as exn:
+    except foreign_errors() as exn:
         raise _translation(exn, url) from exn
 
 
-def foreign(*more: type[Exception]) -> tuple[type[Exception], ...]:
+def foreign_errors(*more: type[Exception]) -> tuple[type[Exception], ...]:
     """Return the classes of exceptions that a filesystem may raise, and the classes in `more`."""
     loaded: list[type[Exception]] = []
     for module, name in _FOREIGN.items():

@@ -22,7 +22,7 @@ from shardcache.errors import ConfigError, OriginUnavailableError, ShardChangedE
 from shardcache.origin.base import WRITABLE, Origin, Setup, commit_parts
 from shardcache.origin.filesystems.fsspec_errors import (
     folder_error,
-    foreign,
+    foreign_errors,
     special_file_error,
     translated,
 )
@@ -176,7 +176,7 @@ class FsspecOrigin(Origin):
             if isinstance(exn.__cause__, ImportError):
                 raise exn.__cause__ from None
             raise
-        except foreign(TypeError) as exn:
+        except foreign_errors(TypeError) as exn:
             raise ConfigError(
                 f"{self._setup.protocol}:// cannot be opened with its endpoint_url or "
                 f"storage_options: {exn}",
@@ -271,6 +271,7 @@ class FsspecOrigin(Origin):
         draft = f"{folder}/.{name}.part"
         await self._call("makedirs", folder, exist_ok=True)
         await self._call("put_file", str(path), draft)
+        # Asynchronous filesystems have no asynchronous `mv`.
         await self._call("mv_file" if self._fs.async_impl else "mv", draft, target)
 
 

@@ -107,7 +107,10 @@ def _retry_after_s(headers: Mapping[str, str]) -> int:
 def timestamp(date: str | None) -> int:
     """Return the POSIX time of an HTTP date; 0 for any other text."""
     try:
-        return timegm(parsedate(date) or ())
+        fields = parsedate(date)
+        if fields is None:
+            return 0
+        return timegm(fields)
     except (ValueError, OverflowError):
         return 0
 

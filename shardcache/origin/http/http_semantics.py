@@ -152,7 +152,7 @@ def span_bytes(content_range: str | None) -> int:
 
 
 def span_in(content_range: str | None) -> tuple[int, int] | None:
-    """Return start and end of the bytes that a Content-Range header announces.
+    """Return the bytes `[start, end)` that a Content-Range header announces.
 
     Returns None if there is no such header, or it has no range.
     """

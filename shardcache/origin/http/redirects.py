@@ -23,27 +23,27 @@ _UNSENDABLE = re.compile(r"[^!-~]|[\"<>\\^`{|}]|%(?![0-9A-Fa-f]{2})")
 _BLANKS = re.compile(r"[\x00-\x20\x7f]")
 
 
-def following(url: str, target: URL, location: str) -> URL:
+def redirect_target(url: str, redirected: URL, location: str) -> URL:
     """Return the url to which a redirect leads. Raises OriginError unless it can be followed.
 
     Args:
         url: the user's url, which errors name.
-        target: the url that the server has redirected.
+        redirected: the url that the server has redirected.
         location: the answer's Location header.
     """
     sendable = _BLANKS.sub(lambda blank: quote(blank[0]), location)
     try:
-        next_target = _with_host(target.join(URL(sendable, encoded=True)))
+        target = _with_host(redirected.join(URL(sendable, encoded=True)))
     except ValueError as exn:
         raise OriginError(f"the server redirects to an invalid url ({exn})", url=url) from None
-    is_insecure = target.scheme == "https" and next_target.scheme == "http"
-    if next_target.scheme not in WEB or is_insecure:
+    is_insecure = redirected.scheme == "https" and target.scheme == "http"
+    if target.scheme not in WEB or is_insecure:
         raise OriginError(
-            f"redirects from {target.scheme} to {next_target.scheme} are not followed",
+            f"redirects from {redirected.scheme} to {target.scheme} are not followed",
             url=url,
             remedy="have the server redirect to https, or use the target's url",
         )
-    return next_target
+    return target
 
 
 def parsed(url: str) -> URL:

@@ -32,8 +32,8 @@ from shardcache.origin.http.http_semantics import (
 from shardcache.origin.http.redirects import (
     MAX_REDIRECTS,
     REDIRECTS,
-    following,
     parsed,
+    redirect_target,
     verbatim,
 )
 from shardcache.origin.objects import RemoteObject
@@ -102,6 +102,7 @@ class HttpOrigin(Origin):
             size_bytes,
             ranges=is_guarded and answer.status != 200,
             guarded=is_guarded,
+            # A chunked body, which has no length, stays in memory until all of it has arrived.
             joinable="content-length" in answer.headers,
         )
 
@@ -116,7 +117,7 @@ class HttpOrigin(Origin):
         headers, body = _headers_and_body(obj, parts, held=commit is not None)
         with translated(obj.url):
             answer = await self._get(obj.url, headers, Reading(body, flow, commit))
-        if answer is None:
+        if answer is None:  # `commit` returned False
             return None
         if answer.sums is not None:
             return answer.sums
@@ -200,7 +201,7 @@ class HttpOrigin(Origin):
             location = answer.headers.get("location")
             if location is None:
                 return answer
-            target = following(url, target, location)
+            target = redirect_target(url, target, location)
             if self._redirect_guard is not None:
                 self._redirect_guard.check_hop(url, str(target))
         raise OriginError(f"the server redirects more than {MAX_REDIRECTS} times", url=url)
@@ -209,8 +210,9 @@ class HttpOrigin(Origin):
         """Return a request to the tier; None for a url with secrets, which the tier would store."""
         all_headers = {**headers, **route.headers}
         request = self._request(parsed(url), all_headers, at_home=True)
-        # The tier does not store AWS's signatures, so they are not a reason to bypass it. `redact`
-        # leaves parameters with another name in place: a changed text then means another secret.
+        # The tier does not store AWS's signatures, so they are not a reason to bypass it. Their
+        # parameters are renamed here, so that `redact` does not know them. What `redact` still
+        # hides is another secret.
         without_signature = request.url.replace("X-Amz-", ".")
         if redact(without_signature) != without_signature:
             return None
@@ -283,7 +285,8 @@ def _version_headers(version: str) -> tuple[dict[str, str], dict[str, Sequence[s
         return {}, {}
     if _is_strong_etag(version):
         return {"If-Match": version}, {"etag": (version,)}
-    # A weak ETag never satisfies If-Match (RFC 9110, 13.1.1). It is compared with the answer's.
+    # A weak ETag never satisfies If-Match (RFC 9110, 13.1.1), nor does one without quotes, which is
+    # invalid. They are compared with the answer's.
     if version.startswith("W/") or parsedate(version) is None:
         return {}, {"etag": (version,)}
     return {"If-Unmodified-Since": version}, {"last-modified": (version,)}

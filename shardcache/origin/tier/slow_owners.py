@@ -1,10 +1,10 @@
 """Owners of the tier's parts that are left out for a while.
 
 The owner of a part is the node whose nginx caches the part for the cluster. While an owner is left
-out, another owner serves the parts of the owner that is left out. The table was measured with three
-nodes, one of which has a link of 1 Mbit/s and is the slow owner. The column "time" is the time in
-which the two other nodes fetch a dataset. The column "copies" is the number of bytes that the
-object store sends, divided by the size of the dataset.
+out, another node serves its parts. The table was measured with three nodes, one of which has a link
+of 1 Mbit/s and is the slow owner. The column "time" is the time in which the two other nodes fetch
+a dataset. The column "copies" is the number of bytes that the object store sends, divided by the
+size of the dataset.
 
 =================================================  =====  ======
 the slow owner                                      time  copies

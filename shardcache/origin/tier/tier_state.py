@@ -202,7 +202,6 @@ def sums_of(answer: Answer, obj: RemoteObject) -> list[PartSums]:
     Raises ShardChangedError for bytes that were not requested, OriginBusyError if the object store
     is throttling, and OriginUnavailableError for any other answer without bytes.
     """
-
     if answer.sums is not None:
         return answer.sums
     if answer.status in _BUSY and "x-shardcache-tier" in answer.headers:
