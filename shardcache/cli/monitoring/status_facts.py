@@ -100,7 +100,7 @@ def _disk(page: Row) -> Text | None:
             f"{error['message']}, for {duration(state['since_s'])}: {error['remedy']}",
             "red",
         )
-    short_bytes = state.get("short_bytes")
+    short_bytes = state.get("short_bytes")  # part of the capacity that other files have taken
     if short_bytes:
         limit = size(page["cache"]["capacity_bytes"] - short_bytes)
         return Text(f"other files on the disk limit the cache to {limit}", "yellow")

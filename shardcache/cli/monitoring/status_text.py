@@ -138,9 +138,10 @@ def _job_order(job: Row) -> tuple[bool, float, str]:
 
 def _job_columns(jobs: Sequence[Row], rates: Row | None, width: int) -> Columns:
     """Return the columns that fit into a width, by heading; long names are folded into lines."""
-    recent_shares: dict[tuple[str, int], float] = {}
+    # For pages whose jobs do not state their `waiting_share`.
+    shares_by_rates: dict[tuple[str, int], float] = {}
     if rates:
-        recent_shares = {job_key(job): job["waiting_share"] for job in rates["jobs"]}
+        shares_by_rates = {job_key(job): job["waiting_share"] for job in rates["jobs"]}
     columns: Columns = {
         "job": [Text(job["name"]) for job in jobs],
         "user": [one_line(user_name(job["uid"])) for job in jobs],
@@ -154,7 +155,7 @@ def _job_columns(jobs: Sequence[Row], rates: Row | None, width: int) -> Columns:
         ],
         "ahead": [ahead(job) for job in jobs],
         "waits": [
-            _share(job.get("waiting_share", recent_shares.get(job_key(job)))) for job in jobs
+            _share(job.get("waiting_share", shares_by_rates.get(job_key(job)))) for job in jobs
         ],
         "waited": [one_line(_waited(job)) for job in jobs],
         _ELASTIC: [one_line(_waiting_now(job)) for job in jobs],
@@ -166,7 +167,8 @@ def _job_columns(jobs: Sequence[Row], rates: Row | None, width: int) -> Columns:
         if _min_width(columns, _USUAL_NAME_COLUMNS) <= width:
             break
         del columns[heading]
-    name_columns = max(_MIN_NAME_COLUMNS, width - _min_width(columns, 0))
+    width_without_names = _min_width(columns, max_name_columns=0)
+    name_columns = max(_MIN_NAME_COLUMNS, width - width_without_names)
     columns["job"] = [Text("\n".join(chop_cells(job["name"], name_columns))) for job in jobs]
     return columns
 

@@ -42,9 +42,10 @@ async def show_node(
         as_json: True to print each frame's data as a line of JSON.
     """
     console = make_console()
-    is_single = once or not (as_json or console.is_terminal)
+    can_repeat = as_json or console.is_terminal
+    is_single = once or not can_repeat
     async with aclosing(_watch(AdminClient(socket), interval_s)) as moments:
-        if not (is_single or as_json):
+        if not is_single and not as_json:
             await _show_until_q(moments, console)
             return
         async for moment in moments:
