@@ -69,7 +69,8 @@ def draw(moment: Moment, width: int, height: int | None = None) -> RenderableTyp
     is_cut = height is not None
     facts = facts_table(moment, is_cut=is_cut)
     jobs = sorted(page["jobs"], key=_job_order)
-    job_columns = _job_columns([job for job in jobs if job["sessions"]], moment.rates, width)
+    jobs_in_table = [job for job in jobs if job["sessions"]]
+    job_columns = _job_columns(jobs_in_table, moment.rates, width)
     idle_line = _idle_jobs([job for job in jobs if not job["sessions"]])
     transfers = sorted(page["transfers"], key=_transfer_order)
     transfer_columns = _transfer_columns(transfers, width, is_cut=is_cut)
@@ -80,7 +81,7 @@ def draw(moment: Moment, width: int, height: int | None = None) -> RenderableTyp
     if height is not None:
         lines = max(0, height - facts.row_count - _OTHER_LINES - len(idle_line))
     job_lines = max(lines // 2, lines - len(transfers))
-    transfer_lines = lines - min(job_lines, len(jobs))
+    transfer_lines = lines - min(job_lines, len(jobs_in_table))
     process = f" · pid {page['pid']} · up {duration(page['uptime_s'])}"
     return Group(
         Text.assemble((f"shardcache {page['version']}", "bold"), process),

@@ -316,3 +316,11 @@ def test_many_jobs_and_transfers_fit_the_screen(height: int, width: int, jobs: i
     jobs_shown = sum(row.startswith("job") for row in rows) - 1
     missing = [jobs - jobs_shown, transfers - sum(".tar" in row for row in rows)]
     assert hidden == [count for count in missing if count]
+
+
+def test_jobs_without_readers_take_no_lines_from_transfers() -> None:
+    """They have one line together, however many they are: transfers get the other lines."""
+    ended = [job(f"old{number:02d}", sessions=0) for number in range(64)]
+    urls = [f"s3://bucket/train-{number:06d}.tar" for number in range(40)]
+    full = page(jobs=[job(), *ended], transfers=list(map(transfer, urls)))
+    assert 24 - 2 <= len(lines(full, 120, 24)) <= 24
