@@ -46,10 +46,10 @@ from shardcache.transport.between.parts import Parts, PartSums
 
 _REFUSED_S = 60.0  # see `S3Origin`
 # Descriptions of the places where botocore finds credentials, by its names of them. Its names of
-# other places need no description.
+# other places need no description. Explicit credentials are keys that `_keys` has read.
 _SOURCES = {
     "env": "AWS_ACCESS_KEY_ID in the environment",
-    "explicit": "AWS_ACCESS_KEY_ID in the environment of a reader",
+    "explicit": "AWS_ACCESS_KEY_ID in the environment",
     "iam-role": "the instance's role",
 }
 

@@ -236,6 +236,16 @@ async def test_expired_credentials_are_read_again(
     assert await read(origins, obj, 0, 10) == DATA[:10]
 
 
+async def test_temporary_keys_of_the_environment_are_described_as_such(
+    origins: Origins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They are passed to the SDK, which would otherwise renew them, and are no reader's."""
+    keys = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_SESSION_TOKEN": "token"}
+    use_aws(monkeypatch, tmp_path, keys)
+    source = await origins.origin("s3://bucket/").obtain_credentials("s3://bucket/")
+    assert source == "AWS_ACCESS_KEY_ID in the environment, temporary"
+
+
 @pytest.mark.parametrize("early", first_quick([True, False]), ids=["before the daemon's start", "after it"])
 async def test_credentials_are_obtained_before_the_first_url(
     early: bool, faulty: FaultyS3, origins: Origins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
