@@ -114,4 +114,4 @@ def _translated_token(token: str) -> str:
     chars = re.escape(token[1:-1].removeprefix("!")).replace(r"\-", "-")
     if token.startswith("[!"):
         return f"[^/{chars}]"
-    return f"[{chars}]"
+    return f"(?!/)[{chars}]"  # a range such as [+-9] includes the "/"

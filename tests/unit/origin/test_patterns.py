@@ -57,6 +57,7 @@ def test_braces_that_expand_to_nothing_or_too_much_are_an_error(pattern: str) ->
         ("s3://b/?[ab][!c].tar", ["s3://b/xad.tar"], ["s3://b/xac.tar", "s3://b/xcd.tar", "s3://b//ad.tar"]),
         ("s3://b/a[!x]c", ["s3://b/abc"], ["s3://b/a/c"]),
         ("s3://b/[0-4-].tar", ["s3://b/3.tar", "s3://b/-.tar"], ["s3://b/5.tar"]),
+        ("s3://b/a[+-9]c", ["s3://b/a5c"], ["s3://b/a/c"]),
         ("s3://b/a+(1).tar*", ["s3://b/a+(1).tar.gz"], ["s3://b/aa1.tar"]),
     ],
 )
