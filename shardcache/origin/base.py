@@ -25,7 +25,7 @@ from shardcache.transport.between.messages import Answer
 from shardcache.transport.between.parts import Parts, PartSums, write_parts
 from shardcache.transport.worker_pool import Workers
 
-WRITABLE = "write to a folder, s3://, or another object store"
+WRITABLE_REMEDY = "write to a folder, s3://, or another object store"
 """Remedy for a url that nothing can be written to."""
 
 
@@ -209,7 +209,7 @@ class Origin(Protocol):
         ConfigError if urls of this kind can only be read. After OriginUnavailableError, a retry may
         help.
         """
-        raise ConfigError("this kind of url can only be read", url=url, remedy=WRITABLE)
+        raise ConfigError("this kind of url can only be read", url=url, remedy=WRITABLE_REMEDY)
 
 
 async def commit_parts(parts: Parts, body: Data, commit: Commit | None) -> list[PartSums] | None:

@@ -96,23 +96,28 @@ class DeferredOrigin(Origin):
         flat: bool = False,
     ) -> list[RemoteObject]:
         """As `Origin.list_prefix`."""
-        return await (await self.loaded()).list_prefix(prefix, received, flat=flat)
+        origin = await self.loaded()
+        return await origin.list_prefix(prefix, received, flat=flat)
 
     async def list_page(self, wanted: PageRequest) -> ListedPage:
         """As `Origin.list_page`."""
-        return await (await self.loaded()).list_page(wanted)
+        origin = await self.loaded()
+        return await origin.list_page(wanted)
 
     async def part_span(self, obj: RemoteObject, number: int) -> tuple[int, int] | None:
         """As `Origin.part_span`."""
-        return await (await self.loaded()).part_span(_without_key_split(obj), number)
+        origin = await self.loaded()
+        return await origin.part_span(_without_key_split(obj), number)
 
     async def obtain_credentials(self, url: str) -> str:
         """As `Origin.obtain_credentials`."""
-        return await (await self.loaded()).obtain_credentials(url)
+        origin = await self.loaded()
+        return await origin.obtain_credentials(url)
 
     async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
         """As `Origin.upload`."""
-        return await (await self.loaded()).upload(path, url, replaced)
+        origin = await self.loaded()
+        return await origin.upload(path, url, replaced)
 
     async def close(self) -> None:
         """Close the origin if it was loaded."""

@@ -19,7 +19,7 @@ from shardcache.access.protocols import LOCAL, WEB
 from shardcache.access.urls import protocol_of
 from shardcache.config.origin_table import OriginTable
 from shardcache.fetch.retry import BACKOFF
-from shardcache.origin.base import WRITABLE
+from shardcache.origin.base import WRITABLE_REMEDY
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.origin.whole_object import read_object
@@ -81,7 +81,8 @@ class Destination:
         self._is_local = protocol in LOCAL
         checked(self.url)  # raises ConfigError for `..` and other deceptive urls
         if protocol in WEB:
-            raise errors.ConfigError("web servers can only be read", url=self.url, remedy=WRITABLE)
+            message = "web servers can only be read"
+            raise errors.ConfigError(message, url=self.url, remedy=WRITABLE_REMEDY)
 
     async def __aenter__(self) -> Self:
         self._origins = Origins(self._tables, max_connections=_CONNECTIONS)

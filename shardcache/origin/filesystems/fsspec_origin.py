@@ -19,7 +19,7 @@ from fsspec.registry import known_implementations, registry
 from shardcache.access.protocols import COMMON, STORES
 from shardcache.access.urls import protocol_of
 from shardcache.errors import ConfigError, OriginUnavailableError, ShardChangedError
-from shardcache.origin.base import WRITABLE, Origin, Setup, commit_parts
+from shardcache.origin.base import WRITABLE_REMEDY, Origin, Setup, commit_parts
 from shardcache.origin.filesystems.fsspec_errors import (
     folder_error,
     foreign_errors,
@@ -157,7 +157,7 @@ class FsspecOrigin(Origin):
                     await self._upload_and_rename(path, target)
         except NotImplementedError:
             message = "this kind of url can only be read"
-            raise ConfigError(message, url=url, remedy=WRITABLE) from None
+            raise ConfigError(message, url=url, remedy=WRITABLE_REMEDY) from None
         return await self.stat(url)
 
     async def close(self) -> None:

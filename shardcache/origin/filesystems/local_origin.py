@@ -80,7 +80,8 @@ def _publish(path: Path, target: Path) -> None:
     is_elsewhere = path.stat().st_dev != target.parent.stat().st_dev
     if is_elsewhere:
         draft = target.with_name(f".{target.name}.part")
-        path = Path(shutil.copyfile(path, draft))
+        shutil.copyfile(path, draft)
+        path = draft
     with path.open("rb") as file:
         os.fsync(file.fileno())
     path.replace(target)

@@ -96,11 +96,12 @@ class HttpOrigin(Origin):
         # Without a reliable version, ranges could be of several versions: the file is then fetched
         # in a single answer.
         is_guarded = version == answer.headers.get("etag") or _is_settled(answer.headers)
+        has_ranges = answer.status != 200  # it is 206, or 416 for an empty file
         return RemoteObject(
             url,
             version,
             size_bytes,
-            ranges=is_guarded and answer.status != 200,
+            ranges=is_guarded and has_ranges,
             guarded=is_guarded,
             # A chunked body, which has no length, stays in memory until all of it has arrived.
             joinable="content-length" in answer.headers,
@@ -317,7 +318,7 @@ def _check_encoding(answer: Answer, url: str) -> None:
     """
     encoding = answer.headers.get("content-encoding", "identity")
     length = _length(answer)
-    wanted_length = length
+    wanted_length = length  # the whole file may have any length, if the server states it
     if answer.status == 206:
         wanted_length = span_bytes(answer.headers.get("content-range"))
     if encoding != "identity" and (length is None or length != wanted_length):

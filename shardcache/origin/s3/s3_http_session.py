@@ -50,10 +50,9 @@ class StoreSession(_SessionWithoutRedirects):
         del fresh["keepalive_timeout"]
         super().__init__(*args, connector_args=pooled, **options)
         self._fresh = _SessionWithoutRedirects(*args, connector_args=fresh, **options)
-        # Times by the event loop's clock: the time from which pooled connections are used, and the
-        # time of the latest answer over a pooled connection.
-        self._trusted_from_s = -math.inf
-        self._answered_s = -math.inf
+        # These are times by the event loop's clock.
+        self._trusted_from_s = -math.inf  # time from which pooled connections are used
+        self._answered_s = -math.inf  # time of the latest answer over a pooled connection
 
     async def __aenter__(self) -> "StoreSession":
         await self._fresh.__aenter__()
