@@ -8,14 +8,11 @@ JSON object a line.
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
 
 import structlog
 from aiohttp import web
 
 from shardcache import errors
-from shardcache.access.rules import Peer
-from shardcache.cache.facade import Cache
 from shardcache.errors import ShardcacheError
 from shardcache.server.peer import peer_of
 from shardcache.server.process.process_load import process_stats
@@ -131,48 +128,48 @@ async def index(request: web.Request) -> web.StreamResponse:
     If the body has `tokens`, it names a member of the samples, whose tokens are counted as well.
     """
     body = await _body(request)
+    urls = take(body, "urls", list[str])
     member = TokenMember.parse(take(body, "tokens", str)) if "tokens" in body else None
-    return await _with_events(request, do=partial(Cache.index, member=member))
+    cache = request.app[SERVICE].cache
+    peer = peer_of(request)
+    return await _stream(request, lambda send: cache.index(urls, peer, send, member))
 
 
 @routes.post("/v1/warm")
 async def warm(request: web.Request) -> web.StreamResponse:
     """Fetch the objects that the body's `urls` name; stream events, one per line.
 
-    They are shards, or files if the body's `wanted` says so.
+    The field `wanted` states whether they are shards or files.
     """
     body = await _body(request)
     urls = take(body, "urls", list[str])
-    wanted = wanted_of({"wanted": "shards"} | body)
+    wanted = wanted_of({"wanted": "shards"} | body)  # without the field, they are shards
     cache = request.app[SERVICE].cache
     peer = peer_of(request)
     return await _stream(request, lambda send: cache.warm(urls, peer, send, wanted))
 
 
-async def _with_events(
-    request: web.Request,
-    do: Callable[[Cache, list[str], Peer, Send], Awaitable[None]],
-) -> web.StreamResponse:
-    """Call a method of the cache with the body's `urls`, and stream the events that it sends."""
-    cache = request.app[SERVICE].cache
+@routes.post("/v1/pin")
+async def pin(request: web.Request) -> web.StreamResponse:
+    """Pin the shards that the body's `urls` name; stream events, one per line."""
     urls = await _urls(request)
+    cache = request.app[SERVICE].cache
     peer = peer_of(request)
-    return await _stream(request, lambda send: do(cache, urls, peer, send))
+    return await _stream(request, lambda send: cache.pin(urls, peer, send))
 
 
-async def _with_answer(
-    request: web.Request,
-    do: Callable[[Cache, list[str], Peer], Awaitable[Json]],
-) -> web.Response:
-    """Call a method of the cache with the body's `urls`, and respond with its result."""
-    cache = request.app[SERVICE].cache
+@routes.post("/v1/unpin")
+async def unpin(request: web.Request) -> web.Response:
+    """Unpin the shards that the body's `urls` name."""
     urls = await _urls(request)
-    return web.json_response(await do(cache, urls, peer_of(request)))
+    return web.json_response(await request.app[SERVICE].cache.unpin(urls, peer_of(request)))
 
 
-routes.post("/v1/pin")(partial(_with_events, do=Cache.pin))
-routes.post("/v1/evict")(partial(_with_answer, do=Cache.evict))
-routes.post("/v1/unpin")(partial(_with_answer, do=Cache.unpin))
+@routes.post("/v1/evict")
+async def evict(request: web.Request) -> web.Response:
+    """Evict the shards that the body's `urls` name."""
+    urls = await _urls(request)
+    return web.json_response(await request.app[SERVICE].cache.evict(urls, peer_of(request)))
 
 
 async def no_endpoint(request: web.Request) -> web.StreamResponse:

@@ -40,8 +40,8 @@ async def serving(
 ) -> AsyncIterator[Drain]:
     """Serve on Unix sockets, over TCP, and for S3 clients, until the block exits.
 
-    Yields the Drain, by which the caller lets requests in progress finish before the block exits.
-    After that, the Unix sockets still answer requests for health and status.
+    Yields the Drain, which the caller runs before the block exits. From then on, the sockets answer
+    only requests that change nothing, such as those for health and status.
 
     Args:
         cache: the cache that is served.
@@ -151,9 +151,9 @@ async def _admit(request: web.Request, handler: api.Handler) -> web.StreamRespon
     While the daemon stops, such requests and new sessions are refused. Sessions are written to the
     audit log elsewhere.
     """
-    # A session begins with a GET, but counts as running, so that shutdown waits for its end.
     service = request.app[SERVICE]
     is_change = request.method != "GET"
+    # A session begins with a GET, but counts as running, so that shutdown waits for its end.
     is_session = "Upgrade" in request.headers
     if is_change:
         _, _, name = request.path.rpartition("/")

@@ -137,8 +137,7 @@ class LiveTexts:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._view = service.cache.live_view
-        # No texts yet, of no refresh (0).
-        self._latest = _Texts(0)
+        self._latest = _Texts(refresh=0)
 
     async def moment(self, peer: Peer) -> str:
         """Return the daemon's current state, at most a second old."""

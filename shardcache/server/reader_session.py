@@ -176,10 +176,11 @@ class ReaderSession:
         Args:
             request_id: id of the message; 0 if it has none.
         """
-        is_plan = message.get("type") in ("shards", "plan", "extend")
-        async with self._planning:
+        async with self._planning:  # this waits for the earlier plans
+            is_plan = message.get("type") in ("shards", "plan", "extend")
             if is_plan:
                 return await self._answer(message, request_id)
+        # Other requests do not wait for each other, and a later plan does not wait for them.
         return await self._answer(message, request_id)
 
     async def _answer(self, message: Json, request_id: int) -> Json | None:
@@ -189,8 +190,11 @@ class ReaderSession:
                 # One at a time: each manifest may have millions of shards.
                 async with self._resolving:
                     return await self._resolve(request_id, message)
+            case "shards" if "packed" in message:
+                await self._take_list(message["packed"])
+                return {"type": "ok"}
             case "shards":
-                is_known = await self._take_list(message["fingerprint"], message.get("packed"))
+                is_known = await self._find_list(message["fingerprint"])
                 return {"type": "ok" if is_known else "unknown"}
             case "plan" | "extend" as kind:
                 return await self._plan(message, new=kind == "plan")
@@ -232,30 +236,27 @@ class ReaderSession:
 
     # Plans
 
-    async def _take_list(self, fingerprint: str, packed: bytes | None) -> bool:
-        """Take a list of shards, if it is sent along; return whether the daemon now has the list.
+    async def _find_list(self, fingerprint: str) -> bool:
+        """Return whether the daemon has a list of shards; if not, this reader is to send the list.
 
-        If the daemon does not have the list, this reader is to send it. Other readers of the same
-        user that need the list wait until this reader has sent it or disconnects.
-
-        Args:
-            fingerprint: the list's fingerprint.
-            packed: the list; None if the reader asks whether the daemon has it.
+        Other readers of the same user that need the list wait until this reader has sent it or
+        disconnects.
         """
         manifests = self._cache.manifests
-        if packed is None:
-            await self._list_lock.aclose()
-            lock = manifests.sending_lock(fingerprint, self._peer)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_SENDING_S):
-                    await self._list_lock.enter_async_context(lock)
-            if await manifests.known([fingerprint], self._peer) is None:
-                return False
-        # The lock is released at the end of the block: the daemon now has the list.
-        async with self._list_lock:
-            if packed is not None:
-                await manifests.admit(packed, self._peer)
+        await self._list_lock.aclose()
+        lock = manifests.sending_lock(fingerprint, self._peer)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_SENDING_S):
+                await self._list_lock.enter_async_context(lock)
+        if await manifests.known([fingerprint], self._peer) is None:
+            return False  # the lock is held until the list is sent
+        await self._list_lock.aclose()
         return True
+
+    async def _take_list(self, packed: bytes) -> None:
+        """Take a list of shards that the reader has sent; other readers no longer wait for it."""
+        async with self._list_lock:
+            await self._cache.manifests.admit(packed, self._peer)
 
     async def _plan(self, message: Json, *, new: bool) -> Json:
         """Declare a new plan, or extend the present one.
@@ -264,17 +265,19 @@ class ReaderSession:
             new: True for a message of type `plan`, False for `extend`.
         """
         reader = self._reader
-        if not new and reader.listing is None:
-            raise ProtocolError("'extend' without a plan to extend")
-        lists = message.get("shards", [])
-        wanted = protocol.wanted_of(message)
-        listing = reader.listing
         if new:
+            lists: list[str] = message["shards"]
+            wanted = protocol.wanted_of(message)
             listing = await self._cache.manifests.known(lists, self._peer, wanted)
-        if listing is None:
-            return {"type": "unknown"}
+            if listing is None:
+                return {"type": "unknown"}
+        elif reader.listing is None:
+            raise ProtocolError("'extend' without a plan to extend")
+        else:
+            listing = reader.listing
         order = message["order"]
         count = len(listing.shards)
+        # An order may be long, so other sessions get turns on the event loop between its pieces.
         await self._cache.turns.take(order, lambda piece: protocol.check_indices(piece, count))
         if new:
             reader.declare(listing, message["reads"])
