@@ -14,7 +14,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -202,8 +201,8 @@ def _load(file: Path, key_file: Path) -> tuple[x509.Certificate, ec.EllipticCurv
             not isinstance(key, ec.EllipticCurvePrivateKey)
             or key.public_key() != certificate.public_key()
         ):
-            raise InvalidSignature("the key is not that of the certificate")
-    except (OSError, ValueError, TypeError, InvalidSignature) as exn:
+            raise ValueError("the key is not that of the certificate")
+    except (OSError, ValueError, TypeError) as exn:
         raise ConfigError(
             f"the authority cannot be used: {exn}",
             url=str(file),

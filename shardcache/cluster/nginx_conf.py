@@ -38,7 +38,7 @@ _MAX_STALLS = 180  # number of stall time-outs for which an owner may send nothi
 # whether it still serves the request. nginx may take this share of that time to connect to an
 # owner, so that it finds a dead owner before the daemon asks.
 _CONNECT_SHARE = 0.8
-_MAX_S = 30 * 86400  # a longer time limit comes from a mistyped stall time-out
+_MAX_FRONT_S = 30 * 86400  # a longer limit comes from a mistyped stall time-out
 _PART_BYTES = 8 * MIB  # usual size of a part
 # nginx keeps the keys of cached parts in memory, some 8000 keys per MiB. It gets twice as much
 # memory as the keys of parts of the usual size need.
@@ -87,8 +87,8 @@ def time_limits(stall_timeout_s: float) -> dict[str, int]:
     # 2. The daemon's question, and as much time for its answer, come before the time at which a
     # silent store counts as failed.
     can_answer = 2 * question_ms < store_ms
-    # 3. An owner may send nothing for longer than the store may, within nginx's range of times.
-    can_wait = store_ms < front_ms < 1000 * _MAX_S
+    # 3. An owner may send nothing for longer than the store may.
+    can_wait = store_ms < front_ms < 1000 * _MAX_FRONT_S
     if not (can_connect and can_answer and can_wait):
         raise ConfigError(
             "the tier cannot derive its time limits from a stall time-out of "
@@ -127,7 +127,7 @@ def render(tier: Tier, node: Node) -> str:
     values = _values(tier, node)
     features = _features(tier, node)
     tables = _tables(tier)
-    tables["lua_line"] = _parts_in_hand(values)
+    tables["lua_line"] = _lua_lines(values)
     lines: list[str] = []
     for source in _template():
         match = _TEMPLATE_LINE.fullmatch(source)
@@ -168,10 +168,10 @@ def _template() -> list[str]:
     return template.read_text().splitlines()
 
 
-def _parts_in_hand(values: Values) -> list[Values]:
-    """Return the lines of the Lua program by which nginx's workers share the parts' downloads.
+def _lua_lines(values: Values) -> list[Values]:
+    """Return the rows for the lines of `parts_in_hand.lua`, which nginx.conf includes.
 
-    The program records which worker is fetching which part.
+    By this program, nginx's workers record which of them is fetching which part.
     """
     source = files("shardcache.cluster").joinpath("parts_in_hand.lua").read_text()
     return [{"line": _AtTemplate(line).substitute(values)} for line in source.splitlines()]
@@ -189,12 +189,12 @@ def _values(tier: Tier, node: Node) -> dict[str, object]:
         scheme = "https"
     parts = tier.max_size_bytes / _PART_BYTES
     keys_mib = math.ceil(_KEYS_RESERVE * parts / _KEYS_PER_MIB)
-    ring = {"node": node.name, "peers": len(tier.nodes), "digest": tier.digest}
+    about_peers = {"node": node.name, "peers": len(tier.nodes), "digest": tier.digest}
     return {
         "workers": tier.workers,
         # 1. Folders, and what nginx caches on disk and in memory
-        "cache_dir": _path(tier.cache(node)),
-        "run_dir": _path(tier.run(node)),
+        "cache_dir": _path(tier.cache_folder(node)),
+        "run_dir": _path(tier.run_folder(node)),
         "max_size": f"{max(1, tier.max_size_bytes // MIB)}m",
         "min_free": f"{max(1, tier.min_free_bytes // MIB)}m",
         "part_keys_mib": max(_MIN_KEYS_MIB, keys_mib),
@@ -207,7 +207,7 @@ def _values(tier: Tier, node: Node) -> dict[str, object]:
         # 3. The owners on their ring, and this node among them
         "owners_kib": _MIN_OWNERS_KIB + len(tier.nodes) * _KIB_PER_OWNER,
         "weight": tier.weight,
-        "peers": json.dumps(ring),
+        "peers": json.dumps(about_peers),  # nginx's answer to requests for `PEERS`
         "front_socket": _socket_path(tier.front(node)),  # for the node's own daemon
         "own_address": own_address,  # for the other nodes
         "owner_listen": listen,

@@ -63,8 +63,8 @@ class NodeTier:
         self._seen_stamps = self._stamps()
         self._tier = read()
         self._node = self._tier.node(name)
-        self._cache_dir = self._tier.cache(self._node)
-        self._run_dir = self._tier.run(self._node)
+        self._cache_dir = self._tier.cache_folder(self._node)
+        self._run_dir = self._tier.run_folder(self._node)
         self._config = self._run_dir / "nginx.conf"
         self._figures = TierFigures()
         self._started_s = time.time()
@@ -109,7 +109,11 @@ class NodeTier:
             ) from None
 
     def _supervise(
-        self, nginx: str, process: nginx_process.Process, log: AccessLog, stopping: Event
+        self,
+        nginx: str,
+        process: nginx_process.Process,
+        log: AccessLog,
+        stopping: Event,
     ) -> None:
         """Publish figures and use changed sources until `stopping` is set, or nginx ends."""
         next_measure_s = time.monotonic()

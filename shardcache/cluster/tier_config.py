@@ -65,18 +65,15 @@ class Upstream:
         Raises ConfigError.
         """
         parts = urlsplit(url)
-        port: int | None = None
-        is_port = True
         try:
             port = parts.port
         except ValueError:
-            is_port = False
+            port = 0  # refused below, as the port 0 itself is
         host = (parts.hostname or "").rstrip(".")
         # The pattern matches names and IPv4 addresses; a colon occurs only in an IPv6 address.
         is_host = _HOST.fullmatch(host) is not None or ":" in host
-        is_authority = is_host and is_port and port != 0
         has_path_or_query = parts.path.strip("/") or parts.query
-        if parts.scheme not in _PORTS or not is_authority or has_path_or_query:
+        if parts.scheme not in _PORTS or not is_host or port == 0 or has_path_or_query:
             raise ConfigError(
                 "a store's url may have a scheme, a host and a port, and nothing else",
                 url=url,
@@ -207,6 +204,7 @@ class Tier:
     def digest(self) -> str:
         """Hash of everything that decides the owner of each part; all nodes have to agree on it."""
         peers = sorted(node.at(self.owner_port) for node in self.nodes)
+        # "parts" says what has an owner: whole shards had owners once, and the digest differed.
         text = "\n".join((f"parts, {self.weight}", *peers))
         return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARS]
 
@@ -221,17 +219,17 @@ class Tier:
             remedy=f"name one of the {len(self.nodes)}: {known}",
         )
 
-    def cache(self, node: Node) -> Path:
+    def cache_folder(self, node: Node) -> Path:
         """Return the cache folder on a node."""
         return _filled(self.cache_dir, node)
 
-    def run(self, node: Node) -> Path:
+    def run_folder(self, node: Node) -> Path:
         """Return the folder in memory (`run_dir`) on a node."""
         return _filled(self.run_dir, node)
 
     def front(self, node: Node) -> Path:
         """Return the Unix socket at which nginx serves the daemon of a node."""
-        return self.run(node) / Path(FRONT).name
+        return self.run_folder(node) / Path(FRONT).name
 
     def tls_of(self, node: Node) -> Tls | None:
         """Return the PEM files on a node; None for plain HTTP between the nodes."""

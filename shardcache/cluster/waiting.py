@@ -17,7 +17,7 @@ _RETRY_S = 5.0
 def run_when_usable(
     run: Callable[[], int],
     run_dir: Path,
-    say: Callable[[str], object],
+    report: Callable[[str], object],
     stopping: Event,
 ) -> int:
     """Call `run` until it raises no ConfigError; return its result, or 0 if `stopping` is set.
@@ -28,7 +28,7 @@ def run_when_usable(
     Args:
         run: starts the tier, and returns its exit status.
         run_dir: folder for the note.
-        say: called with each new reason, for the operator.
+        report: called with each new reason, for the operator.
         stopping: ends the wait when it is set.
     """
     note = run_dir / WAITING
@@ -39,7 +39,7 @@ def run_when_usable(
         except ConfigError as exn:
             if str(exn) != reason:
                 reason = str(exn)
-                say(f"waiting: {reason}")
+                report(f"waiting: {reason}")
             _write(note, exn.message)
         stopping.wait(_RETRY_S)
     return 0

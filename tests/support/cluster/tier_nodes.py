@@ -73,7 +73,7 @@ class TierNodes:
         if config is None:
             config = self.folder / f"{node.name}.conf"
             config.write_text(render(self.tier, node))
-        for path in (self.tier.cache(node), self.tier.run(node)):
+        for path in (self.tier.cache_folder(node), self.tier.run_folder(node)):
             path.mkdir(parents=True, exist_ok=True)
         self._running[node.name] = nginx = Nginx(None, config, [self.tier.front(node)])
         nginx.start()
@@ -112,11 +112,11 @@ class TierNodes:
         return answered(connection, f"{parts.path}?{parts.query}", {"Host": parts.netloc, **headers})
 
     def log(self, node: Node) -> list[dict[str, Any]]:
-        path = self.tier.cache(node) / "access.log"
+        path = self.tier.cache_folder(node) / "access.log"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def cached(self, node: Node) -> list[Path]:
-        return [path for path in (self.tier.cache(node) / "parts").rglob("*") if path.is_file()]
+        return [path for path in (self.tier.cache_folder(node) / "parts").rglob("*") if path.is_file()]
 
 
 def tier_findings(folder: Path, front: str, tables: str = "", check: str = "tier.reach") -> list[dict[str, str]]:
