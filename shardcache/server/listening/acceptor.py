@@ -38,9 +38,9 @@ class Acceptor:
     """Accepts connections, and refuses those beyond the limits.
 
     Args:
-        inner: returns the asyncio protocol that serves a new connection.
+        new_protocol: returns the asyncio protocol that serves a new connection.
         limits: returns the present limits.
-        refused: returns the answer to a connection that is refused; an HTTP 503 by default.
+        refusal: returns the answer to a connection that is refused; an HTTP 503 by default.
 
     Attributes:
         connections: number of open connections by user id; None stands for all users of TCP, who
@@ -49,14 +49,14 @@ class Acceptor:
 
     def __init__(
         self,
-        inner: Callable[[], asyncio.Protocol],
+        new_protocol: Callable[[], asyncio.Protocol],
         limits: Callable[[], Limits],
-        refused: Callable[[ExhaustedError], bytes] | None = None,
+        refusal: Callable[[ExhaustedError], bytes] | None = None,
     ) -> None:
         self.connections: Counter[int | None] = Counter()
-        self._inner = inner
+        self._new_protocol = new_protocol
         self._limits = limits
-        self._refused = refused or _http_503
+        self._refusal = refusal or _http_503
         self._serving: set[asyncio.Task[None]] = set()
         self._logged_s = -_LOG_PERIOD_S
 
@@ -107,20 +107,20 @@ class Acceptor:
             _, uid, _ = peer_ids(connection)
 
         limits = self._limits()
-        refusal = self._refusal(uid, limits)
-        if refusal is not None:
-            self._log("connections refused", uid=uid, cause=refusal)
+        reason = self._reason_to_refuse(uid, limits)
+        if reason is not None:
+            self._log("connections refused", uid=uid, cause=reason)
             with suppress(OSError), connection:
-                connection.send(self._refused(ExhaustedError(refusal, remedy=FEWER_CONNECTIONS)))
+                connection.send(self._refusal(ExhaustedError(reason, remedy=FEWER_CONNECTIONS)))
             return
 
         self.connections[uid] += 1
-        protocol = _LimitedProtocol(self._inner(), limits, lambda: self._forget(uid))
+        protocol = _LimitedProtocol(self._new_protocol(), limits, lambda: self._forget(uid))
         task = asyncio.get_running_loop().create_task(_serve(connection, protocol))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
 
-    def _refusal(self, uid: int | None, limits: Limits) -> str | None:
+    def _reason_to_refuse(self, uid: int | None, limits: Limits) -> str | None:
         """Return the reason to refuse a user's new connection; None if there is none."""
         if self.connections.total() >= limits.connections:
             return f"the daemon has {limits.connections} connections, its maximum"
@@ -156,8 +156,9 @@ async def _serve(connection: socket.socket, protocol: "_LimitedProtocol") -> Non
 class _LimitedProtocol(asyncio.Protocol):
     """Passes a connection's events to `inner`, and ends the connection when its time is over.
 
-    The limits set how long a connection may take: the whole connection, or with `first_only` the
-    head of its first request. With `stall_s`, they also set how long its client may read nothing.
+    The limits set how long a connection may take: the whole connection, or with
+    `first_request_only` the head of its first request. With `stall_s`, they also set how long its
+    client may read nothing.
 
     Args:
         inner: the protocol that serves the connection.
@@ -170,7 +171,7 @@ class _LimitedProtocol(asyncio.Protocol):
         self._on_end = on_end
         self._timer: asyncio.TimerHandle | None = None  # None until the connection is made
         self._stall: StallTimer | None = None
-        self._tail = b""  # the last bytes that have arrived of the first request's head
+        self._tail = b""  # the last bytes received, while the first request's head is incomplete
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the limit on the connection's time."""
@@ -195,7 +196,7 @@ class _LimitedProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Pass data on; stop the time limit once the first request's head has arrived."""
         timer = self._timer
-        if self._limits.first_only and timer is not None and not timer.cancelled():
+        if self._limits.first_request_only and timer is not None and not timer.cancelled():
             received = self._tail + data
             if _END_OF_HEAD in received:
                 timer.cancel()

@@ -97,20 +97,23 @@ def _adopt(fd: int) -> socket.socket:
 
 def _check_not_open_to_all(sock: socket.socket) -> None:
     """Raise ConfigError for a Unix socket that every user of the node may connect to."""
-    # The name is text for a path, and bytes for an abstract name: errors show it by `!a`.
+    # The name is text for a path, and bytes for an abstract name: the error shows it by `!a`.
     name = sock.getsockname()
-    is_open = True  # an abstract name (bytes) has no mode, so every user may connect to it
-    try:
-        if isinstance(name, str):
-            is_open = bool(Path(name).stat().st_mode & _ANY_RIGHT_OF_OTHERS)
-    except OSError as exn:
-        raise ConfigError(
-            f"the activated socket {name} has no file at its path: {exn.strerror}",
-            remedy="restart the socket unit; RuntimeDirectoryPreserve=yes keeps its folder when "
-            "the daemon stops",
-        ) from exn
-    if is_open:
+    is_abstract = isinstance(name, bytes)  # without a file, and so without a mode
+    if is_abstract or _mode_of(Path(name)) & _ANY_RIGHT_OF_OTHERS:
         raise ConfigError(
             f"every user of this node may connect to the activated socket {name!a}",
             remedy="give the socket unit a path, SocketMode=0660 and SocketGroup=",
         )
+
+
+def _mode_of(path: Path) -> int:
+    """Return the mode of an activated socket's file. Raises ConfigError if there is no file."""
+    try:
+        return path.stat().st_mode
+    except OSError as exn:
+        raise ConfigError(
+            f"the activated socket {path} has no file at its path: {exn.strerror}",
+            remedy="restart the socket unit; RuntimeDirectoryPreserve=yes keeps its folder when "
+            "the daemon stops",
+        ) from exn

@@ -53,9 +53,9 @@ class Limits:
         connections: maximum number of connections at a time.
         per_user: maximum number of connections at a time for each user, except root and the
             daemon's own user.
-        limit_s: maximum lifetime of a connection; with `first_only`, the maximum time until the
-            head of its first request has arrived.
-        first_only: True if `limit_s` applies only to the first request.
+        limit_s: maximum lifetime of a connection; with `first_request_only`, the maximum time until
+            the head of its first request has arrived.
+        first_request_only: True if `limit_s` applies only to the first request.
         stall_s: maximum time for which a client may read nothing although there is something to
             read; None for no limit.
     """
@@ -63,7 +63,7 @@ class Limits:
     connections: int
     per_user: int
     limit_s: float
-    first_only: bool = False
+    first_request_only: bool = False
     stall_s: float | None = None
 
     @classmethod
@@ -78,7 +78,7 @@ class Limits:
             connections,
             per_user=settings.user_connections or connections // 2,
             limit_s=_FIRST_REQUEST_S,
-            first_only=True,
+            first_request_only=True,
         )
 
     def check_sessions(self, sessions: int) -> None:

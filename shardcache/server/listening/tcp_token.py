@@ -13,14 +13,15 @@ from aiohttp import web
 from shardcache.errors import ConfigError
 
 _MIN_TOKEN_CHARS = 16
-_RIGHTS_OF_OTHERS = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
+# The file's group may read it, but nobody apart from the owner may write it.
+_FORBIDDEN_RIGHTS = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
 
 
 def token_hash(path: Path) -> bytes:
     """Return the hash of the token in a file, without surrounding white space.
 
-    Raises ConfigError if the file cannot be read, if other users may read or write it, or if the
-    token is too short.
+    Raises ConfigError if the file cannot be read, if users outside its group may read it, if others
+    than its owner may write it, or if the token is too short.
     """
     try:
         mode = path.stat().st_mode
@@ -30,7 +31,7 @@ def token_hash(path: Path) -> bytes:
             f"cannot read the token file: {exn}",
             remedy="correct --http-token-file",
         ) from None
-    if mode & _RIGHTS_OF_OTHERS:
+    if mode & _FORBIDDEN_RIGHTS:
         raise ConfigError(f"{path} may be read or written by others", remedy=f"chmod 600 {path}")
     if len(text) < _MIN_TOKEN_CHARS or not text.isascii() or not text.isprintable():
         raise ConfigError(

@@ -74,6 +74,7 @@ def _bound(path: Path, group: str | None) -> socket.socket:
             path.parent.chmod(0o750)
 
     if path.is_socket():
+        # After another error, such as a missing permission, a daemon may still listen there.
         if _is_answered(path, stale=(ConnectionRefusedError,)):
             raise SocketInUseError("another daemon is listening on the socket", url=str(path))
         path.unlink()
@@ -96,7 +97,7 @@ def _is_answered(path: Path, stale: tuple[type[OSError], ...] = (OSError,)) -> b
     """Return whether a daemon accepts a connection to the socket.
 
     Args:
-        stale: errors that mean that no daemon does; other errors are raised.
+        stale: errors that mean that no daemon accepts it; other errors are raised.
     """
     with suppress(*stale), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.connect(os.fspath(path))

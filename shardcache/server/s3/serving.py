@@ -94,7 +94,7 @@ def _limits(stall_s: float) -> Limits:
         connections,
         per_user=connections,
         limit_s=_FIRST_REQUEST_S,
-        first_only=True,
+        first_request_only=True,
         stall_s=stall_s,
     )
 
