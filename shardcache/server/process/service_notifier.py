@@ -19,10 +19,10 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-# If the disk does not respond for this time, the daemon counts as dead. A disk that is full,
-# read-only or broken still responds. A disk that hangs blocks the readers, too. After a restart,
-# the daemon finds another disk, or fails to start. Jobs that may read directly from the object
-# store then do so.
+# If the disk does not respond for this time, the daemon counts as dead, and the manager restarts
+# it: a disk that hangs blocks the readers, too. The new daemon finds another disk, or fails to
+# start, and jobs that may read directly from the object store then do so. A disk that is full,
+# read-only or broken still responds.
 _HUNG_S = 120.0
 # Maximum interval between two messages.
 _INTERVAL_S = 10.0
@@ -140,7 +140,9 @@ class ServiceNotifier:
 
     async def watch(self, current_liveness: Callable[[], Liveness]) -> None:
         """Send the status line, and a watchdog ping while the daemon is alive, until cancelled."""
-        while self._address is not None:
+        if self._address is None:
+            return
+        while True:
             current = current_liveness()
             fields: dict[str, object] = {"STATUS": current.line}
             if current.alive:
