@@ -122,6 +122,7 @@ def _transfers(transfers: list[Json]) -> Metric:
     for priority_class in PriorityClass:
         for stage in Stage:
             name = priority_class.name.lower()
+            # The page has the stage in words; the label is the stage's short name.
             samples.append(((name, stage.name.lower()), counts[name, stage.value]))
     return _family(GAUGE, "transfers", "Shards being fetched.", samples, ("class", "stage"))
 
@@ -247,6 +248,7 @@ def _histogram(
     """Return a metric family of histograms; the arguments are as for `_family`."""
     family = HistogramMetricFamily(_PREFIX + name, text, labels=names)
     for labels, histogram in samples:
+        # Prometheus expects bounds as Go writes numbers.
         bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
         buckets = list(zip(bounds, histogram.cumulative(), strict=True))
         family.add_metric(labels, buckets, histogram.total)
