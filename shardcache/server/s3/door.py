@@ -95,7 +95,8 @@ class S3Door:
         except SlowClientError:
             raise ConnectionResetError("the client reads nothing") from None
         except OSError as exn:  # an error of the disk, or the process has no descriptors left
-            error = S3Error("ServiceUnavailable", f"the daemon cannot answer: {exn.strerror}")
+            reason = exn.strerror or exn
+            error = S3Error("ServiceUnavailable", f"the daemon cannot answer: {reason}")
         except Exception:  # a top-level guard, as for other requests
             log.exception("unexpected error in an S3 request", path=http.path)
             error = S3Error("InternalError", "a fault of the daemon; see its log")

@@ -7,6 +7,7 @@ client wants an answer only for a certain version.
 
 import re
 from collections.abc import Mapping
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import NamedTuple
@@ -181,7 +182,10 @@ def _time_in(header: str | None) -> float | None:
     if header is None:
         return None
     try:
-        return parsedate_to_datetime(header).timestamp()
+        time = parsedate_to_datetime(header)
+        if time.tzinfo is None:
+            time = time.replace(tzinfo=UTC)  # such as asctime's form (RFC 9110, 5.6.7)
+        return time.timestamp()
     except (ValueError, OverflowError):
         return None
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import os
 import random
 import socket
 from collections.abc import Iterator
@@ -191,6 +192,19 @@ def test_a_tool_that_asks_for_one_byte_at_a_time_gets_each(daemon: Daemon, bucke
             assert answer.status == 206
             assert answer.read() == LARGE[place : place + 1]
         assert daemon.status()["process"]["rss_bytes"] - before_bytes < 30_000_000
+
+
+def test_an_object_whose_file_was_cut_off_is_named_and_fetched_again(daemon: Daemon, bucket: Bucket) -> None:
+    """The error says what is wrong with the file; the next request gets the bytes."""
+    path = f"/{bucket.name}/small"
+    assert read(daemon, path) == LARGE[:20_000]
+    daemon.await_publication()
+    for file in daemon.cache_dir.rglob("*.tar"):
+        os.truncate(file, 100)
+    answer = ask(daemon, *signed(daemon, path, keys_of(daemon)))
+    assert answer.status == 503
+    assert b"the daemon cannot answer: the file is shorter than it was" in answer.body
+    assert read(daemon, path) == LARGE[:20_000]
 
 
 @pytest.mark.slow
