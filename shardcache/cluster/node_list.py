@@ -20,6 +20,7 @@ _RANGES = re.compile(r"\[([0-9,-]+)\]")  # ranges as Slurm writes them, such as 
 _RANGE = re.compile(r"([0-9]+)-([0-9]+)")
 # An item of the list ends at a comma or white space outside of braces and brackets.
 _ITEM = re.compile(r"(?:[^\s,{}\[\]]|\{[^{}]*\}|\[[^\[\]]*\])+")
+_SEPARATORS = re.compile(r"[\s,]*")
 _MAX_NODES = 4096
 
 
@@ -97,9 +98,18 @@ def _check_unique(attribute: str, values: list[str]) -> None:
 
 
 def _entries(text: str) -> Iterator[str]:
-    """Yield the entries of a list, one per node, with comments removed and ranges expanded."""
+    """Yield the entries of a list, one per node, with comments removed and ranges expanded.
+
+    Raises ConfigError.
+    """
     for line in text.splitlines():
         items, _, _comment = line.partition("#")
+        outside = _ITEM.sub("", items)
+        if not _SEPARATORS.fullmatch(outside):
+            raise ConfigError(
+                f"{items.strip()!r} has unbalanced braces or brackets",
+                remedy="write node{1..8} or node[1-8]",
+            )
         for item in _ITEM.findall(items):
             yield from _expand(item)
 

@@ -72,8 +72,9 @@ class Upstream:
         host = (parts.hostname or "").rstrip(".")
         # The pattern matches names and IPv4 addresses; a colon occurs only in an IPv6 address.
         is_host = _HOST.fullmatch(host) is not None or ":" in host
-        has_path_or_query = parts.path.strip("/") or parts.query
-        if parts.scheme not in _PORTS or not is_host or port == 0 or has_path_or_query:
+        has_user = parts.username is not None
+        has_more = has_user or parts.path.strip("/") or parts.query or parts.fragment
+        if parts.scheme not in _PORTS or not is_host or port == 0 or has_more:
             raise ConfigError(
                 "a store's url may have a scheme, a host and a port, and nothing else",
                 url=url,

@@ -8,6 +8,7 @@ import pwd
 import shutil
 from pathlib import Path
 
+from shardcache.errors import ConfigError
 from shardcache.store.disk.file_operations import fsync_path
 
 PARTS = "parts"
@@ -19,7 +20,8 @@ _CLEAN = "clean"  # file that exists only while the tier is cleanly stopped
 def make_folder(folder: Path, mode: int, user: str) -> None:
     """Create a folder unless it exists.
 
-    A folder that root creates is given to `user` and the user's group.
+    A folder that root creates is given to `user` and the user's group. Raises OSError, and
+    ConfigError if there is no such user.
 
     Args:
         folder: path of the folder.
@@ -28,10 +30,22 @@ def make_folder(folder: Path, mode: int, user: str) -> None:
     """
     if folder.exists():
         return
+    group_id = _group_of(user) if os.geteuid() == 0 else None
     folder.mkdir(parents=True, mode=0o700)
     folder.chmod(mode)
-    if os.geteuid() == 0:
-        shutil.chown(folder, user, pwd.getpwnam(user).pw_gid)
+    if group_id is not None:
+        shutil.chown(folder, user, group_id)
+
+
+def _group_of(user: str) -> int:
+    """Return the id of a user's group. Raises ConfigError if there is no such user."""
+    try:
+        return pwd.getpwnam(user).pw_gid
+    except KeyError:
+        raise ConfigError(
+            f"there is no user {user!r}",
+            remedy="correct --user or create the user",
+        ) from None
 
 
 def prepare(folder: Path, boot_id: str | None = None) -> bool:

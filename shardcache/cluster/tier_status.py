@@ -133,13 +133,15 @@ async def _ask(
             if answer.status != HTTPStatus.OK:
                 return NodeReport(node, error=f"status {answer.status}: not this tier")
             peers = await answer.json()
+        if not isinstance(peers, dict) or "digest" not in peers:
+            return NodeReport(node, error="not this tier")
         figures = None
         async with http.get(base + STATUS, allow_redirects=False, **tls_options) as answer:
             if answer.status == HTTPStatus.OK:
                 figures = await answer.json(content_type=None)
     except TimeoutError:
         return NodeReport(node, error="no answer")
-    except (aiohttp.ClientError, OSError, ValueError, KeyError) as exn:
+    except (aiohttp.ClientError, OSError, ValueError) as exn:
         return NodeReport(node, error=str(exn) or type(exn).__name__)
     return NodeReport(node, peers, figures)
 

@@ -43,6 +43,8 @@ def test_lists_are_read_as_schedulers_and_shells_write_them(text: str, names: li
         ("../a=10.0.0.1", "not a node"),
         ("no-such-host.invalid", "no address"),
         ("10.0.{0..99}.{0..99}", "more than 4,096"),
+        ("10.0.0.1,10.0.0.2}", "unbalanced"),
+        ("10.0.0.[1-8", "unbalanced"),
     ],
 )
 def test_a_list_that_cannot_be_used_says_why(text: str, reason: str) -> None:
@@ -53,7 +55,19 @@ def test_a_list_that_cannot_be_used_says_why(text: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["s3://bucket", "https://", "https://host/bucket", "https://host:0", "https://h;x", "h", "https://10.0.9.9"]
+    "url",
+    [
+        "s3://bucket",
+        "https://",
+        "https://host/bucket",
+        "https://host:0",
+        "https://host:x",
+        "https://user@host",
+        "https://host#part",
+        "https://h;x",
+        "h",
+        "https://10.0.9.9",
+    ],
 )
 def test_a_store_is_an_endpoint(url: str) -> None:
     """A bucket, a path or a piece of nginx's syntax is refused; so is TLS at an address, which nginx cannot verify."""
