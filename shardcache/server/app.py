@@ -152,7 +152,7 @@ async def _admit(request: web.Request, handler: api.Handler) -> web.StreamRespon
     audit log elsewhere.
     """
     service = request.app[SERVICE]
-    is_change = request.method != "GET"
+    is_change = request.method not in ("GET", "HEAD")
     # A session begins with a GET, but counts as running, so that shutdown waits for its end.
     is_session = "Upgrade" in request.headers
     if is_change:

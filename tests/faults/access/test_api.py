@@ -227,3 +227,12 @@ def test_http_errors_have_the_form_of_all_errors(
     found, text = daemon.answer(method, path, body)
     assert found == status
     check(json.loads(text), FAILURE)
+
+
+def test_head_changes_nothing_and_is_not_in_the_audit_log(daemon: Daemon) -> None:
+    """Probes send it; a request that changes something is in the log."""
+    assert daemon.answer("HEAD", "/v1/health") == (200, b"")
+    daemon.request("POST", "/v1/unpin", {"urls": []})
+    lines = daemon.log.read_text()
+    assert "what=unpin" in lines
+    assert "what=health" not in lines
