@@ -16,7 +16,7 @@ from typing import Self
 from shardcache import errors
 from shardcache.access.deceptive import checked
 from shardcache.access.protocols import LOCAL, WEB
-from shardcache.access.urls import protocol_of
+from shardcache.access.urls import place_of, protocol_of
 from shardcache.config.origin_table import OriginTable
 from shardcache.fetch.retry import BACKOFF
 from shardcache.origin.base import WRITABLE_REMEDY
@@ -25,7 +25,7 @@ from shardcache.origin.registry import Origins
 from shardcache.origin.whole_object import read_object
 from shardcache.shared.lists import shardlist
 from shardcache.shared.protocol import ShardRef
-from shardcache.shared.urls.local_urls import absolute_url, local_path
+from shardcache.shared.urls.local_urls import absolute_url
 from shardcache.shared.urls.url_names import beside_index, is_tar
 from shardcache.tarindex.contents import SUFFIX
 from shardcache.transport.between.flow import Flow, nothing
@@ -49,7 +49,7 @@ class Destination:
     Every object appears under its name whole or not at all.
 
     Attributes:
-        url: url of the folder or prefix, with a slash at its end.
+        url: url of the prefix, or path of the local folder, with a slash at its end.
     """
 
     def __init__(
@@ -74,15 +74,16 @@ class Destination:
                 "the destination is empty",
                 remedy="name a folder, or the url of a prefix in an object store",
             )
-        self.url = absolute_url(url).rstrip("/") + "/"
         self._tables = tables
         self._scratch = scratch
-        protocol = protocol_of(self.url)
-        self._is_local = protocol in LOCAL
-        checked(self.url)  # raises ConfigError for `..` and other deceptive urls
+        folder_url = absolute_url(url).rstrip("/") + "/"
+        checked(folder_url)  # raises ConfigError for `..` and other deceptive urls
+        protocol = protocol_of(folder_url)
         if protocol in WEB:
             message = "web servers can only be read"
-            raise errors.ConfigError(message, url=self.url, remedy=WRITABLE_REMEDY)
+            raise errors.ConfigError(message, url=folder_url, remedy=WRITABLE_REMEDY)
+        self._is_local = protocol in LOCAL
+        self.url = place_of(folder_url) if self._is_local else folder_url
 
     async def __aenter__(self) -> Self:
         self._origins = Origins(self._tables, max_connections=_CONNECTIONS)
@@ -101,7 +102,7 @@ class Destination:
         """
         if not self._is_local:
             return Path(self._own_scratch.name) / name
-        folder = Path(local_path(self.url) or self.url)
+        folder = Path(self.url)
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         return folder / f".{name}.part"

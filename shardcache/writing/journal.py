@@ -74,7 +74,7 @@ def resume(text: bytes, settings: Mapping[str, Any], url: str) -> Journal:
     remedy = "empty the destination, or choose another"
     try:
         content = json.loads(text)
-        old_settings = content["settings"]
+        old_settings = dict(content["settings"])
         shards = {name: ShardRecord(*row) for name, row in content["shards"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as exn:
         raise ConfigError(f"{JOURNAL} is damaged ({exn})", url=url, remedy=remedy) from exn

@@ -98,7 +98,9 @@ def _list_files(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> li
 def _base_of(source: str) -> str:
     """Return the base of a source, with a slash at its end."""
     if protocol_of(source) in WEB:
-        literal, _, _query = source.partition("?")
+        # Web servers have no listings, so braces are the only pattern.
+        path, _, _query = source.partition("?")
+        literal, _, _braces = path.partition("{")
     else:
         literal, *_ = _WILDCARD.split(path_of(source), maxsplit=1)
     return source[: literal.rfind("/") + 1]

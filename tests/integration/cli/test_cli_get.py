@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.cli.getting.placed_files import folder_of, is_copy_of, put
-from shardcache.cli.getting.wanted_files import _names
+from shardcache.cli.getting.wanted_files import _base_of, _names
 from shardcache.errors import ConfigError
 from shardcache.shared.protocol import ShardRef
 from support.cases import first_quick
@@ -237,6 +237,13 @@ def test_key_that_is_no_path_below_the_folder_is_refused(key: str) -> None:
         _names(f"s3://bucket/model/{key}", "s3://bucket/model/")
     assert _names("s3://bucket/model/..a/b", "s3://bucket/model/") == ("..a", "b")
     assert _names("https://host/a/b.bin?sig=x/../y", "https://host/a/") == ("b.bin",)
+
+
+def test_folders_of_braces_are_kept() -> None:
+    """Of stores and of web servers; the files would overwrite each other otherwise."""
+    assert _base_of("s3://bucket/model/{a,b}/x.tar") == "s3://bucket/model/"
+    assert _base_of("https://host/model/{a,b}/x.tar?sig={1}/2") == "https://host/model/"
+    assert _base_of("https://host/model/x.tar?sig=1/2") == "https://host/model/"
 
 
 def test_failed_files_are_named_and_the_others_are_there(daemon: Daemon, model: Path, dest: Path) -> None:

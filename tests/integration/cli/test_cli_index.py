@@ -260,6 +260,7 @@ def test_standard_output_has_the_index_alone(daemon: Daemon, store: Path) -> Non
         (["-o", "s3://bucket/index"], ".json"),
         (["-o", "index.txt"], ".json"),
         (["-o", ""], ".json"),
+        (["-o", "s3://index.json"], "names a bucket"),
         (["-o", "/no/such/folder/index.json"], "does not exist"),
         (["-o", "-", "--json"], "standard output"),
         ([], "--output"),

@@ -88,6 +88,18 @@ def test_a_sample_whose_tokens_are_refused_can_be_corrected(tmp_path: Path) -> N
         assert tar.getnames() == ["1.npy"]
 
 
+@pytest.mark.parametrize("protocol", ["file", "FILE", "local"])
+def test_a_destination_may_be_the_url_of_a_folder(protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With each name of the protocol, in upper case, too; nothing is written to the working directory."""
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    with ShardWriter(f"{protocol}://{tmp_path}/out/") as shards:
+        shards.write({"__key__": "a", "txt": "a"})
+    assert (tmp_path / "out" / "index.json").exists()
+    assert not list(work.iterdir())
+
+
 def test_a_block_without_samples_leaves_no_index(tmp_path: Path) -> None:
     """Readers would refuse it as a url that matches nothing, which says nothing of the cause."""
     with pytest.raises(ConfigError, match="no samples were written"), ShardWriter(tmp_path / "out"):
