@@ -89,7 +89,9 @@ def test_a_sample_whose_tokens_are_refused_can_be_corrected(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("protocol", ["file", "FILE", "local"])
-def test_a_destination_may_be_the_url_of_a_folder(protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_destination_may_be_the_url_of_a_folder(
+    protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With each name of the protocol, in upper case, too; nothing is written to the working directory."""
     work = tmp_path / "work"
     work.mkdir()
