@@ -7,7 +7,7 @@ import pytest
 
 from shardcache.errors import DiskError
 from shardcache.origin.objects import RemoteObject
-from shardcache.store.part_file import FILE_BYTES
+from shardcache.store.part_file import JOURNAL_BYTES
 from shardcache.store.space import Reservation
 from shardcache.store.store import Store
 from support.shards.stores import kept_in, open_store
@@ -54,10 +54,10 @@ async def test_a_failed_eviction_of_a_part_takes_no_space_for_ever(store: Store)
     """Its bytes are on the disk as long as its file, and count no longer than that."""
     parts = kept_in(store).residency.parts
     reservation = Reservation(store.space)
-    reservation.grow(FILE_BYTES + PART_BYTES)
+    reservation.grow(JOURNAL_BYTES + PART_BYTES)
     file = await parts.open(OBJECT, PART_BYTES, reservation)
     file.partial.done[3] = 0
-    reservation.keep(FILE_BYTES + PART_BYTES)
+    reservation.keep(JOURNAL_BYTES + PART_BYTES)
     parts.arrived(file, 3)
 
     aside = file.partial.journal_path.rename(file.partial.journal_path.with_suffix(".aside"))
