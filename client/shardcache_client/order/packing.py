@@ -210,7 +210,7 @@ def _blocks_in_step(
     allowed = max(count, samples_left - reserve)
     if taken <= allowed:
         return blocks
-    return pack(waiting[:allowed], max_tokens, least=count, sources=sources)
+    return fill(waiting[:allowed], max_tokens, count, sources)
 
 
 def _check(lengths: Sequence[int], max_tokens: int) -> None:

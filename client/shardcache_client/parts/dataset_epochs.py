@@ -65,9 +65,9 @@ class DatasetEpochs:
         samples = self._parts.samples
         group = self._parts.group
 
-        # 1. No other rank can have other counts: shards are dealt without counts, ranks that have
-        # none may not read, or there is no other rank. Only here is a deal possible that depends on
-        # the number of ranks, as it is the deal of a mixture, which needs counts.
+        # 1. No other rank can have other counts: whole shards are dealt, all ranks must have all
+        # counts, or there is no other rank. A mixture needs all counts, and only a mixture's deal
+        # depends on the number of ranks.
         is_selection = samples.manifest.choices is not None
         needs_counts = samples.deal_options.needs_counts or is_selection
         if not samples.deal.counted or needs_counts or group.alone:

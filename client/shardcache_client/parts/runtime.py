@@ -63,7 +63,7 @@ class Runtime:
     def is_asked_by_loader(self) -> bool:
         """True if a loader, not the user, takes and loads the states of this process.
 
-        Such a loader itself records whether an epoch is over. In a worker, nobody else could ask.
+        Such a loader itself records whether an epoch is over. A worker is always a loader's.
         """
         return self.in_worker
 

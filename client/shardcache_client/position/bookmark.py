@@ -269,7 +269,7 @@ class Bookmark:
             if its_pass is None:
                 its_pass = self._begin_pass(iteration, loader, nth, count)
             else:
-                # Passes are kept without this fact. A pass reads the epoch that is set, if one is.
+                # A `Pass` does not say so: its epoch was set if the epoch that is set is the same.
                 iteration.is_set = count.chosen == its_pass.epoch
             with self.counter.change() as count:
                 count.pass_of(loader, nth).note_joined(iteration.worker)
@@ -328,7 +328,7 @@ class Bookmark:
             return chosen
 
         # 3. The latest pass read the previous epoch and was ended early: the ranks agree on the
-        # epoch that follows it. Another loader's iterator may still exist, and its pass be read on.
+        # epoch that follows it. If it is another loader's pass, it may still be read on.
         last = count.passes[-1] if count.passes else None
         if last is not None and last.epoch + 1 == count.next and not last.is_read:
             is_held = last.loader != loader and _is_running(last.pid)

@@ -33,7 +33,8 @@ class Iteration:
         epoch: the epoch that the iteration reads.
         states: states from which it resumes; empty if it begins at the epoch's beginning.
         is_set: True if the user has set the epoch, False if it was counted.
-        position: object that has the position in the epoch, of the kind that the reader needs.
+        position: record of how far the iteration has come in the epoch: an `EpochRun`, or the
+            position of a loader.
         reading: progress of the iteration.
         role: part that it plays in the dataset's position.
         number: number of the iteration in this process, from 1.

@@ -58,12 +58,14 @@ class MixtureLoad:
 
         current = self._mixture(self._deal_options, first.epoch)
         is_of_same_sources = first.dataset == self._dataset
-        self._saved = _identified(first.mixture, current) if is_of_same_sources else first.mixture
-        self.is_same = is_of_same_sources and _is_same(self._saved, current)
-        _check_sources(self._saved, current)
+        self._saved_mixture = first.mixture
+        if is_of_same_sources:
+            self._saved_mixture = _identified(first.mixture, current)
+        self.is_same = is_of_same_sources and _is_same(self._saved_mixture, current)
+        _check_sources(self._saved_mixture, current)
 
     def __repr__(self) -> str:
-        return f"MixtureLoad({self._saved!r}, is_same={self.is_same})"
+        return f"MixtureLoad({self._saved_mixture!r}, is_same={self.is_same})"
 
     def states_after_change(self, *, keeps_epoch: bool = False) -> Sequence[Saved]:
         """Return the states from which the mixture reads on if it has changed.
@@ -77,7 +79,7 @@ class MixtureLoad:
         deal_options = self._deal_options
         change = change_of(
             self._states,
-            self._saved,
+            self._saved_mixture,
             deal_options.even,
             deal_options.global_batches,
             keeps_epoch=keeps_epoch,
@@ -105,16 +107,16 @@ def _another_dataset() -> ConfigError:
     )
 
 
-def _identified(saved: MixtureState, current: MixtureState) -> MixtureState:
+def _identified(saved_mixture: MixtureState, current: MixtureState) -> MixtureState:
     """Return a state's mixture with the identities of its sources, in the order of `current`.
 
     States of earlier releases lack the identities and the order.
 
     Args:
-        saved: the mixture in the state.
+        saved_mixture: the mixture in the state.
         current: the same mixture in this run.
     """
-    saved_sources = saved.epoch_sources
+    saved_sources = saved_mixture.epoch_sources
     if saved_sources.keys() != current.epoch_sources.keys():
         raise _another_dataset()
     sources = []
@@ -123,20 +125,23 @@ def _identified(saved: MixtureState, current: MixtureState) -> MixtureState:
         saved_source = saved_sources[source.name]
         sources.append(source._replace(start=saved_source.start))
         samples.append(saved_source.samples)
-    return replace(saved, sources=tuple(sources), samples=tuple(samples))
+    return replace(saved_mixture, sources=tuple(sources), samples=tuple(samples))
 
 
-def _is_same(saved: MixtureState, current: MixtureState) -> bool:
+def _is_same(saved_mixture: MixtureState, current: MixtureState) -> bool:
     """Return True if a state's epoch has the same samples of each source, in the same turns."""
-    has_same_samples = saved.epoch_sources == current.epoch_sources and saved.total == current.total
-    return has_same_samples and saved.form == current.form
+    return (
+        saved_mixture.epoch_sources == current.epoch_sources
+        and saved_mixture.total == current.total
+        and saved_mixture.form == current.form
+    )
 
 
-def _check_sources(saved: MixtureState, current: MixtureState) -> None:
+def _check_sources(saved_mixture: MixtureState, current: MixtureState) -> None:
     """Raise ConfigError if all sources are new, or one differs from its namesake in a state."""
-    known = {source.name: source.identity for source in saved.sources}
-    if saved.change is not None:
-        known = {source.name: source.identity for source in saved.change.sources} | known
+    known = {source.name: source.identity for source in saved_mixture.sources}
+    if saved_mixture.change is not None:
+        known = {source.name: source.identity for source in saved_mixture.change.sources} | known
     are_all_new = not any(source.name in known for source in current.sources)
     # A state of an earlier release has no identities to compare.
     is_without_identities = "" in known.values()
@@ -155,7 +160,7 @@ def _check_sources(saved: MixtureState, current: MixtureState) -> None:
 
 def change_of(
     states: Sequence[Saved],
-    saved: MixtureState,
+    saved_mixture: MixtureState,
     even: Even,
     batches: GlobalBatches | None,
     *,
@@ -165,7 +170,7 @@ def change_of(
 
     Args:
         states: the states, all of one moment.
-        saved: the mixture as it is in the states.
+        saved_mixture: the mixture as it is in the states.
         even: policy for a number of samples that the ranks do not divide.
         batches: the form of global batches; None if there are none.
         keeps_epoch: see `MixtureLoad.states_after_change`.
@@ -173,13 +178,13 @@ def change_of(
     Raises ConfigError if the positions of all readers cannot be derived.
     """
     epoch = states[0].epoch
-    if saved.change is not None and epoch < saved.change.epoch:
+    if saved_mixture.change is not None and epoch < saved_mixture.change.epoch:
         # The states are of an epoch before the change, which was read again with `set_epoch`. Such
         # an epoch is read as if the mixture had not been changed.
-        saved = replace(saved, change=None)
-    if not keeps_epoch and _are_read(states, saved, even, batches):
-        return saved.change_at_end(epoch)
-    return saved.change_within(epoch, _progress(states).past(even), batches)
+        saved_mixture = replace(saved_mixture, change=None)
+    if not keeps_epoch and _are_read(states, saved_mixture, even, batches):
+        return saved_mixture.change_at_end(epoch)
+    return saved_mixture.change_within(epoch, _progress(states).past(even), batches)
 
 
 def _progress(states: Sequence[Saved]) -> Progress:
@@ -197,7 +202,7 @@ def _progress(states: Sequence[Saved]) -> Progress:
 
 
 def _are_read(
-    states: Sequence[Saved], saved: MixtureState, even: Even, batches: GlobalBatches | None
+    states: Sequence[Saved], saved_mixture: MixtureState, even: Even, batches: GlobalBatches | None
 ) -> bool:
     """Return True if states show that nothing is left of their epoch on any rank."""
     if all(state.over for state in states):
@@ -210,7 +215,7 @@ def _are_read(
     # Whether the ranks are at the end depends on numbers of samples alone. So a deal of a single
     # shard with as many samples as the epoch takes the place of the mixture's.
     # None means no shuffle.
-    deal: SpanDeal = SampleDeal([sum(saved.samples)], None, even)
+    deal: SpanDeal = SampleDeal([sum(saved_mixture.samples)], None, even)
     if batches is not None:
         deal = ElasticDeal(deal, batches.size, batches.spans)
     return rank_state.is_read(ranks, deal, Topology())
