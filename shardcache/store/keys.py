@@ -12,6 +12,10 @@ from shardcache.shared.urls.url_names import is_stored_as_is
 
 KEY_CHARS = 32
 
+# Ends of places that are not urls (see `place_of`).
+_SIGNED = "\0signed"
+_OWN_BYTES = "\0"
+
 
 def shard_key(url: str, version: str) -> str:
     """Return the cache key of one version of one shard: a hash of url and version."""
@@ -42,10 +46,24 @@ def place_of(url: str, *, is_file: bool) -> str:
     """
     place = url
     if is_signed(url):
-        place = f"{without_signature(url)}\0signed"
+        place = f"{without_signature(url)}{_SIGNED}"
     if is_file and not is_stored_as_is(url):
-        return f"{place}\0"
+        return f"{place}{_OWN_BYTES}"
     return place
+
+
+def is_key_of_own_bytes(key: str, url: str, version: str) -> bool:
+    """Return whether a key is that of an object's own bytes, while shards have another form.
+
+    Args:
+        key: the key.
+        url: the object's url, as `stored_url` returns it.
+        version: the version.
+    """
+    if is_stored_as_is(url):
+        return False
+    places = (f"{url}{_OWN_BYTES}", f"{url}{_SIGNED}{_OWN_BYTES}")
+    return any(key == shard_key(place, version) for place in places)
 
 
 def file_key(url: str, version: str) -> str:

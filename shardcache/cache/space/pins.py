@@ -20,6 +20,7 @@ from shardcache.config.amounts import DiskAmount
 from shardcache.errors import CacheError, CapacityError
 from shardcache.shared.units import size, user_name
 from shardcache.store.folder.pins_file import Pin, read_pins, write_pins
+from shardcache.store.keys import is_key_of_own_bytes
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
 
@@ -119,7 +120,7 @@ class Pins:
         If the shard would exceed the limit of all pins, its url is unpinned instead.
         """
         pin = self._pin_on(shard)
-        if pin is None:
+        if pin is None or _has_own_bytes(shard):
             return
         try:
             self._check_growth(shard.kept_bytes - pin.size_bytes)
@@ -282,6 +283,15 @@ class Pins:
         keys = {each.key for each in (previous, pin) if each is not None}
         for key in keys:
             self._report(key)
+
+
+def _has_own_bytes(shard: Shard) -> bool:
+    """Return whether a shard has the object's own bytes, such as a compressed tar.
+
+    A pin keeps the form that shards are cached in, such as the decompressed tar.
+    """
+    facts = shard.facts
+    return facts is not None and is_key_of_own_bytes(shard.key, facts.url, facts.version)
 
 
 def _without(pin: Pin | None, uid: int | None) -> Pin | None:

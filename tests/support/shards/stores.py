@@ -19,7 +19,7 @@ from shardcache.config.amounts import DiskAmount
 from shardcache.shared.protocol import ShardRef
 from shardcache.store.folder.layout import SIDECAR, TAR, Layout
 from shardcache.store.indexing.indexer import IndexRequest, index_shard
-from shardcache.store.keys import shard_key
+from shardcache.store.keys import place_of, shard_key
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store
 from shardcache.tarindex import grouping, tables
@@ -58,10 +58,10 @@ def health_of(store: Store) -> DiskHealth:
     return DiskHealth(store, kept.residency, kept.pins, kept.changed)
 
 
-async def publish(store: Store, url: str, *, version: str = '"1"', samples: int = 20) -> Shard:
+async def publish(store: Store, url: str, *, version: str = '"1"', samples: int = 20, is_file: bool = False) -> Shard:
     """Put a shard into the store as the fetcher does, accounting included."""
     data = make_tar(random_samples(samples))
-    key = shard_key(url, version)
+    key = shard_key(place_of(url, is_file=is_file), version)
     tar, sidecar = (store.layout.in_progress(key, suffix) for suffix in (TAR, SIDECAR))
     tar.write_bytes(data)
     crcs = tuple(checksums.crc32c(data[at : at + PIECE_BYTES]) for at in range(0, len(data), PIECE_BYTES))

@@ -85,6 +85,20 @@ async def test_a_shard_that_arrives_while_its_pin_changes_is_kept(
     assert (shard.key, {7, 8}) in [(pin.key, pin.uids) for pin in read_pins(store.layout)], "also after a restart"
 
 
+@pytest.mark.parametrize("version", ["1", "2"])
+async def test_a_compressed_file_does_not_take_the_pin_of_its_shard(
+    pins: Pins, residency: Residency, store: Store, version: str
+) -> None:
+    """A tar that is read both for its samples and as it is, is cached twice; the pin keeps what was pinned."""
+    url = "s3://bucket/a.tar.gz"
+    shard = await publish(store, url, version="1")
+    residency.arrived(shard)
+    await pins.add([Pin(url, shard.key, shard.kept_bytes, frozenset({7}))])
+    file = await publish(store, url, version=version, is_file=True)
+    residency.arrived(file)
+    assert (shard.pinned, file.pinned) == (True, False)
+
+
 async def test_a_cancelled_change_leaves_file_and_memory_equal(pins: Pins, store: Store) -> None:
     """The pins applied until then hold, and are saved."""
     adding = asyncio.create_task(pins.add(made(7)))
