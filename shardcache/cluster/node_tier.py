@@ -67,6 +67,7 @@ class NodeTier:
         self._run_dir = self._tier.run_folder(self._node)
         self._config = self._run_dir / "nginx.conf"
         self._figures = TierFigures()
+        self._next_measure_s = 0.0  # time by the monotonic clock of the next `measure`
         self._started_s = time.time()
         # The reason why nginx does not use the current sources; None if it uses them.
         self._stale: str | None = None
@@ -116,15 +117,12 @@ class NodeTier:
         stopping: Event,
     ) -> None:
         """Publish figures and use changed sources until `stopping` is set, or nginx ends."""
-        next_measure_s = time.monotonic()
+        reported: str | None = None
         while process.poll() is None:
-            if time.monotonic() >= next_measure_s:
-                self._figures.measure(self._cache_dir / tier_folder.PARTS)
-                next_measure_s = time.monotonic() + _MEASURE_S
-            log.read(self._figures)
-            if log.rotate():
-                process.send_signal(signal.SIGUSR1)  # nginx then reopens its logs
-            self._publish()
+            failure = self._update_figures(process, log)
+            if failure is not None and failure != reported:
+                self._report(f"the tier's figures are not up to date: {failure}")
+            reported = failure
             if stopping.wait(_PERIOD_S):
                 return
 
@@ -135,6 +133,23 @@ class NodeTier:
                 self._seen_stamps = stamps
                 self._tried_s = time.monotonic()
                 self._reload(nginx, process)
+
+    def _update_figures(self, process: nginx_process.Process, log: AccessLog) -> str | None:
+        """Count what nginx has served since the last call, and publish the figures.
+
+        Returns the reason if that fails, such as a full disk: nginx can still serve its node then.
+        """
+        try:
+            if time.monotonic() >= self._next_measure_s:
+                self._figures.measure(self._cache_dir / tier_folder.PARTS)
+                self._next_measure_s = time.monotonic() + _MEASURE_S
+            log.read(self._figures)
+            if log.rotate():
+                process.send_signal(signal.SIGUSR1)  # nginx then reopens its logs
+            self._publish()
+        except OSError as exn:
+            return str(exn)
+        return None
 
     def _reload(self, nginx: str, process: nginx_process.Process) -> None:
         """Let nginx use the current sources.

@@ -165,6 +165,27 @@ def test_neither_the_command_nor_nginx_outlives_the_other(node: NodeRun) -> None
     assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
 
 
+@needs_nginx
+@pytest.mark.slow
+def test_tier_serves_while_its_figures_cannot_be_written(node: NodeRun) -> None:
+    """The reason is reported; the figures are published again as soon as that is possible."""
+    node.start()
+    figures = node.folder / "run" / "status.json"
+    in_the_way = node.folder / "run" / ".status.json"  # the name of a new file until it is complete
+
+    def is_in_the_way() -> bool:
+        with suppress(FileExistsError):  # it is being written
+            in_the_way.mkdir()
+        return in_the_way.is_dir()
+
+    node.until(is_in_the_way)
+    node.until(lambda: "figures are not up to date" in node.said())
+    assert answer_of(str(node.front)).startswith("one: 1 nodes")
+    in_the_way.rmdir()
+    figures.unlink()
+    node.until(figures.exists)
+
+
 def test_parts_survive_a_crash_and_not_a_power_loss(tmp_path: Path) -> None:
     """The cache is cleared if the machine booted since it was used, unless the tier was stopped before."""
     part = tmp_path / "parts" / "a"
