@@ -11,6 +11,8 @@ so that they may open it by path and inode.
 import asyncio
 
 from shardcache.origin.objects import RemoteObject
+from shardcache.store.disk.disk_errors import disk_errors
+from shardcache.store.disk.finishing import finished
 from shardcache.store.folder.folder_contents import Leftover
 from shardcache.store.folder.layout import Layout
 from shardcache.store.keys import file_key
@@ -98,13 +100,14 @@ class CachedParts:
         """Turn a part file into a leftover, and return the leftover.
 
         A transfer of the whole object can then take the file over and resume it. Closing is also
-        the first step of the file's removal.
+        the first step of the file's removal. Raises DiskError.
         """
         del self._files[file.partial.key]
         # From now on, the file's parts are not kept and evicted one by one.
         file.is_kept_by_part = False
         self._space.kept_bytes -= file.kept_bytes
-        leftover = Leftover.of(file.partial.path)
+        with disk_errors(file.partial.path):
+            leftover = Leftover.of(file.partial.path)
         self._leftovers.keep(leftover)
         return leftover
 
@@ -120,12 +123,17 @@ class CachedParts:
         return kept_bytes if removed else 0
 
     async def drop(self, file: PartFile, part: int) -> None:
-        """Remove a part that no reader has in use, and free its space. Raises DiskError."""
+        """Remove a part that no reader has in use, and free its space. Raises DiskError.
+
+        If the task is cancelled, the part is removed all the same: a thread that punched the hole
+        later could remove the bytes of a part that was fetched again.
+        """
         size_bytes = file.partial.size_of(part)
         file.forget(part)
         try:
-            await asyncio.to_thread(file.partial.punch, part)
+            await finished(asyncio.to_thread(file.partial.punch, part))
         finally:
-            # If that fails, the bytes stay on disk. They count again once the file is a leftover,
-            # whose size is measured.
+            # The part is no longer one of the file's kept parts. If its space could not be freed,
+            # the bytes count like those of other files on the disk, until the part is fetched again
+            # or the file is closed.
             self._space.kept_bytes -= size_bytes

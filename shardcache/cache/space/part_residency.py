@@ -280,8 +280,10 @@ class PartResidency:
         if file is None or file.leases[part]:
             return False
         self._planner.schedule.gone(file.key_of(part))
-        await self._store.parts.drop(file, part)
+        try:
+            await self._store.parts.drop(file, part)
+        finally:
+            if not file.kept_parts and key not in self._claims and file.is_kept_by_part:
+                self._store.parts.close(file)  # the file, empty now, is removed as a leftover
         self._counters.evictions += 1
-        if not file.kept_parts and key not in self._claims and file.is_kept_by_part:
-            self._store.parts.close(file)  # the file, empty now, is removed as a leftover
         return True

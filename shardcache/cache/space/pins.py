@@ -19,6 +19,7 @@ from shardcache.cache.waiting.turns import Turns
 from shardcache.config.amounts import DiskAmount
 from shardcache.errors import CacheError, CapacityError
 from shardcache.shared.units import size, user_name
+from shardcache.store.disk.finishing import finished
 from shardcache.store.folder.pins_file import Pin, read_pins, write_pins
 from shardcache.store.keys import is_key_of_own_bytes
 from shardcache.store.shard import Shard
@@ -215,14 +216,11 @@ class Pins:
         # This comes first: a shard that arrives during the writing needs another save.
         self._unsaved.clear()
         pins = list(self._by_url.values())
-        writing = asyncio.create_task(asyncio.to_thread(write_pins, self._store.layout, pins))
         try:
-            await asyncio.shield(writing)
+            # The next save uses the same temporary file, so this one has to end before.
+            await finished(asyncio.to_thread(write_pins, self._store.layout, pins))
         except (CacheError, asyncio.CancelledError):
             self._unsaved.set()
-            # The next save uses the same temporary file, so this one has to end before.
-            await asyncio.wait([writing])
-            writing.exception()  # otherwise, asyncio would log that it was never retrieved
             raise
 
     def _check_growth(self, growth_bytes: int) -> None:

@@ -14,11 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from shardcache.server.s3.send_thread import FileSend, SendThread
-
-T = TypeVar("T")
+from shardcache.store.disk.finishing import finished, wait_in_any_case
 
 _READ_THREADS = 4  # number of threads that read from the disk
 # Interval at which the transport's buffer is checked.
@@ -91,7 +89,7 @@ class Sending:
                 self._thread.withdraw(send)
             # The thread uses both descriptors until the end. The caller closes them after this
             # call, and other files may then get their numbers.
-            cancelled = await _wait_in_any_case(send.ended)
+            cancelled = await wait_in_any_case(send.ended)
             self.sent_bytes += send.sent_to - start
             if cancelled is not None:
                 raise cancelled
@@ -174,7 +172,7 @@ class Sender:
         if in_memory is not None:
             return in_memory
         read = partial(os.pread, fd, size_bytes, start)
-        data = await _finished(asyncio.get_running_loop().run_in_executor(self._readers, read))
+        data = await finished(asyncio.get_running_loop().run_in_executor(self._readers, read))
         if len(data) < size_bytes:
             raise OSError("the file is shorter than it was")
         return data
@@ -199,23 +197,3 @@ def _is_full(socket_fd: int) -> bool:
     poll = select.poll()
     poll.register(socket_fd, select.POLLOUT)
     return not poll.poll(0)
-
-
-async def _finished(job: "asyncio.Future[T]") -> T:
-    """Return the result of a thread's work; wait for the work's end even if this is cancelled."""
-    cancelled = await _wait_in_any_case(job)
-    if cancelled is not None:
-        raise cancelled
-    return job.result()
-
-
-async def _wait_in_any_case(job: "asyncio.Future[T]") -> asyncio.CancelledError | None:
-    """Wait for the end of a thread's work, even if this is cancelled; return the cancellation."""
-    cancelled: asyncio.CancelledError | None = None
-    while not job.done():
-        try:
-            await asyncio.wait([job])
-        except asyncio.CancelledError as exn:
-            cancelled = exn
-    job.exception()  # this retrieves the exception: asyncio logs exceptions that nobody retrieves
-    return cancelled
