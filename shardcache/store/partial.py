@@ -91,7 +91,7 @@ class Partial:
             part_bytes: size of the parts of a new partial; a resumed partial keeps its own size.
             is_file: True if the object's own bytes are wanted.
             is_sparse: True to allocate the space of each part only when the part arrives, and to
-                leave the parts of an earlier daemon unchecked until `check` is called.
+                leave the parts of an earlier daemon unchecked until `settle` is called.
             granted_inodes: inodes of previous files at this path that readers may still open by
                 path and inode. A new file must not get the same number, though filesystems reuse
                 the numbers of inodes: those readers would take it for the old file. A file with
@@ -109,7 +109,8 @@ class Partial:
             if is_granted or not partial._resume():
                 partial._create(granted_inodes)
             if not is_sparse:
-                partial.check(list(partial.unchecked))
+                unchecked = list(partial.unchecked)
+                partial.settle(unchecked, partial.sound(unchecked))
                 partial._allocate()
             path.chmod(_MODE)
             partial.inode = path.stat().st_ino
@@ -201,23 +202,27 @@ class Partial:
         """Mark a part as finished."""
         self.done[sums.index] = sums.crc32c
 
-    def check(self, parts: Sequence[int]) -> list[int]:
-        """Compare unchecked parts with their checksums in the journal. Blocks. Raises DiskError.
+    def sound(self, parts: Sequence[int]) -> list[int]:
+        """Return those unchecked parts that match their checksums in the journal.
 
-        Parts that match count as finished from now on, and are returned. The other parts count as
-        missing, and have to be fetched again.
+        Nothing is changed; see `settle`. Blocks. Raises DiskError.
 
         Args:
             parts: numbers of unchecked parts.
         """
-        sound: list[int] = []
         with disk_errors(self.path), open(self.path, "rb", buffering=0) as file:
-            for index in parts:
-                crc = self.unchecked.pop(index)
-                if self._crc_in_memory(file.fileno(), index) == crc:
-                    self.done[index] = crc
-                    sound.append(index)
-        return sound
+            fd = file.fileno()
+            return [part for part in parts if self._crc_in_memory(fd, part) == self.unchecked[part]]
+
+    def settle(self, parts: Sequence[int], sound: Collection[int]) -> None:
+        """Record the result of `sound`: parts are not unchecked any more.
+
+        Sound parts count as finished. The others count as missing, and have to be fetched again.
+        """
+        for index in parts:
+            crc = self.unchecked.pop(index)
+            if index in sound:
+                self.done[index] = crc
 
     def damaged(self, crcs: Mapping[int, int]) -> list[int]:
         """Return the numbers of the parts whose bytes on the disk do not have the right CRC32C.

@@ -238,9 +238,12 @@ class PartResidency:
                 return []
             self.retain(file, unchecked)  # the parts must not be evicted during the check
             try:
-                sound = await asyncio.to_thread(file.partial.check, unchecked)
+                sound = await asyncio.to_thread(file.partial.sound, unchecked)
             finally:
                 self.release(file, unchecked)
+            # The parts were among the kept parts until now, so that they were accounted for if the
+            # file was handed over during the check.
+            file.partial.settle(unchecked, sound)
             damaged = [part for part in unchecked if part not in sound]
             if file.is_kept_by_part:
                 for part in damaged:

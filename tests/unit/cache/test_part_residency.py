@@ -22,6 +22,7 @@ from shardcache.transport.between.parts import write_parts
 from support.shards.stores import kept_in, open_store
 
 PART_BYTES = 4096
+LARGE_PART_BYTES = 32 * 1024 * 1024  # comparing such a part with its checksum takes many turns of the event loop
 OBJECT = RemoteObject("s3://bucket/a.tar", '"1"', 10 * PART_BYTES)
 
 
@@ -59,16 +60,22 @@ async def test_closed_file_keeps_its_number_until_its_parts_are_released(store: 
     assert store.parts.granted.inodes(key) == set()
 
 
-async def filled(parts: PartResidency, store: Store, *numbers: int) -> PartFile:
+async def filled(
+    parts: PartResidency,
+    store: Store,
+    *numbers: int,
+    obj: RemoteObject = OBJECT,
+    part_bytes: int = PART_BYTES,
+) -> PartFile:
     """Return a file with some parts, which are fetched and accounted for as `PartFiller` does."""
     reservation = Reservation(store.space)
-    reservation.grow(JOURNAL_BYTES + len(numbers) * PART_BYTES)
-    file = await parts.open(OBJECT, PART_BYTES, reservation)
+    reservation.grow(JOURNAL_BYTES + len(numbers) * part_bytes)
+    file = await parts.open(obj, part_bytes, reservation)
     reservation.keep(JOURNAL_BYTES)
     for number in numbers:
-        for sums in write_parts(file.partial.parts(number, 1), random.randbytes(PART_BYTES)):
+        for sums in write_parts(file.partial.parts(number, 1), random.randbytes(part_bytes)):
             file.partial.record(sums)
-        reservation.keep(PART_BYTES)
+        reservation.keep(part_bytes)
         parts.arrived(file, number)
     reservation.close()
     return file
@@ -136,3 +143,46 @@ async def test_cancelled_eviction_of_a_part_ends_after_its_hole(store: Store) ->
 
     await remove_leftovers(store)
     assert store.space.used_bytes == 0
+
+
+async def test_file_is_counted_whole_if_it_is_handed_over_during_the_check_of_its_parts(tmp_path: Path) -> None:
+    """A transfer of the whole object may begin while a part of an earlier daemon is compared with its checksum."""
+    earlier = open_store(tmp_path)
+    large = RemoteObject("s3://bucket/large.bin", '"1"', 2 * LARGE_PART_BYTES)
+    await filled(kept_in(earlier).residency.parts, earlier, 0, obj=large, part_bytes=LARGE_PART_BYTES)
+    earlier.close()
+
+    store = open_store(tmp_path)
+    parts = kept_in(store).residency.parts
+    [file] = store.parts.files()
+    check = asyncio.create_task(parts.check_restored(file, [0]))
+    while 0 in file.partial.unchecked:
+        assert file.kept_bytes == store.space.used_bytes
+        await asyncio.sleep(0)
+    parts.hand_over(file)
+    assert await check == []
+
+    await remove_leftovers(store)
+    assert store.space.used_bytes == 0
+    store.close()
+
+
+async def test_check_may_end_after_its_file_was_handed_over(tmp_path: Path) -> None:
+    """The transfer that takes the file over compares the parts itself; nothing is counted twice."""
+    earlier = open_store(tmp_path)
+    await filled(kept_in(earlier).residency.parts, earlier, 1, 2)
+    earlier.close()
+
+    store = open_store(tmp_path)
+    parts = kept_in(store).residency.parts
+    [file] = store.parts.files()
+    with opening_blocked(file.partial.path):
+        check = asyncio.create_task(parts.check_restored(file, [1]))
+        await asyncio.sleep(0)
+        assert file.leases[1], "the part is being checked"
+        parts.hand_over(file)
+    assert await check == []
+
+    await remove_leftovers(store)
+    assert store.space.used_bytes == 0
+    store.close()
