@@ -6,6 +6,7 @@ resume it. The store keeps the leftovers, and the evictor removes them.
 
 import asyncio
 
+from shardcache.store.disk.finishing import finished
 from shardcache.store.disk.open_files import unlink_unless_open
 from shardcache.store.folder.folder_contents import Leftover
 from shardcache.store.space import Reservation, Space
@@ -38,8 +39,15 @@ class Leftovers:
             reservation.adopt(leftover.size_bytes)
 
     async def remove(self, key: str) -> bool:
-        """Remove the files of a leftover; return False if a process still has one of them open."""
+        """Remove the files of a leftover; return False if a process still has one of them open.
+
+        If the task is cancelled, it ends after the removal.
+        """
         leftover = self.by_key.pop(key)  # nobody may adopt it while its files are removed
+        return await finished(self._remove(leftover))
+
+    async def _remove(self, leftover: Leftover) -> bool:
+        """Unlink the files of a leftover, and account for the result."""
         removed = False
         try:
             removed = await asyncio.to_thread(unlink_unless_open, leftover.paths)
@@ -47,7 +55,7 @@ class Leftovers:
             if removed:
                 self._space.kept_bytes -= leftover.size_bytes
             else:
-                self.by_key[key] = leftover
+                self.by_key[leftover.key] = leftover
         return removed
 
     def forget(self, key: str) -> bool:

@@ -26,6 +26,7 @@ from shardcache.store.cached_parts import CachedParts
 from shardcache.store.catalogue import Catalogue
 from shardcache.store.disk.disk_errors import disk_errors
 from shardcache.store.disk.file_operations import fsync_path, unlink_quietly
+from shardcache.store.disk.finishing import finished
 from shardcache.store.disk.mounts import free_bytes
 from shardcache.store.disk.open_files import unlink_unless_open
 from shardcache.store.folder.cache_folder import CacheFolder
@@ -359,13 +360,18 @@ class Store:
     async def remove(self, shard: Shard) -> bool:
         """Unlink the files of a shard without leases; return False if they had to stay.
 
-        They stay if some process still has the shard open, or the disk fails.
+        They stay if some process still has the shard open, or the disk fails. If the task is
+        cancelled, it ends after the removal.
         """
         del self.shards[shard.key]
         self._removing.add(shard.key)
+        return await finished(self._remove(shard))
+
+    async def _remove(self, shard: Shard) -> bool:
+        """Unlink the files of a shard that is out of service, and account for the result."""
         removed = False
         try:
-            removed = await asyncio.to_thread(self._remove, shard.key)
+            removed = await asyncio.to_thread(self._unlink, shard.key)
         finally:
             self._removing.discard(shard.key)
             if removed:
@@ -376,7 +382,7 @@ class Store:
                 self.shards[shard.key] = shard
         return removed
 
-    def _remove(self, key: str) -> bool:
+    def _unlink(self, key: str) -> bool:
         """Unlink a shard's files; return False if a process has the tar open. Blocks."""
         paths = (self.layout.tar(key), self.layout.sidecar(key))
         removed = unlink_unless_open(paths)

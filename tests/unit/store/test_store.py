@@ -5,8 +5,9 @@ import mmap
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ from hypothesis.stateful import (
 
 from shardcache.errors import CacheDirError, CacheFormatError, CorruptShardError
 from shardcache.store.disk.mounts import Mount, mount_of
-from shardcache.store.disk.open_files import is_open_elsewhere
+from shardcache.store.disk.open_files import is_open_elsewhere, own_read_lock
 from shardcache.store.folder.folder_contents import find_shards
 from shardcache.store.folder.layout import FORMAT, SIDECAR, TAR, Layout
 from shardcache.store.space import Reservation, Space
@@ -106,6 +107,38 @@ async def test_a_shard_that_is_mapped_is_not_removed(store: Store) -> None:
     mapped.close()
     assert await store.remove(shard)
     assert (store.space.used_bytes, list(store.shards)) == (0, [])
+
+
+async def cancelled_during(removal: Coroutine[Any, Any, bool], path: Path) -> None:
+    """Cancel a removal in which a thread is about to unlink a file, and wait for its end."""
+    with own_read_lock(path):  # the thread waits for it
+        removing = asyncio.create_task(removal)
+        for _ in range(10):  # a task that does not wait for its thread ends within these turns
+            await asyncio.sleep(0)
+            removing.cancel()
+        assert not removing.done()
+    with pytest.raises(asyncio.CancelledError):
+        await removing
+
+
+async def test_cancelled_removal_ends_after_the_files_are_gone(store: Store) -> None:
+    """Otherwise, the shard would be in service again, without files, once the thread has unlinked them."""
+    shard = await publish(store, URL)
+    tar = store.layout.tar(shard.key)
+    await cancelled_during(store.remove(shard), tar)
+    assert not tar.exists()
+    assert shard.key not in store.known()
+    assert store.space.used_bytes == 0
+
+
+async def test_cancelled_removal_of_a_leftover_ends_after_the_files_are_gone(store: Store) -> None:
+    """Otherwise, a transfer could resume a download whose files are removed a moment later."""
+    await store.quarantine(await publish(store, URL))
+    [leftover] = store.leftovers.by_key.values()
+    await cancelled_during(store.leftovers.remove(leftover.key), leftover.paths[0])
+    assert not leftover.paths[0].exists()
+    assert not store.leftovers.by_key
+    assert store.space.used_bytes == 0
 
 
 async def test_a_flipped_bit_is_found_and_set_aside(store: Store, reopen: Callable[[], Store]) -> None:
