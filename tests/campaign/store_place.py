@@ -79,9 +79,12 @@ class StorePlace:
             self.put(number, body)
         objects = dict(zip(self.keys, self.bodies, strict=True))
         objects |= {hashlib.sha256(body).hexdigest(): body for body in self.bodies}  # the Hub's names of them
-        late = {"late_s": 0.3, "drip_s": 0.05}
-        proxy = FaultyProxy(upstream_url, objects=objects, other=shard(shards), version=self.version, **late)
-        self.proxy = stack.enter_context(proxy)
+        self.proxy = stack.enter_context(FaultyProxy(upstream_url))
+        self.proxy.objects = objects
+        self.proxy.other = shard(shards)
+        self.proxy.version = self.version
+        self.proxy.late_s = 0.3
+        self.proxy.drip_s = 0.05
         self.daemon = stack.enter_context(Daemon(folder, *_FLAGS, env=self._env()))
         eventually(lambda: not self.read(Result("nothing")), limit_s=HANG_S)
 

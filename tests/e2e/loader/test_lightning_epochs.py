@@ -26,7 +26,7 @@ WHOLE = len(KEYS)
 @pytest.fixture(scope="module")
 def training() -> ModuleType:
     """The module that imports Lightning: seconds that no other test should wait for."""
-    return import_module("support.shards.lightning_training")
+    return import_module("lightning_training")
 
 
 def loader_of(dataset: ShardDataset, workers: int = 0) -> Any:

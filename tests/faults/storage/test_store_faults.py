@@ -91,8 +91,11 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 async def test_a_right_file_or_a_typed_error(mischief: Mischief, rig: Rig, faulty: FaultyS3) -> None:
     """Half of the answers are spoiled, those that tell the size among them; then the server is healed."""
     faulty.put("a.tar", DATA)
-    other = random.Random(10).randbytes(len(DATA))
-    with FaultyProxy(faulty.endpoint_url, objects={"a.tar": DATA}, other=other, late_s=0.1, drip_s=0.05) as proxy:
+    with FaultyProxy(faulty.endpoint_url) as proxy:
+        proxy.objects = {"a.tar": DATA}
+        proxy.other = random.Random(10).randbytes(len(DATA))
+        proxy.late_s = 0.1
+        proxy.drip_s = 0.05
         url = f"{proxy.endpoint_url}/{BUCKET}/a.tar"
         proxy.fail(mischief, share=0.5)
         async with asyncio.timeout(GUARD_S):

@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 import house
-from support import TESTS
 from support.programs.daemon import Daemon, eventually, spawn
 from support.programs.guard import GUARD_S
 from support.programs.processes import children
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import Bucket
 
-TRACED = TESTS / "support" / "traced"
+TRACED = Path(__file__).with_name("traced")
 FIRST_SAMPLE = """
 import os, sys, pathlib
 from shardcache_client import ShardDataset

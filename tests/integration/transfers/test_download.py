@@ -141,7 +141,7 @@ async def test_a_waiting_reader_gets_part_by_part(rig: Rig, faulty: FaultyS3) ->
 
 async def test_an_answer_given_ahead_saves_one_request(rig: Rig, faulty: FaultyS3) -> None:
     """It serves one download; the next asks, and so does one after the answer turned out to be outdated."""
-    rig.downloader, url = rig.make(answer_ttl_s=60.0), faulty.put("a.tar", DATA)
+    rig.downloader, url = rig.make(listing_ttl_s=60.0), faulty.put("a.tar", DATA)
     ahead = await rig.downloader.stat_ahead(rig.origins.origin(url), url)
     faulty.put("a.tar", DATA[::-1])
     assert await rig.stat(url) is ahead, "its time is that of the answer, from which the cache counts"
@@ -158,7 +158,7 @@ async def test_an_answer_about_another_version_or_too_old_is_not_used(
 ) -> None:
     """The origin is asked, as without one."""
     url = faulty.put("a.tar", DATA)
-    origin, rig.downloader = rig.origins.origin(url), rig.make(answer_ttl_s=ttl_s)
+    origin, rig.downloader = rig.origins.origin(url), rig.make(listing_ttl_s=ttl_s)
     await rig.downloader.stat_ahead(origin, url)
     with pytest.raises(OutdatedError) if version else nullcontext():
         await rig.downloader.stat(origin, url, version)
@@ -425,7 +425,8 @@ async def test_a_part_that_hangs_is_fetched_on_a_second_connection(
 async def test_bytes_that_drip_are_no_progress(patient: Rig, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of which a few bytes a second come is given up like one of which nothing comes."""
     url = faulty.put("a.tar", MANY_PARTS[:PART])
-    with FaultyProxy(faulty.endpoint_url, drip_s=0.02) as proxy:
+    with FaultyProxy(faulty.endpoint_url) as proxy:
+        proxy.drip_s = 0.02
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint_url)
         obj = await patient.stat(url)
         downloader, patient.downloader = patient.downloader, patient.make(stall_timeout_s=0.5, attempts=2)

@@ -29,28 +29,20 @@ class Rig:
         self.progress: list[int] = []
         self.downloader = self.make()
 
-    def make(
-        self,
-        *,
-        max_connections: int = 4,
-        shard_connections: int = 3,
-        attempts: int = 3,
-        stall_timeout_s: float = 60.0,
-        max_bandwidth: int | None = None,
-        hedged_share: float = 0.0,
-        answer_ttl_s: float = 0.0,
-    ) -> Downloader:
-        """Return a downloader that hardly pauses between tries, and asks for nothing twice unless it is told to."""
-        settings = Settings.load(
-            {
-                "max_connections": max_connections,
-                "shard_connections": shard_connections,
-                "attempts": attempts,
-                "stall_timeout_s": stall_timeout_s,
-                "max_bandwidth": max_bandwidth,
-                "listing_ttl_s": answer_ttl_s,
-            }
-        )
+    def make(self, *, hedged_share: float = 0.0, **options: object) -> Downloader:
+        """Return a downloader that hardly pauses between tries, and asks for nothing twice unless it is told to.
+
+        Args:
+            options: settings of the daemon.
+        """
+        usual = {
+            "max_connections": 4,
+            "shard_connections": 3,
+            "attempts": 3,
+            "stall_timeout_s": 60.0,
+            "listing_ttl_s": 0.0,
+        }
+        settings = Settings.load({**usual, **options})
         return Downloader(settings, self.counters, backoff=Backoff(base_s=0.001), hedged_share=hedged_share)
 
     async def stat(self, url: str) -> RemoteObject:

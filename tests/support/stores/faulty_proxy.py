@@ -20,24 +20,9 @@ class FaultyProxy(ThreadedServer):
         swallowed: number of requests that came over forgotten connections.
     """
 
-    def __init__(
-        self,
-        upstream_url: str,
-        *,
-        objects: Mapping[str, bytes] | None = None,
-        other: bytes = b"",
-        version: str = "etag",
-        late_s: float = 2.0,
-        drip_s: float = 1.0,
-    ) -> None:
-        """Prepare one; what is given here are attributes of `SpoilingServer`."""
+    def __init__(self, upstream_url: str) -> None:
         super().__init__()
         self._upstream = urlsplit(upstream_url).netloc
-        self.objects = objects or {}
-        self.other = other
-        self.version = version
-        self.late_s = late_s
-        self.drip_s = drip_s
         self.swallowed = 0
         self._forgotten: set[asyncio.StreamWriter] = set()
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from support.network.http_requests import Request
 from support.stores.mischief import Answer, Ending, Mischief, Scene
@@ -102,18 +102,9 @@ class SpoilingServer:
             writer.transport.abort()
         await asyncio.gather(*self._clients.values())
 
-    def fail(
-        self,
-        mischief: Mischief,
-        *,
-        key: str | None = None,
-        start: int | None = None,
-        share: float = 1.0,
-        times: int | None = None,
-        method: str | None = None,
-    ) -> None:
-        """Spoil the next `times` answers, or all; `start` picks the range that begins there."""
-        self._rules += (Rule(mischief, method or mischief.method, key, start, share, times),)
+    def fail(self, mischief: Mischief, **which: Any) -> None:
+        """Spoil answers. `which`: fields of the `Rule`, by default for all requests of the mischief's method."""
+        self._rules += (Rule(mischief, **{"method": mischief.method, **which}),)
 
     def before(self, action: Callable[[], object], *, key: str, start: int | None = None) -> None:
         """Call something once, in a thread, before any further GET of a key is answered."""
