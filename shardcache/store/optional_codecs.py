@@ -122,11 +122,22 @@ def snappy_block(path: Path) -> BinaryIO:
                 f"decompressing the snappy data needs {size(size_bytes)} of memory at once",
                 remedy="write smaller shards, or compress them with zstd",
             )
+        # A small block in a large file is refused before the file is read into memory.
+        if os.fstat(file.fileno()).st_size > _max_compressed_bytes(size_bytes):
+            raise OSError("the file is too large for the decompressed size that it states")
         data = file.read()
     try:
         return io.BytesIO(bytes(cramjam.snappy.decompress_raw(data)))
     except cramjam.DecompressionError as exn:
         raise OSError(str(exn)) from exn
+
+
+def _max_compressed_bytes(size_bytes: int) -> int:
+    """Return the largest size that a block can have if its data is incompressible.
+
+    The formula is that of the reference implementation (`MaxCompressedLength` in snappy.cc).
+    """
+    return 32 + size_bytes + size_bytes // 6
 
 
 def _decoded_varint(data: bytes) -> int:
