@@ -19,7 +19,7 @@ from typing import Any, Self
 from zlib import crc32
 
 from shardcache.errors import ShardError
-from shardcache.tarindex.grouping import group
+from shardcache.tarindex.grouping import group, splitter_of
 from shardcache.tarindex.members import BLOCK_BYTES, Tar
 from shardcache.tarindex.tables import Samples, Tables, TarBytes
 
@@ -35,22 +35,24 @@ def samples_in(data: bytes, url: str) -> Samples:
 
     Args:
         data: the bytes of the span.
-        url: url of the shard, for errors.
+        url: url of the shard, for errors, and for the way in which it splits names into keys.
     """
 
     def read(at: int, min_bytes: int, max_bytes: int) -> bytes:
         return data[at : at + max_bytes]
 
-    return group(Tar(read, len(data), url, require_end=False, ignore_trailing_data=True))
+    members = Tar(read, len(data), url, require_end=False, ignore_trailing_data=True)
+    return group(members, splitter_of(url))
 
 
-def blocks_of(tables: Tables, tar: TarBytes | None) -> Iterator[int]:
+def blocks_of(tables: Tables, tar: TarBytes | None, url: str = "") -> Iterator[int]:
     """Yield the number of blocks of each sample, negated or 0 if they are not enough to read it.
 
     Args:
         tables: the samples.
         tar: the bytes of the tar, in which each span is tried. None for a tar that `ShardFile` has
             just written, whose spans need no trial.
+        url: url of the shard, which says how names are split into keys; not needed without `tar`.
     """
     begin_block = 0
     first_member = 0
@@ -59,7 +61,7 @@ def blocks_of(tables: Tables, tar: TarBytes | None) -> Iterator[int]:
         end_block = max(begin_block, _blocks(end_byte))
         blocks = end_block - begin_block
         members = range(first_member, end_member)
-        if _blocks_suffice(tables, number, members, begin_block, blocks, tar):
+        if _blocks_suffice(tables, number, members, begin_block, blocks, tar, url):
             yield blocks
         else:
             yield -blocks
@@ -74,6 +76,7 @@ def _blocks_suffice(
     begin_block: int,
     blocks: int,
     tar: TarBytes | None,
+    url: str,
 ) -> bool:
     """Return True if a sample can be read from its blocks alone.
 
@@ -84,6 +87,7 @@ def _blocks_suffice(
         begin_block: number of the sample's first block.
         blocks: number of blocks that the sample has.
         tar: as for `blocks_of`.
+        url: url of the shard.
     """
     if not members or number in tables.faults:
         return False
@@ -103,7 +107,7 @@ def _blocks_suffice(
     begin_byte = begin_block * BLOCK_BYTES
     end_byte = begin_byte + blocks * BLOCK_BYTES
     try:
-        samples = samples_in(tar[begin_byte:end_byte], url="")  # errors are not shown
+        samples = samples_in(tar[begin_byte:end_byte], url)
     except ShardError:
         return False
     # In the blocks alone, the sample is the first one, and its offsets begin at 0.

@@ -107,7 +107,7 @@ def _add_shard(
         # shard is a tar, and the cached file has the object's bytes.
         is_tar = facts.get("content", TAR.name) == TAR.name
         is_plain = is_tar and is_stored_as_is(facts["url"])
-        blocks = blocks_of(index, shard.tar) if is_plain else None
+        blocks = blocks_of(index, shard.tar, facts["url"]) if is_plain else None
         rows = rows_of(index, metadata, blocks=blocks)
         file.writelines(as_table(number, facts["version"], rows))
         return ShardRef(facts["url"], facts["version"], facts["origin_bytes"], len(shard))

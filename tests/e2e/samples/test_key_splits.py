@@ -12,9 +12,11 @@ from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
 from support.shards.reading import keys_of
 from support.shards.tars import pack
-from support.stores.canary import GatedStore
+from support.stores.canary import Canary, GatedStore
 
 KEYS = [f"spk{number}.2026.take-{take}" for number in range(2) for take in range(3)]
+
+PART_BYTES = 64 * 1024
 
 
 @pytest.fixture
@@ -93,6 +95,25 @@ def test_index_says_where_names_are_split(wenet: Path, daemon: Daemon) -> None:
     with pytest.raises(ConfigError, match="first dot") as caught:
         dataset(str(first), daemon, key_split="last-dot")
     assert "shardcache index --key-split last-dot" in str(caught.value)
+
+
+def test_single_samples_are_fetched_by_their_ranges(tmp_path: Path) -> None:
+    """The table says where they are, though the first dot would end the keys of all samples early."""
+    members = [(f"{key}.{ext}", bytes(PART_BYTES)) for key in KEYS for ext in ("wav", "txt")]
+    flags = ("--range-part-size", str(PART_BYTES), "--whole-from-percent", "100")
+    with Canary() as store, Daemon(tmp_path, *flags) as daemon:
+        store.files["/a.tar"] = pack(members)
+        index = tmp_path / "index.json"
+        shard = store.url("/a.tar")
+        ran = shardcache("index", "--key-split", "last-dot", shard, "-o", index, "--samples", socket=daemon.socket)
+        assert ran.code == 0, ran.err
+        daemon.evict(shard)
+
+        store.requests.clear()
+        samples = dataset(f"file://{index}", daemon, shuffle="global")
+        assert next(iter(samples))["__key__"] in KEYS
+        assert 0 < store.asked_bytes(".tar") < len(store.files["/a.tar"])
+        assert sorted(keys_of(samples)) == KEYS
 
 
 def test_keys_of_other_formats_are_their_own(wenet: Path, daemon: Daemon) -> None:
