@@ -172,7 +172,8 @@ def test_the_daemonset_runs_on_it(image: BuiltImage, moto_server: MotoS3, tmp_pa
         if thing["kind"] == "ConfigMap"
     }
     node = Node(tmp_path / "node", "127.0.0.1", given | {"shardcache-credentials": moto_server.env()})
-    with Pod("image", spec, node, image, image.env).start() as container:
+    with Pod("image", spec, node, image, image.env) as pod:
+        (container,) = pod.containers.values()
         container.wait_until_started()
         warmed = container.exec("shardcache", "warm", url, "--json")
         assert warmed.returncode == 0, warmed.stdout + warmed.stderr

@@ -57,18 +57,21 @@ class Cluster:
     def daemon(self, node: Node, name: str = "shardcache") -> Iterator[Container]:
         """Yield the DaemonSet's container on a node, once its startup probe has succeeded."""
         template = by_kind(self._site)["DaemonSet"]["spec"]["template"]
-        with Pod(name, template["spec"], node, self.image, ENV).start() as container:
+        with Pod(name, template["spec"], node, self.image, ENV) as pod:
+            (container,) = pod.containers.values()
             container.wait_until_started()
             yield container
 
-    def trainer(self, node: Node, index: int) -> Container:
-        """Return the started container of the Job's pod with this index, with one process in place of eight."""
+    @contextmanager
+    def trainer(self, node: Node, index: int) -> Iterator[Container]:
+        """Yield the started container of the Job's pod with this index, with one process in place of eight."""
         spec = by_kind(self._job)["Job"]["spec"]["template"]["spec"]
         (container,) = spec["containers"]
         env = [variable for variable in container["env"] if variable["name"] != "GPUS"]
         fewer = {**container, "env": [{"name": "GPUS", "value": "1"}, *env]}
         given = ENV | {"JOB_COMPLETION_INDEX": str(index)}
-        return Pod(f"train-{index}", {**spec, "containers": [fewer]}, node, self.image, given).start()
+        with Pod(f"train-{index}", {**spec, "containers": [fewer]}, node, self.image, given) as pod:
+            yield from pod.containers.values()
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +161,6 @@ def test_a_new_pod_serves_what_the_old_one_cached(cluster: Cluster, store: MotoS
 def test_a_pod_waits_for_the_daemon(cluster: Cluster, store: MotoS3) -> None:
     """On a node without a daemon the job's pod does not start, and makes no folder in the daemon's place."""
     node = cluster.node(4, store.env())
-    with pytest.raises(FileNotFoundError):
-        cluster.trainer(node, 0)
+    with pytest.raises(FileNotFoundError), cluster.trainer(node, 0):
+        pytest.fail("the pod has started")
     assert not node.path("/run/shardcache").exists()

@@ -1,6 +1,8 @@
 """A container of a pod's spec as an OCI runtime is told it: user, capabilities, system calls, mounts."""
 
 import json
+import subprocess
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +18,6 @@ _DEFAULT_CAPABILITIES = frozenset(
 )
 _NAMESPACES = ("pid", "mount", "ipc", "uts")
 _ARCHES = ("amd64", "x86", "x32")
-_HIDDEN = ("/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/sys/firmware")
-_FIXED = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +81,19 @@ def runtime_config(
         args: its program.
         network: namespace of its network; None for that of this process.
     """
+    proposed = _proposed()
     folders = [mount.to_json() for mount in mounts]
-    given = {folder["destination"] for folder in folders}
+    replaced = {"/sys/fs/cgroup", *(folder["destination"] for folder in folders)}
     capabilities = sorted(f"CAP_{name}" for name in security.capabilities)
     effective = capabilities if security.uid == 0 else []
     sets = {"bounding": capabilities, "effective": effective, "permitted": effective}
     joined = () if network is None else ({"type": "network", "path": str(network)},)
-    linux: Json = {"namespaces": [*({"type": kind} for kind in _NAMESPACES), *joined]}
-    linux |= {"maskedPaths": _HIDDEN, "readonlyPaths": _FIXED}
+    linux: Json = {name: proposed["linux"][name] for name in ("maskedPaths", "readonlyPaths")}
+    linux["namespaces"] = [*({"type": kind} for kind in _NAMESPACES), *joined]
     if security.confined:
         linux["seccomp"] = _seccomp(security.capabilities)
     return {
-        "ociVersion": "1.0.2",
+        "ociVersion": proposed["ociVersion"],
         "root": {"path": str(root), "readonly": security.read_only_root},
         "hostname": root.parent.name,
         "process": {
@@ -103,23 +104,17 @@ def runtime_config(
             "capabilities": sets,
             "noNewPrivileges": not security.may_gain_privileges,
         },
-        "mounts": [mount for mount in _KERNEL if mount["destination"] not in given] + folders,
+        "mounts": [mount for mount in proposed["mounts"] if mount["destination"] not in replaced] + folders,
         "linux": linux,
     }
 
 
-def _filesystem(kind: str, target: str, *options: str) -> Json:
-    return {"type": kind, "source": kind, "destination": target, "options": ["nosuid", *options]}
-
-
-_KERNEL = (
-    _filesystem("proc", "/proc", "noexec", "nodev"),
-    _filesystem("sysfs", "/sys", "noexec", "nodev", "ro"),
-    _filesystem("tmpfs", "/dev", "strictatime", "mode=755", "size=65536k"),
-    _filesystem("devpts", "/dev/pts", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"),
-    _filesystem("tmpfs", "/dev/shm", "noexec", "nodev", "mode=1777", "size=65536k"),
-    _filesystem("mqueue", "/dev/mqueue", "noexec", "nodev"),
-)
+def _proposed() -> Json:
+    """Return the configuration that runc proposes: its mounts and masked paths are those of container engines."""
+    with tempfile.TemporaryDirectory() as bundle:
+        subprocess.run(["runc", "spec", "--bundle", bundle], check=True)
+        config: Json = json.loads(Path(bundle, "config.json").read_text())
+    return config
 
 
 def _seccomp(capabilities: frozenset[str]) -> Json:

@@ -220,20 +220,11 @@ class Pod:
     def __repr__(self) -> str:
         return f"<Pod {self.name} on {self.node.root.name}>"
 
-    def run_init_containers(self) -> None:
-        """Run them, one after another. Raises RuntimeError when one fails."""
-        for container in self.spec.get("initContainers", ()):
-            running = self._start(container)
-            if running.wait():
-                raise RuntimeError(f"{container['name']} failed: {running.log()}")
-
-    def start(self) -> "Container":
-        self.run_init_containers()
-        (container,) = self.spec["containers"]
-        return self._start(container, self.volumes)
-
     def __enter__(self) -> Self:
-        """Connect it to its node's network, and start all its containers once the others have run."""
+        """Connect it to its node's network, and start all its containers once the others have run.
+
+        Raises RuntimeError if one of those fails.
+        """
         with ExitStack() as stack:
             stack.callback(self.volumes.remove)
             if self.node.host is not None:
@@ -242,7 +233,10 @@ class Pod:
                 self._sandbox = Sandbox(name, self.node.host, self.node.root / "cni", ports)
                 stack.callback(self._sandbox.remove)
             stack.callback(self._delete)
-            self.run_init_containers()
+            for container in self.spec.get("initContainers", ()):
+                running = self._start(container)
+                if running.wait():
+                    raise RuntimeError(f"{container['name']} failed: {running.log()}")
             for container in self.spec["containers"]:
                 self.containers[container["name"]] = self._start(container)
             self._stack = stack.pop_all()
@@ -265,7 +259,7 @@ class Pod:
     def ip(self) -> str:
         return self.node.ip if self._sandbox is None else self._sandbox.address
 
-    def _start(self, spec: Mapping[str, Any], volumes: Volumes | None = None) -> "Container":
+    def _start(self, spec: Mapping[str, Any]) -> "Container":
         bundle = self._root / spec["name"]
         shutil.rmtree(bundle, ignore_errors=True)
         bundle.mkdir(parents=True)
@@ -275,7 +269,7 @@ class Pod:
         security, env = Security.of(self.spec, spec), self._environment(spec)
         config = runtime_config(root, self._args(spec, env), env, security, mounts, joined)
         (bundle / "config.json").write_text(json.dumps(config))
-        return Container(f"{self._root.parent.name}-{self.name}-{spec['name']}", bundle, spec, volumes)
+        return Container(f"{self._root.parent.name}-{self.name}-{spec['name']}", bundle, spec)
 
     def _args(self, spec: Mapping[str, Any], env: Mapping[str, str]) -> tuple[str, ...]:
         words = (*spec.get("command", (self._image.entrypoint,)), *spec.get("args", ()))
@@ -306,9 +300,9 @@ class Pod:
 class Container:
     """A running container; it is deleted when the context that it opens is left."""
 
-    def __init__(self, name: str, bundle: Path, spec: Mapping[str, Any], volumes: Volumes | None = None) -> None:
-        """Start it. `volumes` are removed with it: those of a pod that has no other container."""
-        self.name, self.spec, self._volumes = name, spec, volumes
+    def __init__(self, name: str, bundle: Path, spec: Mapping[str, Any]) -> None:
+        self.name = name
+        self.spec = spec
         self._log = bundle / "log"
         with self._log.open("wb") as log:
             self._runtime = subprocess.Popen(
@@ -327,8 +321,6 @@ class Container:
     def delete(self) -> None:
         subprocess.run((*_RUNTIME, "delete", "--force", self.name), capture_output=True, check=False)
         self._runtime.wait(_LIMIT_S)
-        if self._volumes is not None:
-            self._volumes.remove()
 
     def exec(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
