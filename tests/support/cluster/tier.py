@@ -101,10 +101,6 @@ class Nginx:
         """Return the worker processes that accept connections."""
         return [pid for pid in children(self.pid) if _title(pid) == "nginx: worker process"]
 
-    def busiest_worker(self) -> int:
-        """Return the worker that has used the most processor time, and thus most likely has transfers."""
-        return max(self.workers(), key=_worked_ticks)
-
     def _has_new_workers(self, before: set[int]) -> bool:
         now = self.workers()
         return before.isdisjoint(now) and len(now) >= len(before)
@@ -124,12 +120,6 @@ def _title(pid: int) -> str:
     with suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/cmdline").read_text().strip("\0 ")
     return ""
-
-
-def _worked_ticks(pid: int) -> int:
-    """Return the processor time that a process has used."""
-    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return int(user) + int(system)
 
 
 def _accepts(address: Address) -> bool:

@@ -29,15 +29,9 @@ class Authority:
         self._authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(path)
         return path
 
-    def server(
-        self, host: str = "127.0.0.1", *, lifetime: timedelta = _DAY, context: ssl.SSLContext | None = None
-    ) -> ssl.SSLContext:
-        """Return the TLS context of a server with that name or address; a negative lifetime has passed.
-
-        Args:
-            context: of a server that presents the new certificate from now on.
-        """
+    def server(self, host: str = "127.0.0.1", *, lifetime: timedelta = _DAY) -> ssl.SSLContext:
+        """Return the TLS context of a server with that name or address; a negative lifetime has passed."""
         now = datetime.now(UTC)
-        context = context or ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._authority.issue_cert(host, not_before=now - 3 * _DAY, not_after=now + lifetime).configure_cert(context)
         return context

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import psutil
+
 from support import ROOT
 from support.disks.mounts import may_mount
 from support.network.ports import free_port
@@ -124,10 +126,13 @@ class Slurm:
         return Job(self, int(number), output)
 
     def processes(self) -> list[int]:
-        mark = f"SLURM_CONF={self._config}".encode()
-        return [
-            pid for pid in _pids() if mark in (env := _environment(pid)) and any(b"SLURM_JOB_ID=" in x for x in env)
-        ]
+        """Return the processes of all jobs."""
+        found = []
+        for process in psutil.process_iter(["environ"]):
+            env = process.info["environ"] or {}
+            if env.get("SLURM_CONF") == str(self._config) and "SLURM_JOB_ID" in env:
+                found.append(process.pid)
+        return found
 
     def cancel_all(self) -> None:
         """Cancel every job, and return when none is left."""
@@ -222,14 +227,3 @@ class Job:
 
     def said(self) -> str:
         return self.output.read_text() if self.output.exists() else ""
-
-
-def _pids() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-
-
-def _environment(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended meanwhile, or is none of ours
-        return []

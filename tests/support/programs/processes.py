@@ -1,4 +1,4 @@
-"""Children of processes, and open files of this one, by /proc."""
+"""Children of processes, and open files of this one."""
 
 import os
 import platform
@@ -7,6 +7,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from support.programs.guard import GUARD_S
@@ -14,18 +15,14 @@ from support.programs.guard import GUARD_S
 
 def children(pid: int) -> list[int]:
     """Return the processes that a process has started, by whichever of its threads."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-            found += map(int, (task / "children").read_text().split())
-    return found
+    return [child.pid for child in psutil.Process(pid).children()]
 
 
 def kill_tree(pid: int) -> None:
     """Kill a process, all that it has started, and what these have started, with SIGKILL."""
     tree = [pid]
     for each in tree:
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):  # it has ended
             os.kill(each, signal.SIGSTOP)  # so that it starts no more of them
             tree += children(each)
     for each in tree:
@@ -40,8 +37,12 @@ def transport_workers(pid: int) -> set[int]:
 
 def running(pid: int, module: str) -> set[int]:
     """Return those of them that are programs of a module by now, whether they were executed or forked."""
-    name = comm_of(module)
-    return {child for child in children(pid) if module.encode() in _command(child) or _comm(child) == name}
+    found = set()
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.NoSuchProcess):  # it has ended
+            if module in child.cmdline() or child.name() == comm_of(module):
+                found.add(child.pid)
+    return found
 
 
 def comm_of(module: str) -> str:
@@ -69,18 +70,6 @@ def wait_until_ended(pid: int) -> None:
             raise TimeoutError(f"process {pid} has not ended")
     finally:
         os.close(fd)
-
-
-def _command(pid: int) -> list[bytes]:
-    with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    return []
-
-
-def _comm(pid: int) -> str:
-    with suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    return ""
 
 
 MB = 1_000_000
