@@ -11,6 +11,7 @@ import ast
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ POSITION = ROOT / "client" / "shardcache_client" / "position"
 
 LIMITS: dict[str, float] = {
     "cycles inside packages": 0,
+    "file names that occur twice": 0,
     "files that a reader's message touches": 4,
     "arguments of a service's constructor": 6,
     # Three of them are of samples without numbers, two of a mixture that changes.
@@ -74,6 +76,12 @@ def cycles() -> list[str]:
     return sorted(f"{importer} > {imported}" for found in breakers for importer, imported in found)
 
 
+def repeated_names(paths: list[Path]) -> list[str]:
+    """Return the names that several files have, in whichever folders, other than those of packages and of programs."""
+    counts = Counter(path.name for path in paths if not path.name.startswith("__"))
+    return sorted(name for name, count in counts.items() if count > 1)
+
+
 def message_files(message: str = "more") -> list[Path]:
     """Return the files that define or name `message`, one of a reader's requests that all layers know."""
     pattern = re.compile(rf'def {message}\(|"{message}"')
@@ -93,6 +101,7 @@ def measures() -> dict[str, tuple[float, str]]:
     """Return each measure's value and the place that sets it, where there is one."""
     python = files(".py")
     rings = cycles()
+    repeated = repeated_names(python)
     arguments, widest = max(constructors(python))
     message = message_files()
     words = sum(len(page.read_text().split()) for page in files(".md", under=("docs",)))
@@ -100,6 +109,7 @@ def measures() -> dict[str, tuple[float, str]]:
         "lines of Python and JavaScript": (lines(files(".py", ".js")), ""),
         "Python files": (len(python), ""),
         "cycles inside packages": (len(rings), "; ".join(rings)),
+        "file names that occur twice": (len(repeated), ", ".join(repeated)),
         "files that a reader's message touches": (len(message), ", ".join(path.name for path in message)),
         "arguments of a service's constructor": (arguments, widest),
         "classes of a reader's position": (position_classes(), ""),

@@ -23,7 +23,7 @@ from shardcache.cache.fetching.transfers import Transfers
 from shardcache.cache.listings.manifests import ListingLimits, Manifests
 from shardcache.cache.objects.known_objects import KnownObjects
 from shardcache.cache.objects.object_reads import ObjectReads
-from shardcache.cache.objects.objects import Objects
+from shardcache.cache.objects.permitted_objects import Objects
 from shardcache.cache.planner import Planner
 from shardcache.cache.readers.readers import Readers
 from shardcache.cache.readers.services import ReaderServices

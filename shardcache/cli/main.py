@@ -21,7 +21,7 @@ _MODULES = {
     "stop": "starting.serve",
     "status": "monitoring.status",
     "top": "monitoring.status",
-    "dashboard": "monitoring.dashboard",
+    "dashboard": "monitoring.dashboard_command",
     "write": "making.write_command",
     "warm": "cached_shards",
     "get": "cached_shards",

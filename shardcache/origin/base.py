@@ -14,9 +14,9 @@ from typing import Protocol
 from shardcache.access.rules import AllowList
 from shardcache.config.origin_table import OriginTable
 from shardcache.errors import ConfigError
+from shardcache.origin.accepted_signatures import Signatures
 from shardcache.origin.objects import ListedPage, PageRequest, RemoteObject
 from shardcache.origin.session_credentials import SessionCredentials
-from shardcache.origin.signatures import Signatures
 from shardcache.origin.tier.tier_state import Route, TierState
 from shardcache.shared.credentials.handed_credentials import Credentials
 from shardcache.transport.between.checksums import Data

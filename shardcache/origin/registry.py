@@ -15,11 +15,11 @@ from shardcache.access.protocols import COMMON, PREPARED, is_known, row_of
 from shardcache.access.rules import AllowList
 from shardcache.access.urls import protocol_of
 from shardcache.config.origin_table import OriginTable, table_of
+from shardcache.origin.accepted_signatures import Signatures
 from shardcache.origin.base import Setup
 from shardcache.origin.deferred_origin import DeferredOrigin
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.session_credentials import SessionCredentials
-from shardcache.origin.signatures import Signatures
 from shardcache.origin.tier.tier_state import TierState
 from shardcache.origin.tiered_origin import TieredOrigin
 from shardcache.transport.worker_pool import Workers

@@ -12,7 +12,7 @@ from typing import Any
 from shardcache.errors import ConfigError, CorruptShardError, ShardcacheError, UnsupportedShardError
 from shardcache.formats.cells import RESERVED
 from shardcache.formats.format import Decoder, Format, RowsDecoder, RunDecoder
-from shardcache.formats.table import format_named
+from shardcache.formats.format_table import format_named
 from shardcache.formats.tar import TAR
 from shardcache_client.samples.sample_view import View
 from shardcache_client.samples.slicing import SlicedColumn, Slices

@@ -39,7 +39,7 @@ from shardcache.suggestions import did_you_mean
 from shardcache_client.arguments.values import shown
 from shardcache_client.samples.image_decoders import MODES, ImageDecoder
 from shardcache_client.samples.media_decoders import audio, torch_audio, torch_video, video
-from shardcache_client.samples.members import common_name
+from shardcache_client.samples.member_choice import common_name
 from shardcache_client.samples.plain_decoders import (
     cbor_value,
     json_value,

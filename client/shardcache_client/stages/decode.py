@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 
 from shardcache.errors import ConfigError, DecodeError, MissingMemberError
 from shardcache_client.samples.decoders import Decoder, DecoderOf, Spec, by_extension, by_table
-from shardcache_client.samples.members import Members
+from shardcache_client.samples.member_choice import Members
 from shardcache_client.samples.sample_view import View
 from shardcache_client.samples.slicing import Sample
 from shardcache_client.samples.token_blocks import TokenBlocks

@@ -16,7 +16,7 @@ import structlog
 from shardcache.access.deceptive import checked, is_sound
 from shardcache.access.urls import glob_prefix, is_glob, join
 from shardcache.errors import ConfigError, NotAnIndexError, NotFoundError
-from shardcache.formats.table import SUFFIXES, plain_suffixes
+from shardcache.formats.format_table import SUFFIXES, plain_suffixes
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.patterns import foreign_lists
 from shardcache.origin.patterns.braces import check_shard_count, expand_braces, in_braces

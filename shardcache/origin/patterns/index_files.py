@@ -12,7 +12,7 @@ from shardcache.access.protocols import WEB
 from shardcache.access.urls import join, protocol_of
 from shardcache.errors import ConfigError, NotAnIndexError
 from shardcache.formats.format import ListedShard
-from shardcache.formats.table import FORMATS
+from shardcache.formats.format_table import FORMATS
 from shardcache.origin.patterns.foreign_lists import NamedShards
 from shardcache.origin.patterns.list_content import parsed_json
 from shardcache.shared.lists import shardlist

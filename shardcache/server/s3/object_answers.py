@@ -18,12 +18,12 @@ from aiohttp import web
 
 from shardcache.access.rules import Peer
 from shardcache.cache.objects.object_reads import HeldBytes
-from shardcache.cache.objects.objects import Objects, count_upload_parts
+from shardcache.cache.objects.permitted_objects import Objects, count_upload_parts
 from shardcache.cache.waiting.waits import JobKey
 from shardcache.errors import OutdatedError, ShardcacheError, ShardChangedError
 from shardcache.origin.objects import RemoteObject
-from shardcache.server.s3.requests import S3Request, applicable_range, check_conditions, span_of
-from shardcache.server.s3.s3_errors import S3Error
+from shardcache.server.s3.error_documents import S3Error
+from shardcache.server.s3.s3_requests import S3Request, applicable_range, check_conditions, span_of
 from shardcache.server.s3.sending import Sender, Sending, SlowClientError
 from shardcache.store.part_file import Span
 

@@ -21,9 +21,9 @@ from shardcache.server.listening.s3_listener import S3Options
 from shardcache.server.peer import peer_of
 from shardcache.server.process.drain import Drain
 from shardcache.server.s3.door import S3Door
-from shardcache.server.s3.keys import S3Keys
-from shardcache.server.s3.s3_errors import S3Error
+from shardcache.server.s3.error_documents import S3Error
 from shardcache.server.s3.sending import Sender
+from shardcache.server.s3.user_keys import S3Keys
 from shardcache.store.disk.mounts import mount_of
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
-from shardcache.server.s3.s3_errors import S3Error
+from shardcache.server.s3.error_documents import S3Error
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 _SKEW_S = 15 * 60  # maximum difference between the clocks of client and server

@@ -8,7 +8,7 @@ in a tar are split into keys and fields. A split, such as `#train`, names a part
 
 import re
 
-from shardcache.formats import table
+from shardcache.formats import format_table
 from shardcache.formats.format import Format
 from shardcache.formats.tar import TAR
 from shardcache.tarindex.key_splits import key_split_in
@@ -55,7 +55,7 @@ def version_in(url: str) -> tuple[str, str]:
 
 def is_shard(url: str) -> bool:
     """Return whether an object has a shard's name, of any format."""
-    return table.suffix_of(path_of(url)) is not None
+    return format_table.suffix_of(path_of(url)) is not None
 
 
 def is_tar(url: str) -> bool:
@@ -89,7 +89,7 @@ def is_often_a_file(url: str) -> bool:
 
 def format_of(url: str) -> Format:
     """Return the format of a shard; tar unless the shard's name states another format."""
-    return table.format_of(path_of(url))
+    return format_table.format_of(path_of(url))
 
 
 def split_of(index: str) -> tuple[str, str | None]:
@@ -125,12 +125,12 @@ def compression_of(url: str) -> str | None:
 
     Returns None for a shard that is not compressed, and for any other file.
     """
-    return table.compression_of(path_of(url))
+    return format_table.compression_of(path_of(url))
 
 
 def is_stored_as_is(url: str) -> bool:
     """Return whether the cached file of a shard always has the object's own bytes."""
-    named = table.suffix_of(path_of(url))
+    named = format_table.suffix_of(path_of(url))
     if named is None:
         return True
     suffix, format_ = named
@@ -143,13 +143,13 @@ def plain_name(name: str) -> str:
 
     Other names are returned unchanged.
     """
-    named = table.suffix_of(name)
+    named = format_table.suffix_of(name)
     if named is None:
         return name
     suffix, format_ = named
     if format_.suffixes[suffix] is None:  # not compressed
         return name
-    return name[: -len(suffix)] + table.plain_suffix(format_)
+    return name[: -len(suffix)] + format_table.plain_suffix(format_)
 
 
 def beside_index(index: str, suffix: str) -> str:
@@ -167,7 +167,7 @@ def beside_index(index: str, suffix: str) -> str:
 
 def _named_format(url: str) -> Format | None:
     """Return the format that an object's suffix names; None if the suffix is not a shard's."""
-    named = table.suffix_of(path_of(url))
+    named = format_table.suffix_of(path_of(url))
     if named is None:
         return None
     _suffix, format_ = named

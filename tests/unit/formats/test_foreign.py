@@ -6,7 +6,7 @@ import pytest
 
 from shardcache.errors import NotATarError
 from shardcache.formats.format import IndexOptions
-from shardcache.formats.table import format_of
+from shardcache.formats.format_table import format_of
 
 URL = "s3://bucket/shard.tar"
 FILES = {

@@ -17,7 +17,7 @@ from shardcache.errors import (
 )
 from shardcache.formats.chunks.litdata_chunks import LITDATA
 from shardcache.formats.format import IndexOptions
-from shardcache.formats.table import suffix_of
+from shardcache.formats.format_table import suffix_of
 from shardcache.tarindex.tables import Samples
 from support import TESTS
 

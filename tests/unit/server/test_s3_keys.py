@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from shardcache.access.rules import Peer
-from shardcache.server.s3.keys import S3Key, S3Keys
+from shardcache.server.s3.user_keys import S3Key, S3Keys
 
 MAX_KEYS = 10_000
 DAY_S = 24 * 3600

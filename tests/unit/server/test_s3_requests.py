@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardcache.server.s3.requests import S3Request, check_conditions
-from shardcache.server.s3.s3_errors import S3Error
+from shardcache.server.s3.error_documents import S3Error
+from shardcache.server.s3.s3_requests import S3Request, check_conditions
 
 STORED_S = 784_111_777.0
 FORMS = ("Sun, 06 Nov 1994 08:49:37 GMT", "Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994")

@@ -12,7 +12,7 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.server.s3.s3_errors import S3Error
+from shardcache.server.s3.error_documents import S3Error
 from shardcache.server.s3.signatures import Signature, SignedRequest
 
 # "Authenticating Requests: Using the Authorization Header", and "Query Parameters", in the S3 API reference.

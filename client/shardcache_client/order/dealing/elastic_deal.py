@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.dealing.deal import SpanDeal, Spare
+from shardcache_client.order.sequences.lane_turns import BlockTurns
 from shardcache_client.order.sequences.lanes import Interleaved, Lane, Share, Strided
 from shardcache_client.order.sequences.partition import Even, Partition, Phase
-from shardcache_client.order.sequences.turns import BlockTurns
 from shardcache_client.order.sources.changes import MixtureState
 from shardcache_client.order.sources.courses import GlobalBatches
 from shardcache_client.order.topology import Topology

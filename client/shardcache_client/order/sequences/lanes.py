@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Self, TypeAlias
 
+from shardcache_client.order.sequences.lane_turns import Turns
 from shardcache_client.order.sequences.mixes import Mix, Segment
-from shardcache_client.order.sequences.turns import Turns
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from typing import Literal, Protocol, TypeAlias
 
 from shardcache.errors import ConfigError
 from shardcache_client.arguments.values import shown
+from shardcache_client.order.sequences.lane_turns import Proportions
 from shardcache_client.order.sequences.permutations import permutation
-from shardcache_client.order.sequences.turns import Proportions
 
 # The unit in which a dataset is split: each shard is divided, or goes to one part as a whole.
 By = Literal["samples", "shards"]

@@ -11,7 +11,7 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from shardcache_client.order.sequences.turns import Proportions, Rotated, Turns, Widened
+from shardcache_client.order.sequences.lane_turns import Proportions, Rotated, Turns, Widened
 from shardcache_client.order.sources.courses import MixPart
 
 Grouping = Literal["mixed", "source", "rank-source"]

@@ -18,7 +18,7 @@ from PIL import Image
 
 from shardcache.errors import ConfigError, DecodeError, MissingMemberError
 from shardcache_client.samples.decoders import decoder
-from shardcache_client.samples.members import Members
+from shardcache_client.samples.member_choice import Members
 from shardcache_client.stages.map import Map
 from shardcache_client.stages.pipeline import Pipeline
 

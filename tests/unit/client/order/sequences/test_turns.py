@@ -6,7 +6,7 @@ from itertools import accumulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardcache_client.order.sequences.turns import Proportions, Rotated, Turns, Widened
+from shardcache_client.order.sequences.lane_turns import Proportions, Rotated, Turns, Widened
 
 sizes = st.lists(st.integers(0, 60) | st.sampled_from([0, 1, 1, 500]), min_size=1, max_size=12).filter(any)
 small_sizes = st.lists(st.integers(0, 12) | st.sampled_from([0, 1, 1, 60]), min_size=1, max_size=8).filter(any)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote_plus, unquote_to_bytes
 
-from shardcache.server.s3.s3_errors import S3Error
+from shardcache.server.s3.error_documents import S3Error
 from shardcache.server.s3.signatures import SignedRequest
 from shardcache.store.part_file import Span
 
