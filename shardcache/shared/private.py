@@ -319,14 +319,21 @@ def is_environment_digest(name: str) -> bool:
 
 
 def _key(folder: Path) -> bytes:
-    """Return a folder's key, which is created if it is missing. Raises OSError."""
+    """Return a folder's key, which is created if it is missing or cut short. Raises OSError."""
     path = folder / "key"
-    with suppress(FileNotFoundError):
-        return path.read_bytes()
-    with locked(folder):  # two processes must not use two keys
-        if not path.exists():
-            _write_key(path)
-        return path.read_bytes()
+    if not _is_complete(path):
+        with locked(folder):  # two processes must not use two keys
+            if not _is_complete(path):
+                _write_key(path)
+    return path.read_bytes()
+
+
+def _is_complete(path: Path) -> bool:
+    """Return whether a file has a whole key. With a shorter one, the names would hide nothing."""
+    try:
+        return path.stat().st_size >= _KEY_BYTES
+    except FileNotFoundError:
+        return False
 
 
 def _write_key(path: Path) -> None:

@@ -141,3 +141,15 @@ def test_key_that_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("left_bytes", [0, 31])
+def test_key_that_was_cut_short_is_replaced(left_bytes: int, tmp_path: Path) -> None:
+    """With an empty one, anyone could try out which secrets give a daemon's name."""
+    environment_digest(tmp_path)
+    key = tmp_path / "key"
+    whole = key.read_bytes()
+    key.write_bytes(whole[:left_bytes])
+    digest = environment_digest(tmp_path)
+    assert len(key.read_bytes()) == len(whole)
+    assert environment_digest(tmp_path) == digest, "it stays"
