@@ -277,7 +277,8 @@ def _with_value(pair: str) -> str:
 
 def _normal_pair(pair: str) -> str:
     """Return a query's parameter in the percent-encoding that AWS documents."""
-    name, _, value = pair.partition("=")
+    # In a query, "+" is a space, which clients sign as "%20"; a plus is sent as "%2B".
+    name, _, value = pair.replace("+", " ").partition("=")
     return f"{_normal(name)}={_normal(value)}"
 
 

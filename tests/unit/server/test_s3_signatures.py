@@ -231,3 +231,14 @@ def test_the_documented_encoding_is_accepted_for_whatever_was_sent(sent_path: st
     query = "?prefix=a%2Fb" if sent_query else ""
     request = signed_by_botocore(f"http://127.0.0.1:9099/bucket/a%3Db%2Bc%2Cd{query}")
     assert check(request._replace(path=sent_path, query=sent_query), SECRET, time.time()).access_key == KEY
+
+
+@pytest.mark.parametrize(("signed", "is_valid"), [("a%20b", True), ("a%2Bb", False)])
+def test_a_plus_in_a_query_is_signed_as_the_space_that_it_is(signed: str, is_valid: bool) -> None:
+    """The endpoint reads it as a space: with a plus signed, another prefix would be listed than was signed."""
+    request = signed_by_botocore(f"http://127.0.0.1:9099/bucket?prefix={signed}")
+    changed = request._replace(query="prefix=a+b")
+    if is_valid:
+        assert check(changed, SECRET, time.time()).access_key == KEY
+    else:
+        assert code_of(changed, SECRET, time.time()) == "SignatureDoesNotMatch"
