@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterable, Set
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from shardcache.errors import ConfigError
@@ -203,13 +204,14 @@ class SampleRun:
             over: True if no rank has anything left of the epoch.
         """
         ended = self._has_ended()
+        left = self.samples_left
         if self._is_whole_rank:
             progress = self._batches.after_samples(self.taken, self._form.batch_size)
-            left = self.samples_left
             return self._form.state(progress, self._rank, ended=ended, over=over, left=left)
 
         part = WorkerPart(self.topology.worker, self.topology.workers, self._batch_size, self.taken)
-        return self._form.state(self._progress, self._rank, ended=ended, over=over, part=part)
+        form = replace(self._form, batch_size=self._batch_size)
+        return form.state(self._progress, self._rank, ended=ended, over=over, left=left, part=part)
 
     def state_in_loader(self) -> RankState:
         """Return the reader's state, for a loader that keeps account of the end of the epoch."""

@@ -59,7 +59,8 @@ class RankState:
             for all ranks at any time.
         ended: True if this rank has no further batch in the epoch.
         in_step: False near the end of an epoch, if other ranks may have one batch more or less left
-            than this rank.
+            than this rank. In the states of a rank's workers: False for each worker without a
+            further batch, so that all of them are False once the rank has none.
         part: part of a worker; None for the whole rank.
         mixture: the mixture in this epoch; None for a dataset that is not a mixture.
         seeds: the seeds that were drawn at random, by name of the source. A dataset that is not a
@@ -160,7 +161,7 @@ class StateForm:
         *,
         ended: bool,
         over: bool,
-        left: int | None = None,
+        left: int,
         part: WorkerPart | None = None,
     ) -> RankState:
         """Return the state of a rank, or of its worker.
@@ -170,7 +171,7 @@ class StateForm:
             topology: the rank.
             ended: True if the rank has nothing left of the epoch.
             over: True if no rank has anything left of the epoch.
-            left: number of samples that the rank has left; None if that is unknown.
+            left: number of samples that the rank, or its worker, has left.
             part: part of a worker; None for the whole rank.
         """
         # Ranks differ in their numbers of samples only with `even=None`.
@@ -196,10 +197,8 @@ class StateForm:
             seeds=self.seeds,
         )
 
-    def _has_batch(self, left: int | None) -> bool:
-        """Return True if a rank is known, or assumed, to have a further batch; see `state`."""
-        if left is None:
-            return True
+    def _has_batch(self, left: int) -> bool:
+        """Return True if a rank, or its worker, is known to have a further batch; see `state`."""
         if self.drop_last is False:
             return left > 0
         return left >= self.batch_size
@@ -275,7 +274,8 @@ def progress_of_all(states: Sequence[RankState]) -> Progress:
     # 2. Some ranks' states are missing. They must be known to be at the same place as the others.
     _, ranks = first_rank
     if len(progresses) < ranks:
-        are_in_step = all(state.in_step for state in states)
+        # A rank has a further batch as long as one of its workers has.
+        are_in_step = all(any(state.in_step for state in of_rank) for of_rank in by_rank.values())
         if are_in_step and len(set(progresses.values())) == 1:
             return progress
         raise ConfigError(

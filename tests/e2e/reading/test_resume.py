@@ -194,6 +194,29 @@ def test_an_end_that_comes_sooner_on_one_rank_where_a_short_batch_is_dropped(mak
         assert list(resumed) == expected
 
 
+@pytest.mark.slow
+def test_end_of_a_rank_is_in_the_states_of_a_plain_loaders_workers(make: Make) -> None:
+    """Of 23 and 24 samples in batches of 23, only the second rank has a further batch, which may have been read."""
+
+    def rank(number: int) -> Any:
+        ds = make(rank=number, world_size=2, even=None, batch_size=23)
+        return StatefulDataLoader(ds, batch_size=23, num_workers=2, collate_fn=list)
+
+    loader, other = rank(0), rank(1)
+    next(iter(loader))
+    others = iter(other)
+    next(others)
+    state, state_of_other = through_json(loader.state_dict()), through_json(other.state_dict())
+    expected = list(others)
+
+    resumed = rank(1).dataset
+    resumed.load_state_dict(state)
+    with pytest.raises(ConfigError, match="states of all ranks"):
+        list(resumed)
+    resumed.load_state_dict([state, state_of_other])
+    assert [list(resumed)] == expected
+
+
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("world_size", first_quick([2, 1, 3]))

@@ -10,7 +10,7 @@ from shardcache.errors import ConfigError
 from shardcache_client.order.dealing.deal import SampleDeal
 from shardcache_client.order.topology import Topology
 from shardcache_client.position.progress import Progress
-from shardcache_client.position.rank_state import RankState, StateForm, progress_of
+from shardcache_client.position.rank_state import RankState, StateForm, WorkerPart, progress_of
 from shardcache_client.position.staged_state import Reached, StagedState
 from shardcache_client.position.state import Saved, find_states
 from shardcache_client.stages.stage import Mark
@@ -76,6 +76,21 @@ def test_a_rank_at_its_end_does_not_speak_for_one_with_a_further_batch(drop_last
     at_end = form.state(start.after(2, 16, 1), Topology(0, 2), ended=True, over=False, left=0)
     with pytest.raises(ConfigError, match="states of all ranks"):
         progress_of([at_end], Topology(1, 2))
+
+
+def test_workers_at_their_end_do_not_speak_for_a_rank_with_a_further_batch() -> None:
+    """The same of a plain DataLoader's two workers, of which one alone gets a batch of the first rank."""
+    deal = SampleDeal([33], None, even=None)
+    form = StateForm(DATASET, deal, 16, drop_last=None, seeds={})
+    start = Progress(3)
+
+    def state(worker: int, samples: int, left: int) -> RankState:
+        part = WorkerPart(worker, 2, 16, samples)
+        return form.state(start, Topology(0, 2), ended=not left, over=False, left=left, part=part)
+
+    assert progress_of([state(0, 0, left=16), state(1, 0, left=0)], Topology(1, 2)) == start
+    with pytest.raises(ConfigError, match="states of all ranks"):
+        progress_of([state(0, 16, left=0), state(1, 0, left=0)], Topology(1, 2))
 
 
 def test_states_without_one_of_the_dataset_are_an_error() -> None:
