@@ -43,6 +43,11 @@ from shardcache.transport.between.parts import RECORD, Parts, PartSums
 # The record's checksum has no meaning then.
 _DROPPED = 1 << 31
 _MAX_TITLE_BYTES = 64 * 1024  # limit on the size of a journal's title
+# A journal is shortened if it is longer than this, and has more than this number of records for
+# each part in the file.
+_SHORT_JOURNAL_BYTES = 4096
+_MAX_RECORDS_PER_PART = 4
+_SHORTENED = ".shortened"  # suffix of the file that is to replace a journal
 _MODE = 0o640  # readers of the group may read arriving shards, regardless of the umask
 
 
@@ -248,6 +253,24 @@ class Partial:
                 journal.write(RECORD.pack(index | _DROPPED, 0))
             with open(self.path, "r+b") as file:
                 punch_hole(file.fileno(), index * self.part_bytes, self.size_of(index))
+            self._shorten_journal()
+
+    def _shorten_journal(self) -> None:
+        """Replace the journal by one without outdated records, if most of its records are outdated.
+
+        A part that comes and goes again and again would otherwise add two records each time.
+        """
+        parts_count = len(self.done) + len(self.unchecked)
+        records_bytes = _MAX_RECORDS_PER_PART * parts_count * RECORD.size
+        if self.journal_path.stat().st_size <= _SHORT_JOURNAL_BYTES + records_bytes:
+            return
+        title, _, records = self.journal_path.read_bytes().partition(b"\n")
+        current = b"".join(RECORD.pack(*record) for record in self._listed(records).items())
+        # A transport worker may append a record while the journal is replaced, and the record is
+        # lost then. Its part is valid until the next start of the daemon, and fetched again later.
+        shortened = self.journal_path.with_suffix(_SHORTENED)
+        shortened.write_bytes(title + b"\n" + current)
+        shortened.replace(self.journal_path)
 
     def fill(self, source: Path) -> None:
         """Copy the missing parts from another file, which has the whole object. Blocks.
@@ -343,12 +366,23 @@ class Partial:
         # The last record may be incomplete, if the daemon was killed while it was written.
         whole_bytes = len(records) - len(records) % RECORD.size
         os.truncate(self.journal_path, len(title) + 1 + whole_bytes)
+        self.unchecked = self._listed(records)
+        return True
+
+    def _listed(self, records: bytes) -> dict[int, int]:
+        """Return the CRC32C of the parts that a journal lists, by number.
+
+        Args:
+            records: the journal's records; an incomplete one at the end is ignored.
+        """
+        listed: dict[int, int] = {}
+        whole_bytes = len(records) - len(records) % RECORD.size
         for index, crc in RECORD.iter_unpack(records[:whole_bytes]):
             if index & _DROPPED:
-                self.unchecked.pop(index ^ _DROPPED, None)
+                listed.pop(index ^ _DROPPED, None)
             elif index < self.count:
-                self.unchecked[index] = crc
-        return True
+                listed[index] = crc
+        return listed
 
     def _part_bytes_of(self, title: bytes) -> int | None:
         """Return the size of the parts that a journal's title states.

@@ -114,6 +114,23 @@ def test_file_that_readers_may_still_open_is_told_from_the_next_one(layout: Layo
     assert (whole.inode, list(whole.done)) == (third.inode, [2])
 
 
+def test_journal_of_parts_that_come_and_go_stays_short(layout: Layout) -> None:
+    """Its length depends on the parts that are in the file, which a later daemon finds in it, and no others."""
+    partial = Partial.open(layout, OBJECT, PART_BYTES, is_sparse=True)
+    write_some(partial, 0, 4)
+    lengths = []
+    for _ in range(2000):
+        write_some(partial, 2)
+        del partial.done[2]
+        partial.punch(2)
+        lengths.append(partial.journal_path.stat().st_size)
+    assert max(lengths) < 8192
+    write_some(partial, 3)
+    again = Partial.open(layout, OBJECT, PART_BYTES, is_sparse=True)
+    assert again.unchecked == partial.done
+    assert sorted(again.sound(list(again.unchecked))) == [0, 3, 4]
+
+
 def test_another_version_starts_over(layout: Layout) -> None:
     """Its parts are never mixed in."""
     write_some(Partial.open(layout, OBJECT, PART_BYTES), 0, 1)
