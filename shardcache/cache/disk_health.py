@@ -61,7 +61,7 @@ class DiskHealth:
         # doubted at the start, too.
         self._suspicion = asyncio.Event()
         self._suspicion.set()
-        self._checked = Signal()  # notified after each check
+        self._checked = Signal()  # notified after each check that had a result
         self._is_checking = False
         self._check_began_s: float | None = None  # start of the check in progress; None if none is
 
@@ -81,7 +81,8 @@ class DiskHealth:
     async def examine(self) -> bool:
         """Wait for a check of the disk after a failure on it; return whether the disk is healthy.
 
-        Returns False at once if the disk is known to fail.
+        Returns False at once if the disk is known to fail. If the daemon lacks the resources for a
+        check, this waits until it has them.
         """
         if self.error is None:
             self._suspicion.set()
@@ -147,10 +148,16 @@ class DiskHealth:
             else:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            await self._check_now()
+            has_result = await self._check_now()
+            if not has_result:
+                await asyncio.sleep(_CHECK_S)
+                self._suspicion.set()  # callers of `examine` get the result of the next check
 
-    async def _check_now(self) -> None:
-        """Check the disk; if the folder has changed, bring the daemon's state up to date."""
+    async def _check_now(self) -> bool:
+        """Check the disk; if the folder has changed, bring the daemon's state up to date.
+
+        Return False if the check had no result, as the daemon lacks the resources for it.
+        """
         is_suspected = self._suspicion.is_set() or self.error is not None
         self._suspicion.clear()
         self._is_checking = True
@@ -167,13 +174,15 @@ class DiskHealth:
             await self._residency.keep_free()
         except DiskError as exn:
             self._record(exn)
-        except ExhaustedError as exn:  # a lack of memory or descriptors says nothing about the disk
+        except ExhaustedError as exn:
+            # A lack of memory or descriptors says nothing about the disk.
             log.warning("cannot check the cache disk", cause=exn.message)
+            return False
         else:
             self._record(None)
         finally:
             self._is_checking = False
-            self._checked.notify()
+        return True
 
     async def _probe(self) -> bool:
         """Check the disk by writing; return whether the folder has changed. Raises DiskError."""
@@ -197,13 +206,15 @@ class DiskHealth:
             self._check_began_s = None
 
     def _record(self, error: DiskError | None) -> None:
-        """Record the disk's state; if it changes, log that, and wake all tasks that wait for space.
+        """Record the result of a check; if the disk's state changes, log that, and wake all tasks
+        that wait for space.
 
         Args:
             error: the disk's error; None if it is healthy.
         """
         previous = self.error
         self.error = error
+        self._checked.notify()
         if type(previous) is type(error):  # still healthy, or failing in the same way
             return
         self._changed.notify()

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -13,12 +14,14 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from campaign import disks
 from campaign.disks import CacheRig
 from campaign.harness import Row, rows
+from shardcache.cache import disk_health
 from shardcache.cache.waiting.stages import Stage
-from shardcache.errors import CacheDirError, DiskFailedError, DiskFullError
+from shardcache.errors import CacheDirError, CorruptShardError, DiskFailedError, DiskFullError
 from shardcache.store.catalogue import Catalogue
 from shardcache.store.disk.disk_errors import disk_errors
 from shardcache.store.folder.cache_folder import CacheFolder
@@ -30,7 +33,7 @@ from support.disks.mounts import Bind, Tmpfs, may_mount
 from support.disks.shim import CHANGES, FOR_EVER, HAS_CC, Action, Op, Shim
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
-from support.shards.stores import health_of, open_store
+from support.shards.stores import health_of, open_store, publish
 from support.shards.tars import make_tar, random_samples
 from support.stores.canary import GatedStore
 
@@ -281,6 +284,33 @@ async def test_a_look_that_began_before_the_failure_says_nothing_of_it(tmp_path:
         slow.leave.set()
         assert not await found
         watching.cancel()
+    store.close()
+
+
+async def test_a_check_without_descriptors_says_nothing_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard that seems damaged stays in service until the disk was checked, which then is repeated."""
+    monkeypatch.setattr(disk_health, "_CHECK_S", 0.05)
+    store = open_store(tmp_path / "cache")
+    shard = await publish(store, "s3://bucket/a.tar")
+    health = health_of(store)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with asyncio.timeout(GUARD_S), asyncio.TaskGroup() as group:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            watching = group.create_task(health.run())
+            with capture_logs() as logs:
+                taking = group.create_task(health.take_out(shard, CorruptShardError("damaged")))
+                while len(logs) < 3 and not taking.done():  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert [log["event"] for log in logs] == ["cannot check the cache disk"] * 3
+            assert store.shards.get(shard.key) is shard
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert await taking
+        watching.cancel()
+    assert shard.key not in store.shards
     store.close()
 
 
