@@ -49,7 +49,7 @@ class Warming:
         CapacityError as soon as the shards together are known to exceed the cache's capacity.
         """
         unique = list(dict.fromkeys(refs))
-        await self._leasing.recall(ref.url for ref in unique if ref.version is None)
+        await self._leasing.recall(ref for ref in unique if ref.version is None)
         # The order is random, so that nodes which warm the same shards do not all request the same
         # shard at the same time.
         wanted = random.sample(unique, len(unique))

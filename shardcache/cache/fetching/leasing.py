@@ -31,7 +31,7 @@ from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.waits import PriorityClass, Wait
 from shardcache.errors import CorruptShardError, OutdatedError
 from shardcache.shared.protocol import ShardRef
-from shardcache.store.keys import place_of, shard_key
+from shardcache.store.keys import shard_key
 from shardcache.store.part_file import JOURNAL_BYTES, PartFile, Span
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.space import footprint_bytes
@@ -80,16 +80,16 @@ class Leasing:
     _range_part_bytes: int
     _examining: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
-    async def recall(self, urls: Iterable[str]) -> None:
-        """Restore the versions that were cached before the restart, for urls that name none.
+    async def recall(self, refs: Iterable[ShardRef]) -> None:
+        """Restore the versions that were cached before the restart, of shards whose refs name none.
 
         `acquire` asks the origin whether they are still the latest.
         """
         unknown: list[tuple[str, str]] = []  # name and url of each shard of unknown version
-        for url in urls:
-            name = place_of(url, is_file=False)
+        for ref in refs:
+            name = name_of(ref)
             if self._planner.key(name) == name:  # the planner knows no version for the name
-                unknown.append((name, url))
+                unknown.append((name, ref.url))
         for first in range(0, len(unknown), _RECALLED_AT_ONCE):
             batch = unknown[first : first + _RECALLED_AT_ONCE]
             versions = await self._history.versions([url for _, url in batch])

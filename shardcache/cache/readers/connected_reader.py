@@ -120,12 +120,12 @@ class Reader:
 
     async def extend(self, order: Sequence[int]) -> None:
         """Add positions to the plan, by the numbers of their shards. Raises CapacityError."""
-        assert self.listing is not None
-        self._plan_memory.check(len(self.order), self.listing, added=len(order))
-        versions = self.listing.shards.versions
-        names = self.listing.names
-        distinct_numbers = dict.fromkeys(order)
-        unversioned = [names[number] for number in distinct_numbers if not versions[number]]
+        listing = self.listing
+        assert listing is not None
+        self._plan_memory.check(len(self.order), listing, added=len(order))
+        versions = listing.shards.versions
+        names = listing.names
+        unversioned = [listing.ref(n) for n in dict.fromkeys(order) if not versions[n]]
         await self._leasing.recall(unversioned)  # versions that were cached before a restart
 
         def add(numbers: Sequence[int]) -> None:

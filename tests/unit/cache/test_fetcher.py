@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,20 @@ from structlog.testing import capture_logs
 from shardcache.cache.fetching import reserving
 from shardcache.cache.fetching.leasing import Published
 from shardcache.cache.fetching.reserving import WholeSpace
+from shardcache.cache.listings.shard_listing import Listing, name_of
 from shardcache.cache.space.residency import Residency
 from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import PriorityClass, Wait
 from shardcache.errors import CapacityError, NotFoundError, ShardError
+from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import ShardRef
+from shardcache.store.keys import stored_url
 from shardcache.store.shard import Shard
 from shardcache.store.space import Reservation
 from support.programs.guard import GUARD_S
 from support.shards.open_cache import Ground, ground
+from support.shards.stores import publish
 from support.shards.tars import make_tar, random_samples
 
 
@@ -223,3 +228,30 @@ async def test_suspect_shard_is_checked_once_for_all_that_ask_for_it(tar: Path, 
     events = [log["event"] for log in logs]
     assert events.count("checking a shard that a reader found damaged") == 1
     assert "corrupt shard is in use" not in events
+
+
+SIGNED = "https://host/a.tar?X-Amz-Credential=K&X-Amz-Date=20300101T000000Z&X-Amz-Signature=first"
+
+
+@pytest.mark.parametrize(
+    "ref",
+    [
+        ShardRef("https://host/a.tar"),
+        ShardRef("https://host/a.tar.gz", is_file=True),
+        ShardRef(SIGNED),
+    ],
+    ids=["shard", "compressed file", "signed"],
+)
+async def test_cached_versions_are_known_after_a_restart(ref: ShardRef, tmp_path: Path) -> None:
+    """A plan whose refs name none counts them as cached, before the origin is asked."""
+    async with ground(tmp_path) as here:
+        shard = await publish(here.store, ref.url, is_file=ref.is_file)
+        assert shard.facts is not None
+        await here.parts().core.history.remember(replace(shard.facts, url=stored_url(ref.url)))
+    async with ground(tmp_path) as here:
+        parts = here.parts()
+        reader = parts.requesting.readers.add("job", 0)
+        listing = Listing(Shards.of([ref._replace(is_file=False)]))
+        reader.declare(listing.read_as("files") if ref.is_file else listing, 1)
+        await reader.extend([0])
+        assert parts.core.planner.key(name_of(ref)) == shard.key
