@@ -27,6 +27,7 @@ from shardcache.store.disk.direct_reads import read_direct
 from shardcache.store.disk.disk_errors import disk_errors
 from shardcache.store.disk.file_operations import (
     allocated_or_zero,
+    fsync_path,
     inode_or_zero,
     size_or_zero,
     unlink_quietly,
@@ -270,6 +271,7 @@ class Partial:
         # lost then. Its part is valid until the next start of the daemon, and fetched again later.
         shortened = self.journal_path.with_suffix(_SHORTENED)
         shortened.write_bytes(title + b"\n" + current)
+        fsync_path(shortened)
         shortened.replace(self.journal_path)
 
     def fill(self, source: Path) -> None:
