@@ -23,6 +23,7 @@ from shardcache.origin.http.http_semantics import (
     Reading,
     content_ranges,
     no_version,
+    plain_etag,
     raise_unusable,
     range_header,
     send,
@@ -316,11 +317,6 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         Args:
             was_refused: True if the store did not accept the last credentials.
         """
-
-
-def plain_etag(etag: str) -> str:
-    """Return an ETag without its quotes and without "W/", the mark of a weak ETag."""
-    return etag.removeprefix("W/").strip('"')
 
 
 def quoted_bucket_and_key(url: str) -> tuple[str, str]:

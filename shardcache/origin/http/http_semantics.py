@@ -239,6 +239,14 @@ def wrong_length(count: int, url: str) -> OriginUnavailableError:
     )
 
 
+def plain_etag(etag: str) -> str:
+    """Return an object store's ETag without its quotes and without "W/", the mark of a weak ETag.
+
+    The ETags of a store are strong, but a proxy on the way may mark them as weak.
+    """
+    return etag.removeprefix("W/").strip('"')
+
+
 def no_version(url: str) -> OriginUnavailableError:
     """Return the error for an answer without a version."""
     return OriginUnavailableError("the origin sent no version of the object", url=url)

@@ -13,6 +13,7 @@ from shardcache.access.urls import join, protocol_of
 from shardcache.errors import ConfigError, NotAnIndexError
 from shardcache.formats.format import ListedShard
 from shardcache.formats.format_table import FORMATS
+from shardcache.origin.http.http_semantics import plain_etag
 from shardcache.origin.patterns.foreign_lists import NamedShards
 from shardcache.origin.patterns.list_content import parsed_json
 from shardcache.shared.lists import shardlist
@@ -125,5 +126,5 @@ def _version(url: str, etag: str | None) -> str | None:
     web servers.
     """
     if etag and '"' in etag and protocol_of(url) not in WEB:
-        return etag.strip('"')
+        return plain_etag(etag)
     return etag

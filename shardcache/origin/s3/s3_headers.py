@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 
-from shardcache.origin.http.http_semantics import no_version, span_in
+from shardcache.origin.http.http_semantics import no_version, plain_etag, span_in
 from shardcache.origin.objects import MD5, Checksum, RemoteObject, checksum_in
 from shardcache.transport.http.http_heads import SENDABLE
 
@@ -19,12 +19,12 @@ _CHECKSUMS = ("crc32c", "crc64nvme", "crc32")
 
 
 def etag_in(field: str | None, url: str) -> str:
-    """Return an ETag without its quotes.
+    """Return an ETag without its quotes, nor the mark that a proxy sets: see `plain_etag`.
 
     Raises OriginUnavailableError if there is no ETag, or it has characters that a later request
     cannot send back.
     """
-    etag = (field or "").strip('"')
+    etag = plain_etag(field or "")
     if not SENDABLE.fullmatch(etag):
         raise no_version(url)
     return etag
@@ -60,7 +60,7 @@ def presumed_md5(head: Headers) -> Checksum | None:
     if head.get("x-amz-storage-class") == "EXPRESS_ONEZONE":
         return None
 
-    etag = head["etag"].strip('"')
+    etag = plain_etag(head["etag"])
     if not re.fullmatch("[0-9a-f]{32}", etag):
         return None
     return Checksum(MD5, int(etag, 16))

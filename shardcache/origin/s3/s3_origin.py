@@ -18,6 +18,7 @@ from shardcache.origin.base import Setup, commit_parts
 from shardcache.origin.http.http_errors import error_of
 from shardcache.origin.http.http_semantics import (
     content_ranges,
+    plain_etag,
     raise_unusable,
     range_header,
     size_of,
@@ -164,7 +165,7 @@ class S3Origin(CredentialedOrigin):
         if answer is None:  # `commit` returned False
             return None
         if answer.sums is None:
-            version = answer.headers.get("etag", "").strip('"')
+            version = plain_etag(answer.headers.get("etag", ""))
             raise_unusable(answer, version, obj, parts)
         self._presigned.record_success(bucket)
         return answer.sums
@@ -375,6 +376,7 @@ def _version_body(obj: RemoteObject, parts: Parts, *, held: bool) -> Body:
     """Return the expected body of parts of exactly this version; for `held` see `Body`."""
     expected = {
         "content-range": content_ranges(obj, parts.start, parts.stop),
-        "etag": (f'"{obj.version}"', obj.version),
+        # A proxy on the way may mark the ETag as weak, with "W/".
+        "etag": (f'"{obj.version}"', obj.version, f'W/"{obj.version}"'),
     }
     return Body(parts, 206, expected, held=held)

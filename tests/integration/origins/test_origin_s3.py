@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import hashlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
@@ -278,6 +279,21 @@ async def test_stored_bytes_come_however_they_are_labelled_and_sent(
     obj = await origins.origin("s3://x").stat(faulty.put("a.tar", stored))
     for _ in range(5):  # however often the fast path hands them on
         assert await read(origins, obj, 0, obj.size_bytes) == stored
+
+
+async def test_version_stays_where_a_proxy_marks_it_as_weak(faulty: FaultyS3, origins: Origins) -> None:
+    """As one that may compress bodies does. A request for the version names the store's own ETag, which is strong."""
+    faulty.weakens = True
+    obj = await origins.origin("s3://x").stat(faulty.put("a.tar", DATA))
+    assert obj.version == hashlib.md5(DATA).hexdigest()
+    assert obj.checksum is not None
+    for _ in range(5):  # however often the fast path hands them on
+        assert await read(origins, obj, 0, obj.size_bytes) == DATA
+    faulty.weakens = False
+    assert await origins.origin("s3://x").stat(obj.url) == obj
+    faulty.put("a.tar", DATA[::-1])
+    with pytest.raises(ShardChangedError):
+        await read(origins, obj, 0, obj.size_bytes)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ class FaultyS3(SpoilingServer):
         encoding: Content-Encoding that objects were stored with.
         compresses: whether bodies are compressed on the way, against Accept-Encoding.
         validators: headers that tell versions apart, of "ETag" and "Last-Modified".
+        weakens: whether ETags are marked as weak on the way, as by a proxy.
         crc32c: whether HEAD tells the objects' CRC32C.
         seen: (method, key, Range, If-Match) of every request.
         hosts: Host of every request.
@@ -61,6 +62,7 @@ class FaultyS3(SpoilingServer):
         self.encoding: str | None = None
         self.compresses = False
         self.validators: tuple[str, ...] = ("ETag",)
+        self.weakens = False
         self.crc32c = False
         self.seen: list[tuple[str, str, str | None, str | None]] = []
         self.hosts: list[str | None] = []
@@ -170,6 +172,8 @@ class FaultyS3(SpoilingServer):
             "Last-Modified": f"Thu, 01 Jan 2026 00:00:{body[0] % 60 if body else 0:02d} GMT",
         }
         headers = {name.lower(): known[name] for name in self.validators}
+        if self.weakens:
+            headers["etag"] = f"W/{headers['etag']}"
         headers["date"] = formatdate(usegmt=True)
         if self.encoding:
             headers["content-encoding"] = self.encoding
