@@ -59,7 +59,7 @@ def warm(urls: tuple[str, ...], wants_files: bool, as_json: bool, socket: Path |
         summary,
         as_json=as_json,
         advice=advice,
-        each_shard=True,
+        line_per_shard=True,
     )
 
 
@@ -121,14 +121,14 @@ def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
 
 def _url_prefix(text: str) -> str:
     """Return a path as an absolute path; return a url, or the beginning of a url, unchanged."""
-    # A text with a slash is a path, or the beginning of a url, which is returned unchanged.
+    # `absolute_url` keeps a text with "://", but would take "s3", which begins a url, for a path. So
+    # a text without a slash counts as a path only if it exists or begins with "file:".
     may_be_path = "/" in text or text.startswith("file:") or os.path.lexists(text)
     return absolute_url(text) if may_be_path else text
 
 
 def _show_shards(lines: Iterable[Json]) -> bool:
     """Print a table of shards; print nothing, and return False, if there are no shards."""
-    numbers = ("size", "cached", "samples", "leases")
     rows = []
     now_s = time.time()
     for row in sorted(lines, key=itemgetter("url")):
@@ -145,7 +145,11 @@ def _show_shards(lines: Iterable[Json]) -> bool:
             ),
         )
     if rows:
-        common.print_table(("url", *numbers, "pinned", "last used"), rows, numbers)
+        common.print_table(
+            ("url", "size", "cached", "samples", "leases", "pinned", "last used"),
+            rows,
+            numbers=("size", "cached", "samples", "leases"),
+        )
     return bool(rows)
 
 
@@ -191,8 +195,8 @@ def pin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
 
     URL is a brace pattern (quote it), a glob, a prefix ending in "/", an index file or a single
     shard, as for `warm`. Pins survive a restart of the daemon. With --json, prints one line of JSON
-    per event or pin. Ctrl-C stops waiting: the shards that are pinned by then stay pinned, and are
-    kept once they are fetched.
+    per event or pin. Ctrl-C stops waiting; shards that were pinned by then stay pinned, even those
+    that are not fetched yet.
     """
     if not urls:
         show = print_lines if as_json else _show_pins
@@ -200,10 +204,12 @@ def pin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
         return
 
     summary = (
-        "{intact} pinned: {fetched:,} fetched, {cached:,} already cached; {failed:,} failed\n"
+        "{succeeded} pinned: {fetched:,} fetched, {cached:,} already cached; {failed:,} failed\n"
         "{pins[size_bytes]} of at most {pins[limit_bytes]} pinned now"
     )
-    carry_out(AdminClient(socket).pin(urls), "pinning", summary, as_json=as_json, each_shard=True)
+    carry_out(
+        AdminClient(socket).pin(urls), "pinning", summary, as_json=as_json, line_per_shard=True
+    )
 
 
 def _show_pins(lines: Iterable[Json]) -> None:
@@ -212,7 +218,7 @@ def _show_pins(lines: Iterable[Json]) -> None:
         users = ", ".join(map(user_name, row["uids"]))
         rows.append((row["url"], size(row["size_bytes"]), "yes" if row["cached"] else "no", users))
     if rows:
-        common.print_table(("url", "size", "cached", "pinned by"), rows, ("size",))
+        common.print_table(("url", "size", "cached", "pinned by"), rows, numbers=("size",))
     else:
         click.echo("no shards are pinned")
 

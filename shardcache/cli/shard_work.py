@@ -71,7 +71,7 @@ def carry_out(
     *,
     as_json: bool,
     advice: Callable[[], str] | None = None,
-    each_shard: bool = False,
+    line_per_shard: bool = False,
     stderr: bool = False,
 ) -> None:
     """Show the progress of the daemon's work on many shards until it is done.
@@ -86,7 +86,7 @@ def carry_out(
         as_json: True to print each event as JSON instead.
         advice: returns a line to print after the summary if a shard failed, "" for no line; None
             for no advice.
-        each_shard: True to print a line per shard if there is no terminal for a progress bar.
+        line_per_shard: True to print a line per shard if there is no terminal for a progress bar.
         stderr: True to print to standard error, if the command prints its result to standard
             output.
     """
@@ -95,7 +95,7 @@ def carry_out(
             failed = print_lines(events)
         else:
             console = common.make_console(stderr=stderr)
-            done, failed = _follow(events, console, label, each_shard=each_shard)
+            done, failed = _follow(events, console, label, line_per_shard=line_per_shard)
             console.print(summary.format_map(_readable(done)), markup=False)
             if failed and advice is not None:
                 line = advice()
@@ -110,7 +110,7 @@ def _follow(
     console: Console,
     label: str,
     *,
-    each_shard: bool,
+    line_per_shard: bool,
 ) -> tuple[Json, int]:
     """Show the progress, each failure as it occurs, and each remedy once at the end.
 
@@ -134,7 +134,7 @@ def _follow(
                     show(event)
                 case "shard" if event.get("ok") is False:
                     show_failure(event["error"], event["url"])
-                case "shard" if each_shard and not console.is_terminal:
+                case "shard" if line_per_shard and not console.is_terminal:
                     line = f"{event['state']}  {size(event['size_bytes'])}  {event['url']}"
                     console.print(line, markup=False)
                 case "retrying":
@@ -151,10 +151,11 @@ def _follow(
 def _readable(event: Json) -> Json:
     """Return an event with its sizes and its counts of shards and samples as texts.
 
-    The field `intact`, the number of shards that did not fail, is added. Other numbers stay
+    The field `succeeded`, the number of shards that did not fail, is added. Other numbers stay
     numbers.
     """
-    shown: Json = {"intact": common.count(event.get("shards", 0) - event.get("failed", 0), "shard")}
+    succeeded = event.get("shards", 0) - event.get("failed", 0)
+    shown: Json = {"succeeded": common.count(succeeded, "shard")}
     shown["refused"] = 0  # the value if a daemon of an earlier release does not count them
     for name, value in event.items():
         match value:

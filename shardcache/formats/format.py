@@ -21,10 +21,9 @@ Decoder = Callable[[bytes], Any]
 RowsDecoder = Callable[[int, bytes], list[dict[str, Any]]]
 """Returns consecutive samples with all their values; it is used if no cell is large.
 
-The second argument is a piece of the shard: the bytes of all cells of these samples, from the first
-cell to the last. The first argument is the column of the piece's first cell, which says where in a
-sample the piece begins. A sample without any cells may be missing from the result. The caller has
-to set the values of `__key__` and `__url__`.
+The arguments are the number of a column and a piece of the shard: the bytes from the samples' first
+cell to their last cell. The column is that of the first cell. A sample without any cells may be
+missing from the result. The caller has to set the values of `__key__` and `__url__`.
 """
 
 RunDecoder = Callable[[bytes, int, memoryview], Sequence[Any]]
@@ -36,9 +35,9 @@ table of the offsets in the shard at which the cells end. The values are those t
 """
 
 Crc32c = Callable[[bytes, int], int]
-"""`crc32c(data, crc)` returns the CRC32C of bytes that end with `data`.
+"""`crc32c(data, crc)` continues a CRC32C with further bytes, `data`, and returns it.
 
-`crc` is the CRC32C of the bytes before `data`, 0 if there are none.
+`crc` is the CRC32C of the bytes before `data`; 0 if there are none.
 """
 
 _COMPRESSIONS = {
@@ -66,7 +65,8 @@ class IndexOptions:
     Attributes:
         require_end: reject a tar without an end-of-archive block.
         ignore_trailing_data: accept a tar with data after the end-of-archive block.
-        require_adjacent: reject a tar in which a key appears again with other members.
+        require_adjacent: reject a tar in which a sample's members are not next to each other: a key
+            appears again after another key.
         companion: the result of `Format.companion_of`; None if the format needs no other file.
         crc32c: computes the CRC32C of bytes, for formats whose records have such a checksum; None
             for other formats.
@@ -124,8 +124,8 @@ class Format:
         needs: name of the file in the same folder without which a shard cannot be indexed; None if
             the shard is enough.
         lists: True if `listed` reads an index file that the format's own writer makes.
-        is_often_a_file: True if such files are just as often the data of other programs, as those
-            of parquet are. Where a user may mean either, they do not count as shards.
+        is_often_a_file: True if files of this format, like those of parquet, are just as often data
+            of other programs. Where a user may mean either, they do not count as shards.
         is_numbered_behind: True if plain files are often named `NAME.SUFFIX-00000-of-00010`, with
             their number after the suffix.
     """
@@ -197,15 +197,15 @@ class Format:
         return None
 
     def companion_of(self, data: bytes, url: str) -> str:
-        """Return the part of the file named by `needs` without which a shard cannot be indexed.
+        """Return what indexing a shard takes from the file that `needs` names.
 
         The result becomes `IndexOptions.companion`.
 
         Args:
-            data: content of that file.
-            url: url of that file.
+            data: content of the file.
+            url: url of the file.
 
-        Raises ShardError, with that url.
+        Raises ShardError, with the url of the file.
         """
         raise NotImplementedError
 

@@ -122,7 +122,9 @@ class Counters:
     refetches: int = 0
     retries: int = 0
     hedges: int = 0
-    hedged_bytes: int = 0  # included in `origin_bytes`, or in `tier_bytes` if the tier was slower
+    # Bytes that were received in vain, by the slower of two requests for the same parts. They also
+    # count in `origin_bytes`, or in `tier_bytes` if the slower request was the tier's.
+    hedged_bytes: int = 0
     corrupt: int = 0
     refused: int = 0  # shards that were cut short, had torn samples, or were not tars
     s3_requests: int = 0
@@ -131,8 +133,8 @@ class Counters:
     bills: Bills = field(default_factory=Bills, repr=False, compare=False)
 
     def to_json(self) -> dict[str, int]:
-        """Return the plain counters by name: those fields that the dataclass compares."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
+        """Return the plain counters by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.type is int}
 
     def fetched_past_tier(self, url: str, size_bytes: int) -> None:
         """Count bytes that were fetched directly from an origin with a tier in front."""

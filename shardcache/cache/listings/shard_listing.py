@@ -1,7 +1,11 @@
 """The shards of a dataset, with the names that plans give them.
 
-A plan names a shard by its key in the cache if its version is known, otherwise by its place: the
-url, or a text made of it (`place_of`). `Manifests` makes listings; readers' plans use them.
+A plan names a shard by its key in the cache if its version is known, otherwise by its place, which
+is usually the url: see `store.keys.place_of`. `Manifests` makes listings; readers' plans use them.
+
+`Wanted` says what readers want of the objects in a listing: "samples" of all of them, "shards" or
+"either" if the name of each object decides between its samples and its own bytes, or the own bytes
+of all of them ("files", "ranges", "objects").
 """
 
 from collections.abc import Sequence
@@ -43,8 +47,8 @@ class Listing:
     Attributes:
         shards: the shards, in the order of their numbers.
         names: the name of each shard in plans.
-        remembered: number of the sample counts that come from this daemon's catalogue, and that
-            other nodes may not have.
+        remembered: number of shards whose number of samples is in this daemon's catalogue only, so
+            that the daemons of other nodes may not know it.
         memory_bytes: memory that the list takes.
     """
 
@@ -60,7 +64,7 @@ class Listing:
         Args:
             shards: the shards.
             names: names of the shards; if empty, they are made from urls and versions.
-            remembered: number of sample counts from this daemon's catalogue.
+            remembered: see the attribute.
             wanted: says which of the objects are read as shards, and which as files or by ranges.
         """
         self.shards = shards
@@ -77,15 +81,11 @@ class Listing:
         return [_name(place, version) for place, version in zip(places, versions, strict=True)]
 
     def _is_file(self, url: str) -> bool:
-        """Return whether the bytes of an object are wanted as they are, rather than its samples.
-
-        "shards" and "either" leave this to the url: objects that are not shards by their names are
-        files.
-        """
+        """Return whether an object's own bytes are wanted, rather than its samples."""
         if self._wanted == "shards":
             return not is_shard(url)
         if self._wanted == "either":
-            return not is_surely_a_shard(url)
+            return not is_surely_a_shard(url)  # a name such as x.jsonl counts as a file's
         return self._wanted in ("files", "ranges", "objects")
 
     @property
@@ -117,7 +117,7 @@ class Listing:
     def joined(cls, lists: Sequence["Listing"]) -> "Listing":
         """Return the shards of several lists, one after another, to be read for samples. Blocks.
 
-        `remembered` is 0, as the reader got the number of each list when that list was resolved.
+        `remembered` is 0, as the reader got each list's number when that list was resolved.
         """
         shards = Shards.joined([each.shards for each in lists])
         names = [name for each in lists for name in each.names]

@@ -77,7 +77,7 @@ class Objects:
         self._allow.check_prefix(wanted.prefix, peer)
         return await self._page(wanted)
 
-    async def has_bucket(self, prefix: str, peer: Peer) -> bool:
+    async def may_read_bucket(self, prefix: str, peer: Peer) -> bool:
         """Return whether the user may read anything in a bucket.
 
         Raises NotFoundError if there is no such bucket, and the origin's other errors.

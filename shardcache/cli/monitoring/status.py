@@ -37,7 +37,6 @@ def status(as_json: bool, socket: Path | None) -> None:
     "interval_s",
     type=click.FloatRange(0.1),
     default=1.0,
-    show_default=True,
     help="Seconds between updates.",
 )
 @click.option(

@@ -62,7 +62,7 @@ class BucketAnswers:
         Raises ShardcacheError.
         """
         try:
-            return await self._objects.has_bucket(f"s3://{request.bucket}/", peer)
+            return await self._objects.may_read_bucket(f"s3://{request.bucket}/", peer)
         except NotFoundError:
             return False
 
@@ -98,7 +98,7 @@ class BucketAnswers:
     async def _check(self, request: S3Request, peer: Peer) -> None:
         """Raise S3Error unless the bucket exists, and rules of access name it for the user."""
         try:
-            is_allowed = await self._objects.has_bucket(f"s3://{request.bucket}/", peer)
+            is_allowed = await self._objects.may_read_bucket(f"s3://{request.bucket}/", peer)
         except NotFoundError:
             raise _no_bucket(request) from None
         if not is_allowed:
@@ -164,7 +164,7 @@ def _encoding(request: S3Request) -> Callable[[str], str]:
         raise S3Error("InvalidArgument", "the only encoding-type is url")
     if kind is None:
         return str
-    return lambda text: quote(text, safe="/~*")
+    return lambda text: quote(text, safe="/*")  # as in S3's own listings
 
 
 def _fields(request: S3Request, page: ListedPage) -> list[tuple[str, str]]:
