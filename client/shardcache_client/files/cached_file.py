@@ -1,7 +1,8 @@
 """One file of a session's plan, which stays cached while it is open.
 
-The file is a whole object of any kind. A lease keeps the file in the cache; the grant of the lease
-has the file's path.
+A session is one reader's connection to the daemon. Its plan is the numbered list of the objects
+that the reader reads. The file is a whole object of any kind. A lease keeps the file in the cache;
+the grant of the lease has the file's path.
 """
 
 import os
@@ -74,8 +75,9 @@ class CachedFile:
         return grant
 
     def _request(self) -> LeaseRequest:
-        """Request a lease on the whole file, and send the next piece of the plan."""
+        """Request a lease on the whole file."""
         self._lease = self._session.lease(self._position, partial=False, named=self._named)
+        # A long plan is sent in pieces, one per lease, so that no lease waits for all of it.
         self._session.extend()
         return self._lease
 

@@ -46,7 +46,7 @@ Details = dict[str, Any]
 
 _FILE_PROTOCOL = re.compile(r"file:(?://)?(?=/)")
 _WEB = re.compile("https?://", re.IGNORECASE)
-# Characters and words that the daemon would take for a pattern, or for a part of one.
+# Text in a path that the daemon would take for a pattern. `_OP_` opens braces in NeMo's spelling.
 _PATTERN = re.compile(r"[*?\[\]{}\\]|_OP_")
 # Arguments that fsspec itself takes, for any filesystem.
 _FSSPEC_ARGUMENTS = (
@@ -325,8 +325,8 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         """
         matches = super().glob(path, maxdepth, **options)
         if isinstance(matches, dict):
-            return {self._own_url(name): details for name, details in matches.items()}
-        return [self._own_url(name) for name in matches]
+            return {self._normalisable_url(name): details for name, details in matches.items()}
+        return [self._normalisable_url(name) for name in matches]
 
     def expand_path(
         self,
@@ -342,10 +342,10 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         expanded = super().expand_path(path, recursive, maxdepth, **options)
         return sorted({*self._strip_protocol(expanded)})
 
-    def _own_url(self, name: str) -> str:
-        """Return the url by which a library opens a path through the cache."""
+    def _normalisable_url(self, name: str) -> str:
+        """Return the url of `unstrip_protocol`, for libraries that normalise it as a path."""
         url = self.url(name)
-        # Libraries that normalise paths would turn the three slashes of `file:///` into two.
+        # Normalising would turn the three slashes of `file:///` into two.
         if url.startswith("/"):
             return f"shardcache://file:{url}"
         return f"shardcache://{url}"
@@ -427,14 +427,15 @@ class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
         details = self.details
         ref = ShardRef(fs.url(details["name"]), details["version"], details["size"])
         with ExitStack() as resources:
-            planned = session_of(
-                fs.choice,
-                fs.reader,
-                Manifest.of([ref]),
-                "ranges",
-                fs.patience,
+            session = resources.enter_context(
+                session_of(
+                    fs.choice,
+                    fs.reader,
+                    Manifest.of([ref]),
+                    wanted="ranges",
+                    patience=fs.patience,
+                ),
             )
-            session = resources.enter_context(planned)
             self._ranges = resources.enter_context(closing(RangeFile(session, position=0)))
             self._resources = resources.pop_all()
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from shardcache.shared.protocol import ShardRef
+from shardcache.shared.protocol import ShardRef, Wanted
 from shardcache.shared.urls.local_urls import absolute_url, absolute_urls
 from shardcache_client.arguments.other_words import OTHER_WORDS
 from shardcache_client.arguments.values import DAEMONS, JOB, PATH, SECONDS, URL, URLS, checked
@@ -22,7 +22,8 @@ from shardcache_client.files.cached_file import CachedFile, session_of
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.ranks.environment import job_name
 
-# Rules for the arguments that both functions have.
+# Rules for the arguments that both functions have. `OTHER_WORDS`, below, has advice for users who
+# write an argument of another library.
 _RULES = {"job": JOB.or_none(), "socket": PATH.or_none(), "daemon": DAEMONS, "timeout_s": SECONDS}
 
 
@@ -59,8 +60,8 @@ def cached_paths(
         urls: as for `ShardDataset`, but of any files.
         job: name of this job in `shardcache status`. Default: as for `ShardDataset`.
         socket, daemon: as for `ShardDataset`.
-        timeout_s: time limit for a wait for a file of which nothing arrives, and for a wait for a
-            lost daemon to come back.
+        timeout_s: time limit in seconds for each of two waits: for a file of which nothing
+            arrives, and for a lost daemon to come back.
 
     Raises:
         NoDaemonError, DaemonError, VersionMismatchError: the daemon cannot be used.
@@ -74,10 +75,13 @@ def cached_paths(
     """
     choice = DaemonChoice.of(socket, daemon)
     reader = ReaderIdentity(job or job_name())
-    manifest = resolve(choice, reader, absolute_urls(urls), timeout_s, wanted="either")
+    # "either" means that each object is read as its name says: as a shard, or as any other file.
+    wanted: Wanted = "either"
+    manifest = resolve(choice, reader, absolute_urls(urls), timeout_s, wanted)
     with ExitStack() as resources:
-        planned = session_of(choice, reader, manifest, "either", Patience(timeout_s))
-        session = resources.enter_context(planned)
+        session = resources.enter_context(
+            session_of(choice, reader, manifest, wanted, Patience(timeout_s)),
+        )
         files = []
         for number in range(len(manifest)):
             file = CachedFile(session, number, named=True)
@@ -108,10 +112,12 @@ def open_cached(
     reader = ReaderIdentity(job or job_name())
     manifest = Manifest.of([ShardRef(absolute_url(url))])
     with ExitStack() as resources:
-        planned = session_of(choice, reader, manifest, "files", Patience(timeout_s))
-        session = resources.enter_context(planned)
+        session = resources.enter_context(
+            session_of(choice, reader, manifest, wanted="files", patience=Patience(timeout_s)),
+        )
         # The file is the only one of the plan, so its position is 0.
         cached = resources.enter_context(closing(CachedFile(session, 0, named=True)))
+        # The open file takes `resources` over, so the session outlives this block.
         return io.BufferedReader(_OpenCachedFile(cached.wait_whole(), resources))
 
 
@@ -120,7 +126,8 @@ class _OpenCachedFile(io.FileIO):
 
     Args:
         path: path of the file.
-        resources: closes the session that holds the file in the cache. This object closes them.
+        resources: the session that holds the file in the cache. They are moved into this object,
+            which closes them; the caller's stack is empty then.
     """
 
     def __init__(self, path: Path, resources: ExitStack) -> None:

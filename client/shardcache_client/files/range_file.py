@@ -1,8 +1,9 @@
 """An object of a session's plan, of which ranges are fetched as they are read.
 
-A plan of ranges lists objects; the reader leases byte ranges of these objects, in any order. The
-daemon fetches the ranges into a file, or decides to fetch the whole object instead. `BufferedFile`,
-the file of the fsspec filesystem, reads through this class.
+A session is one reader's connection to the daemon, and its plan lists the objects that the reader
+may read. With a plan of ranges, the reader leases byte ranges of these objects, in any order. The
+daemon fetches the ranges into a file, or decides to fetch the whole object instead. The files of
+the fsspec filesystem (`BufferedFile`) read through this class.
 """
 
 import os

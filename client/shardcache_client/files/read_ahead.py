@@ -9,10 +9,10 @@ from collections.abc import Callable
 from fsspec.caching import BaseCache
 
 Fetcher = Callable[[int, int, int], bytes]
-"""Returns the bytes from a first to a second offset.
+"""Returns bytes of a file, called with three offsets: `start`, `stop` and `ahead_to`.
 
-It also returns the bytes from the second to a third offset, as far as they are there without a
-wait.
+The bytes from `start` to `stop` are fetched. Those from `stop` to `ahead_to` follow as far as they
+are there without a wait.
 """
 
 
@@ -59,11 +59,11 @@ class ReadAhead(BaseCache):  # type: ignore[misc]
 
         # 2. Only the first bytes are kept, or none: fetch the other bytes, and some more if this
         #    read continues the previous read.
-        known = b""
+        kept_part = b""
         if self._start <= begin < kept_to:
-            known = self._kept[begin - self._start :]
+            kept_part = self._kept[begin - self._start :]
         ahead_bytes = min(self._run_bytes, self.blocksize) if follows else 0
         ahead_to = min(self.size, end + ahead_bytes)
-        self._kept = known + self.fetcher(begin + len(known), end, ahead_to)
+        self._kept = kept_part + self.fetcher(begin + len(kept_part), end, ahead_to)
         self._start = begin
         return self._kept[: end - begin]
