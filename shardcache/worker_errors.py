@@ -1,8 +1,8 @@
 """Errors of DataLoader workers, which torch sends to the trainer as text.
 
 torch sends an exception as its class and its formatted traceback, and in the trainer, it calls the
-class with that text. So `ShardcacheError.__str__` appends the error's JSON whenever torch formats
-the error in a worker, and the constructor parses this JSON. The trailer is that end of the text.
+class with that text. So whenever torch formats the error in a worker, `ShardcacheError.__str__`
+appends a trailer, which holds the error's JSON, and the constructor parses the trailer.
 """
 
 import json
@@ -33,13 +33,13 @@ class SentError(NamedTuple):
 
 
 def is_formatted_for_trainer() -> bool:
-    """Return True if torch has called the `__str__` that calls this, in a DataLoader worker.
+    """Return True if torch is formatting an error in a DataLoader worker.
 
-    Frames of the module `traceback`, by which torch formats an error, are skipped.
+    Only an error's `__str__` may call this: it looks at the caller of `__str__`. Frames of the
+    module `traceback`, by which torch formats an error, are skipped.
     """
-    # This is the frame of the caller of `__str__`. There is none if the interpreter prints the
-    # error that ended the program.
-    frame = sys._getframe(1).f_back
+    str_frame = sys._getframe(1)
+    frame = str_frame.f_back  # None if the interpreter prints the error that ended the program
     while frame is not None and frame.f_globals.get("__name__") == "traceback":
         frame = frame.f_back
     return frame is not None and frame.f_globals.get("__name__") == _FORMATS_FOR_THE_TRAINER

@@ -47,9 +47,9 @@ def warm(urls: tuple[str, ...], wants_files: bool, as_json: bool, socket: Path |
     def advice() -> str:
         """Return the advice that is shown if some shards fail."""
         # The import is here because the module imports all formats, which takes time.
-        from shardcache.shared.urls.url_names import is_often_a_file
+        from shardcache.shared.urls.url_names import is_common_outside_datasets
 
-        if wants_files or not any(map(is_often_a_file, urls)):
+        if wants_files or not any(map(is_common_outside_datasets, urls)):
             return ""
         return "For programs that open such files themselves: shardcache warm --files URL..."
 

@@ -24,8 +24,8 @@ log = structlog.get_logger()
 def stop_signals() -> Iterator[asyncio.Event]:
     """Yield an event that a stop signal sets.
 
-    A second signal, after the block while the daemon stops, ends the process immediately. No shard
-    is lost then, just as with kill -9.
+    After the block, another such signal ends the process immediately: the daemon may take long to
+    stop. No shard is lost then, just as with kill -9.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()

@@ -124,8 +124,8 @@ class Format:
         needs: name of the file in the same folder without which a shard cannot be indexed; None if
             the shard is enough.
         lists: True if `listed` reads an index file that the format's own writer makes.
-        is_often_a_file: True if files of this format, like those of parquet, are just as often data
-            of other programs. Where a user may mean either, they do not count as shards.
+        is_common_outside_datasets: True if such files are just as often the data of other programs,
+            as those of parquet are. Where a user may mean either, they do not count as shards.
         is_numbered_behind: True if plain files are often named `NAME.SUFFIX-00000-of-00010`, with
             their number after the suffix.
     """
@@ -137,7 +137,7 @@ class Format:
     repacks: bool = False
     needs: str | None = None
     lists: bool = False
-    is_often_a_file: bool = False
+    is_common_outside_datasets: bool = False
     is_numbered_behind: bool = False
 
     def has_name(self, name: str) -> bool:

@@ -42,7 +42,7 @@ SUFFIXES = tuple(sorted(_BY_SUFFIX, key=len, reverse=True))
 """Suffixes of all formats, in lower case, the longest first: ".zstd.bin" before ".bin"."""
 
 
-def suffix_of(name: str) -> tuple[str, Format] | None:
+def suffix_and_format(name: str) -> tuple[str, Format] | None:
     """Return the suffix in a shard's name, and the format; None if the name is not a shard's.
 
     Args:
@@ -52,7 +52,7 @@ def suffix_of(name: str) -> tuple[str, Format] | None:
     # 1. A number may follow the suffix: the name without it decides.
     unnumbered = _NUMBER_BEHIND.sub("", lowered)
     if unnumbered != lowered:
-        before_number = suffix_of(unnumbered)
+        before_number = suffix_and_format(unnumbered)
         if before_number is not None and _may_be_numbered(*before_number):
             return before_number
 
@@ -78,19 +78,19 @@ def _may_be_numbered(suffix: str, format_: Format) -> bool:
 
 def format_of(name: str) -> Format:
     """Return the format of a shard with this name; tar if the name states no format."""
-    suffix_and_format = suffix_of(name)
-    if suffix_and_format is None:
+    named = suffix_and_format(name)
+    if named is None:
         return TAR
-    _, format_ = suffix_and_format
+    _, format_ = named
     return format_
 
 
 def compression_of(name: str) -> str | None:
     """Return the compression that a shard's name states; None for any other file."""
-    suffix_and_format = suffix_of(name)
-    if suffix_and_format is None:
+    named = suffix_and_format(name)
+    if named is None:
         return None
-    suffix, format_ = suffix_and_format
+    suffix, format_ = named
     return format_.suffixes[suffix]
 
 

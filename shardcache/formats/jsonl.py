@@ -112,7 +112,7 @@ class JsonLinesFormat(Format):
 
     name = "JSONL"
     suffixes = with_compressions(".jsonl", ".ndjson")
-    is_often_a_file = True
+    is_common_outside_datasets = True
 
     def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
         """As `Format.index`."""

@@ -69,7 +69,7 @@ class ZipFormat(Format):
 
     name = "zip"
     suffixes = {".zip": None}  # noqa: RUF012  # a Mapping
-    is_often_a_file = True
+    is_common_outside_datasets = True
     magic = b"PK\3\4"
     repacks = True
 

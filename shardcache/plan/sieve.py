@@ -57,6 +57,8 @@ class Sieve:
         The hand moves to the first key and stays there, so a second call yields the same order.
         """
         self._sweep()
+        # In its first round, the hand spares the used keys. In its second, it evicts them in the
+        # same order.
         spared: list[str] = []
         for key, used in chain(self._ahead.items(), self._passed.items()):
             if used:

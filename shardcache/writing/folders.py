@@ -29,8 +29,10 @@ from shardcache.writing.sources import (
     unreadable,
 )
 
-# The files of a listing. `_LISTING` has a row of JSON for each sample, sorted. The other two are
-# tables of the rows' offsets and of the samples' sizes, in the order in which samples are read.
+# The files of a listing. `_LISTING` has a row of JSON for each sample, sorted: the key, the
+# members, and the class number or null. A member is an extension and the values of its `InputFile`.
+# The other two are tables of the rows' offsets and of the samples' sizes, in the order in which
+# samples are read.
 _LISTING = "listing.jsonl"
 _OFFSETS = "offsets"
 _SIZES = "sizes"
@@ -260,7 +262,8 @@ def _walk(
             )
         ancestors |= {folder_id}
         visible = [entry for entry in os.scandir(folder) if not is_left_out(entry.name)]
-        # Names are sorted by their stems first, so that files with the same key are neighbours.
+        # Names are sorted by their stems first, and files come before folders of the same stem, so
+        # that files with the same key are neighbours.
         stem_of = _stem_to_last_dot if key_at == LAST_DOT else _stem
         entries = sorted((stem_of(entry.name), entry.is_dir(), entry.name) for entry in visible)
         for _, is_folder, name in entries:
@@ -275,6 +278,8 @@ def _walk(
 def _split(path: str) -> tuple[str, str]:
     """Return key and extension that readers will find in a member's name; both empty if none."""
     key, extension = split_name(os.fsencode(path))
+    # Readers skip `__x__` members, which describe the tar. To be safe, every key that begins in
+    # this way counts as none.
     if key.startswith(b"__"):
         return "", ""
     return os.fsdecode(key), os.fsdecode(extension)

@@ -64,7 +64,7 @@ class TorchRuntime(Runtime):
 
     @property
     def is_asked_by_loader(self) -> bool:
-        """True in a worker, or if a StatefulDataLoader without workers makes the present call."""
+        """True in a worker, or if the caller is a StatefulDataLoader without workers."""
         return in_worker() or stateful_loader_asks()
 
     def loader_name(self) -> str:
@@ -108,12 +108,13 @@ class TorchRuntime(Runtime):
         return block
 
     def counting_remedy(self, manifest: Manifest) -> str:
-        """Return a further remedy for ranks that cannot be sure of the sample counts, or "".
+        """Return advice that ends the message about uncounted samples; "" for none.
 
-        The remedy is appended to the advice to index the shards.
+        Once torch.distributed is initialised, all ranks get rank 0's manifest. That helps only if
+        the manifest has all counts.
         """
         if manifest.uncounted:
-            return ""  # rank 0's manifest, which all ranks would get, has no counts either
+            return ""
         return "; or initialise torch.distributed before creating the dataset"
 
 

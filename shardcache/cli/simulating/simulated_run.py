@@ -93,8 +93,8 @@ class SimulatedRun:
 
         world_size = self.nodes * self.ranks
         ranks = range(node * self.ranks, (node + 1) * self.ranks)
-        # A rank may read one sample more than the mean. With the time of a batch between them, the
-        # epochs of a job do not overlap.
+        # A rank may read one sample more than the mean. A pause as long as a batch follows each
+        # epoch, so that the epochs of a job do not overlap.
         epoch_s = (self.manifest.samples or 0) / world_size + self.batch_size
 
         reads = list[Read]()
@@ -151,12 +151,13 @@ class SimulatedRun:
         self.check_largest(reads, disk_bytes)
         sizes = Sizes(reserved=self.reserved_bytes, cached=self.cached_bytes)
         ours = Replay(reads, disk_bytes, sizes)
-        # LRU evicts the shard whose last read has the highest number here: the earliest one.
-        least_recent = range(0, -len(reads), -1)
+        # `misses` evicts the highest rank first. For LRU, that has to be the earliest read, so the
+        # ranks fall from read to read: 0, -1, -2 and so on.
+        lru_ranks = range(0, -len(reads), -1)
         fetched = {
             "shardcache": ours.fetched,
             "MIN": list(misses(reads, furthest_next(reads), disk_bytes, sizes)),
-            "LRU": list(misses(reads, least_recent, disk_bytes, sizes)),
+            "LRU": list(misses(reads, lru_ranks, disk_bytes, sizes)),
             NO_CACHE: [read.shard for read in reads] * self.workers,
         }
         return fetched, ours.peak_bytes
@@ -261,8 +262,11 @@ class SimulatedRun:
                     x = _LEFT + _WIDTH * share
                     y = _TOP + _HEIGHT * miss_share
                     points[policy] += f"{x:.0f},{y:.1f} "
-        sizes = {f"quarter{number}": size(max_bytes * number / 4) for number in (1, 2, 4)}
-        return Path(__file__).with_name("hits.svg").read_text().format(**points, **sizes)
+        # The drawing has a placeholder for each policy's points, and one for each of the sizes that
+        # label its axis: at one, two and four quarters of its width.
+        labels = {f"quarter{number}": size(max_bytes * number / 4) for number in (1, 2, 4)}
+        drawing = Path(__file__).with_name("hits.svg").read_text()
+        return drawing.format(**points, **labels)
 
     def _total_bytes(self, fetched: Counter[str]) -> int:
         """Return the size of all fetches, given the number of fetches of each shard."""

@@ -1,9 +1,10 @@
 """Columns of a parquet file in the form in which they are cached: each cell is a range of bytes.
 
-A cell is the value of one column in one row. Only `parquet_program` uses this module.
+A cell is the value of one column in one row. Readers decode it by its column's encoding. Only
+`parquet_program` uses this module.
 
 =====================================  =========================================================
-type                                   value of a cell
+type of the file's column              value that readers decode from a cell
 =====================================  =========================================================
 integers, floats, bool, string         as `to_pylist` gives it
 binary                                 bytes
@@ -25,7 +26,8 @@ from shardcache.formats.arrow.arrow_rows import ENCODING
 
 _FILE_FIELDS = {"bytes", "path"}
 
-# The types in which texts and byte strings are cached, by the name of their type in the file.
+# The types in which texts and byte strings are cached, by the name of their type in the file. Views
+# become large types, as they may hold more than the 2 GiB that the other types can address.
 _TEXTS: Mapping[str, pa.DataType] = {
     "string": pa.string(),
     "large_string": pa.large_string(),

@@ -20,7 +20,7 @@ class ParquetFormat(Format):
 
     name = "parquet"
     suffixes = {".parquet": None}  # noqa: RUF012  # a Mapping
-    is_often_a_file = True
+    is_common_outside_datasets = True
     magic = b"PAR1"
     repacks = True
 

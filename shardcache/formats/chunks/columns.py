@@ -67,7 +67,7 @@ class ChunkColumns:
 
 
 def _is_text(value: object) -> bool:
-    """Return True for a text that UTF-8 can encode, so without half a surrogate pair."""
+    """Return True for a text that UTF-8 can encode; JSON may also state half a surrogate pair."""
     if type(value) is not str:
         return False
     try:
@@ -131,7 +131,7 @@ class ColumnWalk:
         if begin + head_bytes > end:
             raise self._damaged(number, "it is too short for the sizes of its columns")
         # In a shard that is still arriving, this read waits for the sizes at the beginning of the
-        # sample, and so for all of the sample before. The values of this sample may arrive later.
+        # sample. The preceding sample is then complete, but this one's values may arrive later.
         stated_sizes = self._head.unpack(self._bytes_at(begin, head_bytes))
 
         samples = self.samples

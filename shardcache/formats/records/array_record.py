@@ -41,7 +41,7 @@ class ArrayRecordFormat(Format):
 
     name = "ArrayRecord"
     suffixes = {".array_record": None, ".arrayrecord": None}  # noqa: RUF012  # a Mapping
-    is_often_a_file = True
+    is_common_outside_datasets = True
     is_numbered_behind = True  # TensorFlow Datasets names files like this
     repacks = True
 

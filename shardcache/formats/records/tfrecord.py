@@ -76,7 +76,7 @@ class TFRecordFormat(Format):
 
     name = "TFRecord"
     suffixes = with_compressions(".tfrecord", ".tfrecords")
-    is_often_a_file = True
+    is_common_outside_datasets = True
     is_numbered_behind = True  # TensorFlow Datasets names files like this
 
     def index(self, path: Path, url: str, options: IndexOptions) -> Samples:

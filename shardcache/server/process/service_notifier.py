@@ -19,10 +19,10 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-# If the disk does not respond for this time, the daemon counts as dead, and the manager restarts
-# it: a disk that hangs blocks the readers, too. The new daemon finds another disk, or fails to
-# start, and jobs that may read directly from the object store then do so. A disk that is full,
-# read-only or broken still responds.
+# A disk that does not respond for this time blocks the readers, so the daemon counts as dead, and
+# the manager restarts it. The new daemon uses another disk. If there is none, it does not start,
+# and jobs that may read directly from the object store can do that. A disk that is full, read-only
+# or broken still responds.
 _HUNG_S = 120.0
 # Maximum interval between two messages.
 _INTERVAL_S = 10.0
@@ -36,7 +36,7 @@ _MAX_WORK_S = 900.0
 
 
 class Liveness(NamedTuple):
-    """The daemon's liveness at one moment. A daemon whose origin fails is alive.
+    """The daemon's liveness at one moment. A failing object store does not make the daemon dead.
 
     Attributes:
         alive: False if only a restart of the daemon can help.
@@ -112,8 +112,7 @@ class ServiceNotifier:
     async def notify(self, **fields: object) -> None:
         """Send one message, if there is a manager.
 
-        A failure is logged once per outage, because a manager that gets no messages may stop the
-        daemon.
+        The first failure of an outage is logged: it explains why the manager may stop the daemon.
         """
         if self._address is None:
             return

@@ -22,6 +22,8 @@ _LISTS = (INDEX_SUFFIX, _LIST_SUFFIX, *_YAML_NAMES)
 
 _WEB = re.compile(r"https?://", re.IGNORECASE)
 _QUERY = re.compile(r"[?#]")
+# An S3 url and its version. A url with `*` or brackets after the `?` is a pattern: the `?` then
+# stands for any character.
 _VERSIONED = re.compile(r"((?i:s3a?)://.+)\?versionId=([^?&#/*\[\]]+)")
 
 
@@ -55,7 +57,7 @@ def version_in(url: str) -> tuple[str, str]:
 
 def is_shard(url: str) -> bool:
     """Return whether an object has a shard's name, of any format."""
-    return format_table.suffix_of(path_of(url)) is not None
+    return format_table.suffix_and_format(path_of(url)) is not None
 
 
 def is_tar(url: str) -> bool:
@@ -74,17 +76,17 @@ def is_surely_a_shard(url: str) -> bool:
     JSON Lines, for example, are as common outside of datasets.
     """
     format_ = _named_format(url)
-    return format_ is not None and not format_.is_often_a_file
+    return format_ is not None and not format_.is_common_outside_datasets
 
 
-def is_often_a_file(url: str) -> bool:
+def is_common_outside_datasets(url: str) -> bool:
     """Return whether files of a url's format are as common outside of datasets as in them.
 
     Args:
         url: a url or a pattern.
     """
     format_ = _named_format(url)
-    return format_ is not None and format_.is_often_a_file
+    return format_ is not None and format_.is_common_outside_datasets
 
 
 def format_of(url: str) -> Format:
@@ -130,7 +132,7 @@ def compression_of(url: str) -> str | None:
 
 def is_stored_as_is(url: str) -> bool:
     """Return whether the cached file of a shard always has the object's own bytes."""
-    named = format_table.suffix_of(path_of(url))
+    named = format_table.suffix_and_format(path_of(url))
     if named is None:
         return True
     suffix, format_ = named
@@ -143,7 +145,7 @@ def plain_name(name: str) -> str:
 
     Other names are returned unchanged.
     """
-    named = format_table.suffix_of(name)
+    named = format_table.suffix_and_format(name)
     if named is None:
         return name
     suffix, format_ = named
@@ -167,7 +169,7 @@ def beside_index(index: str, suffix: str) -> str:
 
 def _named_format(url: str) -> Format | None:
     """Return the format that an object's suffix names; None if the suffix is not a shard's."""
-    named = format_table.suffix_of(path_of(url))
+    named = format_table.suffix_and_format(path_of(url))
     if named is None:
         return None
     _suffix, format_ = named

@@ -16,12 +16,12 @@ from shardcache.store.folder.layout import Layout
 
 
 def other_writers(path: Path, uid: int) -> str:
-    """Return a description of who may write to a folder, other than one user and root.
+    """Return who may write to a folder, other than one user and root.
 
-    The text is empty if nobody else may. Two cases do not count: the user's own group, which
-    distributions create for each user; and a folder with the sticky bit, where others may add
-    files, but neither remove nor replace the user's files. Looking up names may query a directory
-    server.
+    The text is the subject of a sentence, such as "group staff"; it is empty if nobody else may.
+    Two cases do not count: the user's own group, which distributions create for each user; and a
+    folder with the sticky bit, where others may add files, but neither remove nor replace the
+    user's files. Looking up names may query a directory server.
 
     Args:
         uid: id of the user.
@@ -45,7 +45,8 @@ def _is_group_of_one(gid: int, uid: int) -> bool:
     try:
         group = grp.getgrgid(gid)
     except KeyError:
-        # The group has no name, as usual in a container.
+        # The group has no name, as usual in a container. Its members are unknown, so only this
+        # process's group is taken for the user's own.
         return gid == os.getegid()
     names = {user_name(uid), user_name(0)}
     return group.gr_name in names and names.issuperset(group.gr_mem)
@@ -60,6 +61,7 @@ def check_writers(layout: Layout) -> None:
     root, *folders = layout.folders()
     folders.append(layout.catalogue)
     files = (layout.pins, layout.format, layout.format_copy, layout.probe)
+    # A link to the root may be anybody's. `_check_only_writer` checks the owner of its target.
     for path in (*folders, *files):
         _check_owner(path, root)
     for folder in (root, *folders):

@@ -17,7 +17,7 @@ from shardcache.errors import (
 )
 from shardcache.formats.chunks.litdata_chunks import LITDATA
 from shardcache.formats.format import IndexOptions
-from shardcache.formats.format_table import suffix_of
+from shardcache.formats.format_table import suffix_and_format
 from shardcache.tarindex.tables import Samples
 from support import TESTS
 
@@ -134,7 +134,7 @@ def test_damaged_descriptions_are_refused(tmp_path: Path, spec: str) -> None:
 @pytest.mark.parametrize("name", ["chunk-0-0.bin", "chunk-12-3.zstd.bin", "a/chunk-0-1.zstd:4.bin"])
 def test_chunks_are_recognised_by_their_names(name: str) -> None:
     """Among the many files that end in .bin."""
-    found = suffix_of(name)
+    found = suffix_and_format(name)
     assert found is not None
     assert found[1] is LITDATA
 
@@ -142,7 +142,7 @@ def test_chunks_are_recognised_by_their_names(name: str) -> None:
 @pytest.mark.parametrize("name", ["weights.bin", "chunk-0.bin", "chunk-0-0.bin.part", "xchunk-0-0.bin"])
 def test_other_files_are_no_chunks(name: str) -> None:
     """Their names belong to no format."""
-    assert suffix_of(name) is None
+    assert suffix_and_format(name) is None
 
 
 @pytest.mark.parametrize("encoding", ["pickle", "graph", "video:mp4", "no_header_numpy:99", "no_header_tensor:x"])
