@@ -65,7 +65,7 @@ class MadeBatch(NamedTuple):
         is_last: True if a handler has ended the epoch with this batch, or if reading has shown that
             no sample comes after it. False for the last of a known number of batches.
         skipped: number of samples that were skipped at the batch's places.
-        lost: urls of shards of which samples could not be read at the batch's places.
+        lost: urls of the shards that could not be read at the batch's places.
         times: times that the steps of making the batch have taken.
     """
 
@@ -103,7 +103,7 @@ class Skips:
 
         Raises what the handler raises, or StoppedError if it ends the epoch.
         """
-        # The user has asked for such samples to be left out, so they are no errors to report.
+        # The dataset has missing='skip', so a sample without its partner is no error.
         if isinstance(exn, LeftOutError):
             return
         with self._lock:
@@ -136,12 +136,11 @@ class ItemMaker:
     is the same in whichever thread or process it is made.
 
     Attributes:
-        pipeline: decodes samples and applies the user's functions. It has no filters if there are
-            substitutes.
+        pipeline: decodes samples and applies the user's functions.
         skips: decides about errors.
         substitutes: returns, for the bad sample at a place, the results of reading one substitute
-            after another until every sample has been tried. None to leave bad samples out. It may
-            be called by several threads at once.
+            after another until every sample has been tried. None to leave bad samples out; always
+            None if the pipeline has filters. It may be called by several threads at once.
         rank: number of the rank, for messages.
         epoch: number of the epoch, for messages.
     """
@@ -181,16 +180,15 @@ class ItemMaker:
                     if item.__class__ is not Dropped:
                         yield item
                         continue
-                    _note_dropped(item, bad)
+                    bad.note_dropped(item)
 
-            # Only a sample that is bad, or was left out, comes here.
+            # A good sample does not come here.
             if self.substitutes is not None:
                 yield self._substitute(self.substitutes(place))
 
     def placed(self, first: int, reads: Iterable[ReadResult], bad: Bad) -> Iterator[Placed]:
         """Yield the items with their places, without substitutes. See `items`."""
-        # The places before an item are those of the items yielded before it, and those left out,
-        # which `bad` counts.
+        # Each place before an item has yielded an item, or was left out; `bad` counts the latter.
         for yielded, item in enumerate(self.items(first, reads, bad)):
             yield Placed(first + yielded + bad.places, item)
 
@@ -224,14 +222,6 @@ class ItemMaker:
         return _NOTHING if item.__class__ is Dropped else item
 
 
-def _note_dropped(reason: Dropped, bad: Bad) -> None:
-    """Count a place whose sample the pipeline has dropped; it is bad unless a filter dropped it."""
-    if reason is Dropped.FILTERED:
-        bad.places += 1
-    else:
-        bad.note(None)
-
-
 def unreadable(
     rank: int, epoch: int, tried: int, first_error: str, *, is_filtered: bool = False
 ) -> ShardError:
@@ -260,11 +250,12 @@ def unreadable(
 
 @dataclass(slots=True)
 class Bad:
-    """The bad samples among some places.
+    """Counts of bad samples, and of the places without their own sample.
 
     Attributes:
-        places: number of places whose own sample was left out or replaced.
-        samples: number of samples that have an error or lack a member.
+        places: number of places whose own sample was left out or replaced: because it was bad, or
+            because a filter rejected it.
+        samples: number of bad samples of shards that can be read.
         lost: urls of shards that cannot be read.
     """
 
@@ -272,17 +263,19 @@ class Bad:
     samples: int = 0
     lost: set[str] = field(default_factory=set)
 
-    def note(self, error: Exception | None) -> None:
-        """Count a place whose sample is bad.
-
-        Args:
-            error: the error; None for a sample that lacks a member which may be missing.
-        """
+    def note(self, error: Exception) -> None:
+        """Count a place whose sample, or its shard, has an error."""
         self.places += 1
-        if error is None or isinstance(error, SampleError):
+        if isinstance(error, SampleError):
             self.samples += 1
         else:
             self.lost.add(url_of(error))
+
+    def note_dropped(self, reason: Dropped) -> None:
+        """Count a place whose sample the pipeline has dropped."""
+        self.places += 1
+        if reason is Dropped.INCOMPLETE:
+            self.samples += 1
 
 
 class Maker(ABC):

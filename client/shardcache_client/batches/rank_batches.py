@@ -16,6 +16,7 @@ from typing import Any
 from shardcache_client.batches.maker import Bad, BatchMaker, ItemMaker, Skips, StoppedError
 from shardcache_client.batches.rank_work import BatchForm, RankWork, Reading
 from shardcache_client.batches.substitutes import Substitutes
+from shardcache_client.batches.threads import Check, nothing_to_check
 from shardcache_client.daemon.session import Session
 from shardcache_client.handlers import for_epoch
 from shardcache_client.order.dealing.deal import SpanDeal
@@ -57,12 +58,14 @@ class RankBatches(RankWork):
         deal = reading.deal
         assert isinstance(deal, SpanDeal)
         start = progress.start_of(deal, topology)
+        # A phase is a part of the epoch that the same ranks have read. The ranks share what earlier
+        # phases have left.
         share = deal.share(progress.epoch, topology, phases=start.phases)
         self.progress = progress
         self._deal = deal
         self._topology = topology
         self._form = form
-        self._passed = start.passed  # number of places that were passed before
+        self._passed = start.passed  # number of places of the share that were passed before
         self._epoch = RankEpoch(share, reading.form.manifest)
         if is_read:
             self._passed = len(self._epoch)
@@ -81,7 +84,7 @@ class RankBatches(RankWork):
         size = self._form.places_per_batch
         if self._form.drop_last:
             return self.samples // size
-        return -(-self.samples // size)
+        return -(-self.samples // size)  # rounded up
 
     def __len__(self) -> int:
         return self.count
@@ -128,13 +131,13 @@ class RankBatches(RankWork):
         return LoneShardReader(reading.sessions.open, reading.form)
 
     def place_reader(
-        self, session: Session, check: Callable[[], None] = lambda: None, *, is_shared: bool = False
+        self, session: Session, check: Check = nothing_to_check, *, is_shared: bool = False
     ) -> PlacesReader:
         """Return a reader of the places of this epoch, to be closed.
 
         Args:
             session: connection to the daemon by which shards are leased.
-            check: called now and then during a wait, which it may end by raising an error.
+            check: may end a wait; see `Check`.
             is_shared: True if other processes read other places of this epoch.
         """
         reading = self._reading
@@ -153,8 +156,8 @@ class RankBatches(RankWork):
     def after_samples(self, samples: int, batch_size: int) -> Progress:
         """Return the progress once each rank has passed `samples` places.
 
-        The progress is written down as a number of batches of `batch_size`. If the places are not a
-        multiple of that, it is written down as a number of batches of one sample.
+        The progress counts batches of `batch_size` samples; or batches of one sample, if `samples`
+        is not a multiple of `batch_size`.
         """
         return self.progress.after_samples(self._topology.world_size, batch_size, samples)
 

@@ -3,6 +3,13 @@
 Chunks are used where samples have no numbers: they are filtered, uncounted, or regrouped by a
 stage. The number of samples in a chunk is known only once the chunk is made. So it is chunks that
 are numbered instead of batches, and worker processes make chunks, of which the stage makes batches.
+
+Shards are uncounted if their numbers of samples are unknown. Their epoch is read in shares and
+steps:
+
+- A share is the shards that are dealt to one reader. A reader of an epoch with a fixed number of
+  samples goes on to further shares.
+- A step takes some samples of each of a few shards of a share.
 """
 
 from __future__ import annotations
@@ -24,7 +31,8 @@ from shardcache_client.batches.maker import (
     unreadable,
 )
 from shardcache_client.batches.rank_batches import first_shards, no_shards
-from shardcache_client.batches.rank_work import RankWork, Reading, nothing_to_check
+from shardcache_client.batches.rank_work import RankWork, Reading
+from shardcache_client.batches.threads import Check, nothing_to_check
 from shardcache_client.daemon.session import Session
 from shardcache_client.handlers import for_epoch, reraise
 from shardcache_client.order.dealing.deal import ShardDeal, SpanDeal
@@ -108,7 +116,8 @@ class RankChunks(RankWork):
         deal = self._reading.deal
         if isinstance(deal, ShardDeal):
             return None
-        # The readers share what all phases so far have left of the epoch.
+        # A phase is a part of the epoch that the same ranks have read. The readers share what all
+        # phases have left: even the same ranks do not continue the last one.
         past_phases = self._resume.progress.past(deal.even)
         share = deal.share(self._epoch, self._reader, past_phases)
         return RankEpoch(share, self._reading.form.manifest)
@@ -137,7 +146,7 @@ class RankChunks(RankWork):
         return first, end
 
     def place_reader(
-        self, session: Session, check: Callable[[], None] = lambda: None, *, is_shared: bool = False
+        self, session: Session, check: Check = nothing_to_check, *, is_shared: bool = False
     ) -> PlacesReader:
         """Return a reader of the places of this epoch, to be closed; see `RankWork`."""
         return self._reader_noting_steps(session, check, deque(), is_shared=is_shared)
@@ -145,7 +154,7 @@ class RankChunks(RankWork):
     def _reader_noting_steps(
         self,
         session: Session,
-        check: Callable[[], None],
+        check: Check,
         steps: deque[StepPlace],
         *,
         is_shared: bool,
@@ -196,15 +205,15 @@ class RankChunks(RankWork):
             epoch=self._epoch,
         )
 
-    def raw(self, number: int, places: PlacesReader, session: Session) -> RawBatch:
+    def read_part(self, number: int, places_reader: PlacesReader, session: Session) -> RawBatch:
         """Read the samples of a chunk; see `RankWork`."""
-        raw = super().raw(number, places, session)
-        if not isinstance(places, UncountedReader):
+        raw = super().read_part(number, places_reader, session)
+        if not isinstance(places_reader, UncountedReader):
             return raw
         first, end = self.places_of(number)
         # Too few samples are the only sign that uncounted shards have come to their end.
         is_last = len(raw.reads) < end - first
-        return raw._replace(steps=places.steps(first), is_last=is_last)
+        return raw._replace(steps=places_reader.steps(first), is_last=is_last)
 
     @cached_property
     def _pass_places(self) -> int | None:
@@ -227,8 +236,8 @@ class RankChunks(RankWork):
         """
         tried = current.place - last.place
         if self.places is None:
-            # Of the first and the last of these shares, only a part may have been tried, so only
-            # the shares between them count.
+            # The shares of the two positions may have been tried only in part, so only the shares
+            # between them count.
             shares_between = current.share - last.share - 1
             all_were_tried = shares_between >= self._uncounted.pass_shares
         else:
@@ -251,15 +260,16 @@ class RankChunks(RankWork):
         """
         reading = self._reading
         skips = Skips(for_epoch(reading.on_error))
+        # Position of the last item that was yielded.
         last = Spot(self._start_place, self._resume.reached.step.share)
 
         def checked(reads: Iterator[ReadResult]) -> Iterator[ReadResult]:
             """Yield the results of reading, and check the progress after each bad sample."""
-            # This runs before the sample is decoded: `last` is the last good sample before it.
-            # Only after a bad sample can every sample have been tried.
+            # A sample passes here before an item is made of it: `last` still is the last item
+            # before the sample.
             for place, read in enumerate(reads, self._start_place):
-                is_after_bad_one = place > last.place + 1
-                if is_after_bad_one:
+                is_after_bad_sample = place > last.place + 1
+                if is_after_bad_sample:
                     self.check_progress(last, Spot(place, _share(steps)), skips.first_error)
                 yield read
 
@@ -268,10 +278,10 @@ class RankChunks(RankWork):
             reading.sessions.borrow() as session,
             closing(
                 self._reader_noting_steps(session, nothing_to_check, steps, is_shared=False)
-            ) as places,
+            ) as places_reader,
         ):
             maker = self._item_maker(skips)
-            reads = checked(places.reads(self._start_place, end))
+            reads = checked(places_reader.reads(self._start_place, end))
             try:
                 for placed in maker.placed(self._start_place, reads, bad):
                     last = Spot(placed.place, _share(steps))

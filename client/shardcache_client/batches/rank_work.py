@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from shardcache_client.batches.maker import Collate, MadeBatch, Maker, RawBatch, Skips
-from shardcache_client.batches.threads import made_by_threads
+from shardcache_client.batches.threads import Check, made_by_threads, nothing_to_check
 from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.daemon.session import Session
 from shardcache_client.handlers import Handler, for_epoch
@@ -97,13 +97,13 @@ class RankWork(ABC):
 
     @abstractmethod
     def place_reader(
-        self, session: Session, check: Callable[[], None] = lambda: None, *, is_shared: bool = False
+        self, session: Session, check: Check = nothing_to_check, *, is_shared: bool = False
     ) -> PlacesReader:
         """Return a reader of the places of this epoch, to be closed.
 
         Args:
             session: connection to the daemon by which shards are leased.
-            check: called now and then during a wait, which it may end by raising an error.
+            check: may end a wait; see `Check`.
             is_shared: True if other processes read other places of this epoch.
         """
 
@@ -115,18 +115,18 @@ class RankWork(ABC):
             skips: decides about samples that cannot be read or decoded.
         """
 
-    def raw(self, number: int, places: PlacesReader, session: Session) -> RawBatch:
+    def read_part(self, number: int, places_reader: PlacesReader, session: Session) -> RawBatch:
         """Read the samples of a part, from which it is made.
 
         Args:
             number: number of the part.
-            places: reader of the places of this epoch; see `place_reader`.
+            places_reader: reader of the places of this epoch; see `place_reader`.
             session: the reader's session, which counts the time spent waiting.
         """
         begun_s = monotonic()
         waited_s = session.waited_s
         first, end = self.places_of(number)
-        reads: Sequence[ReadResult] = list(places.reads(first, end))
+        reads: Sequence[ReadResult] = list(places_reader.reads(first, end))
         return RawBatch(
             first,
             reads,
@@ -155,17 +155,17 @@ class RankWork(ABC):
         Raises the errors of reading and decoding that the handler does not skip.
         """
 
-        def read_parts(check: Callable[[], None]) -> Generator[RawBatch]:
-            """Yield the results of reading each part; for `check`, see `place_reader`."""
+        def read_parts(check: Check) -> Generator[RawBatch]:
+            """Yield the results of reading each part."""
             if skip >= self.count:
                 return
             reading = self._reading
             with (
                 reading.sessions.borrow() as session,
-                closing(self.place_reader(session, check)) as places,
+                closing(self.place_reader(session, check)) as places_reader,
             ):
                 for number in range(skip, self.count):
-                    yield self.raw(number, places, session)
+                    yield self.read_part(number, places_reader, session)
 
         with self.open_maker(Skips(for_epoch(self._reading.on_error))) as maker:
 
@@ -183,10 +183,6 @@ class RankWork(ABC):
             # merely dropped.
             with closing(made):
                 yield from made
-
-
-def nothing_to_check() -> None:
-    """Do nothing: a `check` for a wait that nobody ends."""
 
 
 def _made_here(

@@ -50,8 +50,8 @@ class SampleRun:
         reading: means of reading the dataset.
         reader: the rank, and its worker if there are several.
         form: facts for states.
-        asked_size: returns the size of the loader's batches, given the dataset's batch size. It is
-            called when the first sample is asked for.
+        asked_size: returns the batch size of the DataLoader that asks for a sample, or else its
+            argument, the dataset's batch size. It is called when the first sample is asked for.
         start: place from which the reader resumes.
 
     Attributes:
@@ -78,10 +78,11 @@ class SampleRun:
         self._form = form
         self._asked_size = asked_size
         self._was_read = start.is_read
+        # With `even=None`, ranks may have different numbers of samples: bad samples are left out.
+        self._has_substitutes = reading.deal.even is not None
         self._bad = Bad()
-        # Bad places that no substitute fills. There are none unless `even` is None, with which
-        # ranks may have different numbers of samples.
-        self._left_out = self._bad if reading.deal.even is None else Bad()
+        # Bad places that no substitute fills: all or none.
+        self._left_out = Bad() if self._has_substitutes else self._bad
         self._yielded = 0
         self._before = 0  # places passed since the progress and before this run
         self._batch_size = form.batch_size
@@ -151,9 +152,9 @@ class SampleRun:
             if not self.read:
                 self._end(when_read)
         finally:  # The report is also logged if the user leaves the epoch early.
-            is_replaced = self._reading.deal.even is not None
             bad = self._bad
-            report(self._progress.epoch, bad.samples, bad.lost, repeated=is_replaced)
+            epoch = self._progress.epoch
+            report(epoch, bad.samples, bad.lost, repeated=self._has_substitutes)
 
     def _check_size(self, asked_size: int) -> None:
         """Raise ConfigError if a loader's batches would have samples of several sources.

@@ -53,8 +53,8 @@ class StageRun:
         self._reader = reader
         self._was_over = is_over
         self._bad = Bad()
-        # Each worker reads as a rank of its own.
-        as_rank = Topology(reader.reader, reader.readers)
+        # Each worker reads like a rank: in this topology, every reader of the job is a rank.
+        as_rank = Topology(rank=reader.reader, world_size=reader.readers)
         self._chunks = RankChunks(reading, resume, as_rank, size=1)
         self._epoch = StagedEpoch(form, resume, reader, self._chunks.places, quota)
 

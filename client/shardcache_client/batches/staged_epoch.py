@@ -44,8 +44,10 @@ class StagedForm:
     @property
     def is_in_step(self) -> bool:
         """True if workers of the same number are at the same place on all ranks."""
-        is_known = self.deal.counted and not self.leaves_out
-        return is_known and self.stage is not None and self.stage.is_in_step
+        # A rank's place follows from its number of items only if no sample is left out.
+        if self.leaves_out or not self.deal.counted:
+            return False
+        return self.stage is not None and self.stage.is_in_step
 
     def ends_together(self, reader: Topology) -> bool:
         """Return True if all readers end after the same number of items."""
@@ -70,7 +72,8 @@ class StagedEpoch:
     Attributes:
         reached: position of the reader after the last item.
         is_read: True if nothing is left of the epoch.
-        begun: steps of uncounted shards that were begun, from the step of `reached` on.
+        begun: steps of uncounted shards that were begun, from the step of `reached` on. Reading
+            the samples adds to them. For steps, see `rank_chunks`.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class StagedEpoch:
         self._quota = quota
         # Places of the samples that the stage has taken and not yet given in items. They are kept
         # only to count the samples of a quota.
-        self._ahead: deque[int] = deque()
+        self._pending_places: deque[int] = deque()
         self.reached = resume.reached
         self.is_read = False
         self.begun: deque[StepPlace] = deque()
@@ -144,19 +147,19 @@ class StagedEpoch:
         self.is_read = True
 
     def _up_to_quota(self, samples: Iterator[Placed], quota: int) -> Iterator[Placed]:
-        """Yield the samples that are left of the quota, and record their places in `_ahead`."""
+        """Yield the samples that are left of the quota, and record their places as pending."""
         for _ in range(self.reached.samples, quota):
             sample = next(samples, None)
             if sample is None:
                 return
-            self._ahead.append(sample.place)
+            self._pending_places.append(sample.place)
             yield sample
 
     def _move_to(self, mark: Mark) -> None:
         """Set the reader's position to a mark: all samples before the mark have been given."""
         samples = self.reached.samples
-        while self._ahead and self._ahead[0] < mark.place:
-            self._ahead.popleft()
+        while self._pending_places and self._pending_places[0] < mark.place:
+            self._pending_places.popleft()
             samples += 1
         # Steps that end at or before the mark are over.
         while len(self.begun) > 1 and self.begun[1].before <= mark.place:

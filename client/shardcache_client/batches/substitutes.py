@@ -1,7 +1,9 @@
 """Substitutes for bad samples: samples of the whole epoch, from the shares of all ranks.
 
 A bad sample is one that cannot be read or decoded. If the user's handler skips it, another sample
-takes its place in the batch, so that all ranks keep their number of batches.
+takes its place in the batch, so that all ranks keep their number of batches. The spare of a place
+is the samples among which its substitutes are found: all samples of the epoch; or of one source, if
+each batch of a mixture is of one source.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class _Block(NamedTuple):
     """Samples at `_BLOCK_PLACES` consecutive places, sorted by shard.
 
     Attributes:
-        source: number of the source; see `Spare`.
+        source: number of the mixture's source; see `Spare`.
         first: the first of the places.
         samples: the samples.
     """
@@ -51,7 +53,7 @@ class Substitutes:
     places need substitutes, these mostly come from shards that are already open.
 
     Args:
-        spare: returns the samples among which substitutes for a place are found.
+        spare: returns the spare of a place of the rank.
         manifest: the shards of the dataset.
         lone: reads single samples.
     """
@@ -64,7 +66,8 @@ class Substitutes:
         self._lone = lone
         self._lock = threading.Lock()
         self._epochs: dict[int, RankEpoch] = {}  # by the source of a spare
-        self._block: _Block | None = None  # the last block that was tried
+        # The last block that was tried. The substitutes for neighbouring places come from it, too.
+        self._block: _Block | None = None
 
     def __call__(self, place: int) -> Iterator[ReadResult]:
         """Yield the results of reading substitutes for a place, until all samples were tried."""
@@ -79,10 +82,10 @@ class Substitutes:
                     yield self._lone.read(sample)
 
     def _samples_from(self, spare: Spare, place: int) -> Sequence[SampleId]:
-        """Return the samples of the block that has a place.
+        """Return the samples of the block that has a place of the spare.
 
-        The samples begin at an offset that depends on the place, so that neighbouring bad places
-        try different samples first.
+        They are rotated by the place's position in the block, so that neighbouring bad places try
+        different samples first.
         """
         first = place - place % _BLOCK_PLACES
         with self._lock:
@@ -95,7 +98,7 @@ class Substitutes:
         return [*block.samples[start:], *block.samples[:start]]
 
     def _epoch_of(self, spare: Spare) -> RankEpoch:
-        """Return the places of the samples among which substitutes are found."""
+        """Return the spare's samples in the order of their places."""
         if spare.source not in self._epochs:
             self._epochs[spare.source] = RankEpoch(spare.share, self._manifest)
         return self._epochs[spare.source]

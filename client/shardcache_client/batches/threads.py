@@ -1,6 +1,7 @@
 """Batches made by threads, in order and a limited number ahead of the user.
 
-One thread reads the items of which batches are made, and other threads make the batches.
+One thread reads raw batches, and other threads make batches of them. A raw batch is what was read
+for one batch, usually its samples.
 """
 
 from __future__ import annotations
@@ -12,8 +13,15 @@ from contextlib import closing
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-R = TypeVar("R")  # an item that is read: the samples of one batch
-B = TypeVar("B")  # the batch that is made of an item
+R = TypeVar("R")  # a raw batch
+B = TypeVar("B")  # the batch that is made of it
+
+Check = Callable[[], None]
+"""Called now and then during a wait, which it may end by raising an error."""
+
+
+def nothing_to_check() -> None:
+    """Do nothing: the `Check` of a wait that nobody ends."""
 
 
 class AbandonedError(Exception):
@@ -21,24 +29,24 @@ class AbandonedError(Exception):
 
 
 def made_by_threads(
-    read: Callable[[Callable[[], None]], Generator[R]],
+    read: Callable[[Check], Generator[R]],
     make: Callable[[R], B],
     *,
     threads: int,
     ahead: int,
     begin: Callable[[], object] = lambda: None,
 ) -> Generator[B]:
-    """Yield the batch that `make` returns for each item, in the order in which items are read.
+    """Yield the batch that `make` returns for each raw batch, in the order of reading.
 
     The threads are started by the first `next`. They end with the iterator: at its end, with an
     error, or when it is closed or dropped.
 
     Args:
-        read: returns the items, over which a separate thread iterates. It gets a function to call
-            now and then in a long wait, which raises AbandonedError once the iterator is closed.
-        make: makes a batch of an item; called by `threads` threads.
+        read: returns the raw batches, over which a separate thread iterates. The check that it gets
+            raises AbandonedError once the iterator is closed.
+        make: makes a batch of a raw batch; called by `threads` threads.
         threads: number of threads that make batches.
-        ahead: maximum number of items that have been read, but not yielded as batches.
+        ahead: maximum number of raw batches that have been read, but not yielded as batches.
         begin: called first in each thread that makes batches.
 
     Raises the errors of `read` and `make`, at the point where the batch would have come.
@@ -53,7 +61,7 @@ def made_by_threads(
         # script that still has the iterator.
         reader = threading.Thread(
             target=_read,
-            args=(queue, read, lambda item: pool.submit(make, item)),
+            args=(queue, read, lambda raw: pool.submit(make, raw)),
             name="shardcache-read",
             daemon=True,
         )
@@ -73,7 +81,8 @@ def made_by_threads(
 class _BatchQueue:
     """The batches that are being made, in order.
 
-    The thread that reads items puts them in, and the thread that uses the batches takes them.
+    The thread that reads raw batches puts in the futures of the batches, and the thread that uses
+    the batches takes these futures.
 
     Args:
         ahead: maximum number of batches that have been begun, but not taken.
@@ -120,21 +129,21 @@ class _BatchQueue:
 
 def _read(
     queue: _BatchQueue,
-    read: Callable[[Callable[[], None]], Generator[R]],
+    read: Callable[[Check], Generator[R]],
     submit: Callable[[R], Future[Any]],
 ) -> None:
-    """Submit each item that is read once the queue has space, and put the queue's end at last.
+    """Read and submit one raw batch after another, each once the queue has space; then put its end.
 
     Args:
         queue: the queue of batches.
-        read: returns the items; see `made_by_threads`.
-        submit: starts to make the batch of an item, and returns its future.
+        read: returns the raw batches; see `made_by_threads`.
+        submit: starts to make the batch of a raw batch, and returns its future.
     """
     try:
         queue.wait_until_free()
-        with closing(read(queue.check)) as items:
-            for item in items:
-                queue.put(submit(item))
+        with closing(read(queue.check)) as raw_batches:
+            for raw in raw_batches:
+                queue.put(submit(raw))
                 queue.wait_until_free()
     except BaseException as exn:  # noqa: BLE001 - it is raised where the batches are taken
         queue.end.set_exception(exn)

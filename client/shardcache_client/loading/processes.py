@@ -81,7 +81,7 @@ class _OpenTask:
         """Make a part. Raises the errors of reading and decoding."""
         self.next = number + 1
         self.probe.begin()
-        raw = self.work.raw(number, self.places, self.session)
+        raw = self.work.read_part(number, self.places, self.session)
         made = self.maker.make(raw)
         lock_use = self.probe.end()
         if isinstance(made.batch, Chunk):

@@ -9,7 +9,7 @@ batches. `ShardLoader` reads them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from functools import partial
 from itertools import islice
@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from shardcache_client.batches.maker import MadeBatch, collated
 from shardcache_client.batches.rank_chunks import Chunk, RankChunks, Spot
-from shardcache_client.batches.rank_work import BatchForm, nothing_to_check
+from shardcache_client.batches.rank_work import BatchForm
 from shardcache_client.batches.sample_run import report
 from shardcache_client.batches.staged_epoch import StagedEpoch, StagedForm
-from shardcache_client.batches.threads import made_by_threads
+from shardcache_client.batches.threads import Check, made_by_threads, nothing_to_check
 from shardcache_client.loading.tasks import ChunkTask
 from shardcache_client.loading.workers import Workers
 from shardcache_client.order.dealing.deal import Deal
@@ -186,7 +186,7 @@ class StagedBatches:
             report(position.epoch, samples.skipped, samples.lost, repeated=False)
 
     def _uncollated_batches(
-        self, work: StagedWork, samples: _ChunkSamples, check: Callable[[], None]
+        self, work: StagedWork, samples: _ChunkSamples, check: Check
     ) -> Generator[_UncollatedBatch]:
         """Yield the items of each batch.
 
@@ -290,7 +290,7 @@ class _ChunkSamples:
         self._work = work
         self._times = _ChunkTimes()
 
-    def of(self, made_chunks: Iterator[MadeBatch], check: Callable[[], None]) -> Iterator[Placed]:
+    def of(self, made_chunks: Iterator[MadeBatch], check: Check) -> Iterator[Placed]:
         """Yield the samples of chunks.
 
         Args:
