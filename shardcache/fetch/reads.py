@@ -91,7 +91,10 @@ class PausableRead(Flow):
         if size_bytes:
             self._enough_bytes = max(1, int(stall_timeout_s * MIN_BYTES_PER_S))
         self._lately_bytes = 0  # number of bytes received since the timer was last restarted
-        self._restarts_from_s = 0.0  # time from which the timer may be restarted again
+        # The time-out runs with the reading time, in which these two are: when the read counts as
+        # stalled, and from when the time-out may be restarted again.
+        self._stalls_at_s = stall_timeout_s
+        self._restarts_from_s = 0.0
         self._pause: Callable[[], object] = _no_callback  # stops the transport's read
         self._has_slot = asyncio.Event()
         self._has_slot.set()
@@ -192,20 +195,17 @@ class PausableRead(Flow):
         if self._may_read:
             return
         self.reading_time.stop()
+        # A pause does not count as a stall, so the timer is stopped. After the pause, it has the
+        # time that was left before: otherwise, a read that is paused often would never stall.
         if self._timer is not None and not self._timer.expired():
-            # A pause does not count as a stall, so the timer is stopped. It must be restarted after
-            # the pause, however short the time since the last restart.
             self._timer.reschedule(None)
-            self._restarts_from_s = 0.0
-        try:
-            while not self._may_read:
-                await self._has_slot.wait()
-                if self._wants_credit:
-                    # The credit is 0 or negative; the grant has to make up for a negative one too.
-                    wanted_bytes = self._left_bytes - self.credit_bytes
-                    self.credit_bytes += await self._grant(wanted_bytes)
-        finally:
-            self._restart()
+        while not self._may_read:
+            await self._has_slot.wait()
+            if self._wants_credit:
+                # The credit is 0 or negative; the grant has to make up for a negative one too.
+                wanted_bytes = self._left_bytes - self.credit_bytes
+                self.credit_bytes += await self._grant(wanted_bytes)
+        self._schedule_timer()
         self.reading_time.run()
 
     @contextmanager
@@ -231,13 +231,20 @@ class PausableRead(Flow):
     def _restart(self) -> None:
         """Restart the stall time-out, unless it was restarted a moment ago (see `_SLACK`)."""
         self._lately_bytes = 0
-        if self._timer is None or self._timer.expired():
-            return
-        present_s = now_s()
+        present_s = self.reading_time.elapsed_s
         if present_s < self._restarts_from_s:
             return
         self._restarts_from_s = present_s + _SLACK * self._stall_timeout_s
-        self._timer.reschedule(present_s + (1 + _SLACK) * self._stall_timeout_s)
+        self._stalls_at_s = present_s + (1 + _SLACK) * self._stall_timeout_s
+        if self._may_read:  # bytes may still arrive at the beginning of a pause
+            self._schedule_timer()
+
+    def _schedule_timer(self) -> None:
+        """Set the timer to the moment at which the read stalls if it is not paused before."""
+        if self._timer is None or self._timer.expired():
+            return
+        left_s = self._stalls_at_s - self.reading_time.elapsed_s
+        self._timer.reschedule(now_s() + left_s)
 
 
 class UnfinishedParts:

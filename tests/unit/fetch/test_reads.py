@@ -153,7 +153,39 @@ async def test_a_halted_read_pauses_until_it_has_a_slot_again() -> None:
                 calls.append(2)
                 await asyncio.Event().wait()
     assert calls == [1, 2]
-    assert now_s() == pytest.approx(5.1 * LIMIT_S)
+    assert now_s() == pytest.approx(5 * LIMIT_S)
+
+
+async def pause(read: PausableRead, time_s: float) -> None:
+    """Pause a read for some time."""
+    read.halt()
+    asyncio.get_running_loop().call_later(time_s, read.resume)
+    await read.ready()
+
+
+@leaping
+async def test_a_read_that_is_paused_often_stalls_all_the_same() -> None:
+    """The pauses do not count, nor do they restart the clock; only bytes do."""
+    read = read_of(100, Purse(math.inf))
+    with pytest.raises(OriginUnavailableError, match="nothing was received"):
+        async with read.stall_timeout():
+            await asyncio.sleep(0.5 * LIMIT_S)
+            read.received(10)
+            for _ in range(5):
+                await pause(read, LIMIT_S)
+                await asyncio.sleep(0.5 * LIMIT_S)
+    assert read.reading_time.elapsed_s == pytest.approx(1.6 * LIMIT_S)
+
+
+@leaping
+async def test_bytes_that_arrive_during_a_pause_do_not_end_it_as_a_stall() -> None:
+    """A worker may have sent them before it was told of the pause, which may be long."""
+    read = read_of(100, Purse(math.inf))
+    async with read.stall_timeout():
+        asyncio.get_running_loop().call_later(1.0, read.received, 10)
+        await pause(read, 4 * LIMIT_S)
+        read.received(90)
+    assert read.received_bytes == 100
 
 
 @leaping
