@@ -97,9 +97,9 @@ class Pins:
         """
         async with self._changing:
             last_by_url = {pin.url: pin for pin in wanted}
-            growth_bytes = sum(self._growth_bytes(pin) for pin in last_by_url.values())
-            self._check_growth(growth_bytes)
-            previous = await self._change(wanted, self._joined)
+            pins = list(last_by_url.values())
+            self._check_growth(sum(self._growth_bytes(pin) for pin in pins))
+            previous = await self._change(pins, self._joined)
         return {url for url, pin in previous.items() if pin is None}
 
     async def remove(self, pins: Sequence[Pin], uid: int | None) -> dict[str, Pin | None]:

@@ -85,6 +85,16 @@ async def test_a_shard_that_arrives_while_its_pin_changes_is_kept(
     assert (shard.key, {7, 8}) in [(pin.key, pin.uids) for pin in read_pins(store.layout)], "also after a restart"
 
 
+async def test_last_of_several_pins_on_one_url_counts(pins: Pins, residency: Residency, store: Store) -> None:
+    """Whichever versions are cached: the limit is checked with the last one's size."""
+    url = "s3://bucket/a.tar"
+    shard = await publish(store, url, version="1")
+    residency.arrived(shard)
+    last = Pin(url, shard_key(url, "2"), SIZE_BYTES, frozenset({7}))
+    await pins.add([Pin(url, shard.key, shard.kept_bytes, frozenset({7})), last])
+    assert list(pins) == [last]
+
+
 @pytest.mark.parametrize("version", ["1", "2"])
 async def test_a_compressed_file_does_not_take_the_pin_of_its_shard(
     pins: Pins, residency: Residency, store: Store, version: str
