@@ -39,7 +39,7 @@ from shardcache_client.parts.dataset_epochs import are_over
 from shardcache_client.parts.epoch_reader import EpochReader
 from shardcache_client.position.iterations import Iteration
 from shardcache_client.position.staged_state import has_reader_ended
-from shardcache_client.position.state import Saved
+from shardcache_client.position.state import SavedState
 from shardcache_client.reader import ShardReader
 from shardcache_client.reading.epochs.epoch_times import EpochTimes
 
@@ -285,13 +285,13 @@ class ShardLoader(Generic[B_co]):
         bookmark = self._reader.bookmark
         return self._start_of_epoch(bookmark.next_epoch, bookmark.next_states())
 
-    def _start_of_epoch(self, epoch: int, states: Sequence[Saved]) -> Position:
+    def _start_of_epoch(self, epoch: int, states: Sequence[SavedState]) -> Position:
         """Return this rank's position at the start of an epoch, or where its states resume it."""
         if self._reader.epochs.is_numbered(states):
             return self._numbered_position(epoch, states)
         return self._staged_position(epoch, states)
 
-    def _numbered_position(self, epoch: int, states: Sequence[Saved]) -> BatchPosition:
+    def _numbered_position(self, epoch: int, states: Sequence[SavedState]) -> BatchPosition:
         """Return the position at the start of an epoch whose batches have numbers."""
         epochs = self._reader.epochs
         rank = self._reader.parts.group.ranks
@@ -300,7 +300,7 @@ class ShardLoader(Generic[B_co]):
         state_form = epochs.state_form(form.places_per_batch, drop_last=form.drop_last)
         return BatchPosition(batches, rank, form.places_per_batch, state_form)
 
-    def _staged_position(self, epoch: int, states: Sequence[Saved]) -> StagedPosition:
+    def _staged_position(self, epoch: int, states: Sequence[SavedState]) -> StagedPosition:
         """Return the position at the start of an epoch whose batches a stage or a filter makes."""
         epochs = self._reader.epochs
         rank = self._reader.parts.group.ranks

@@ -35,7 +35,7 @@ from shardcache_client.position.mixture_change import MixtureLoad
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.rank_state import RankState, StateForm, progress_of
 from shardcache_client.position.staged_state import Resume, StagedState
-from shardcache_client.position.state import Saved
+from shardcache_client.position.state import SavedState
 from shardcache_client.reading.epochs.epoch_plans import SampleForm
 
 log = logging.getLogger("shardcache")
@@ -150,7 +150,7 @@ class DatasetEpochs:
                 "shards are written",
             )
 
-    def states_to_read(self, states: Sequence[Saved]) -> Sequence[Saved]:
+    def states_to_read(self, states: Sequence[SavedState]) -> Sequence[SavedState]:
         """Return the states from which to read on, given the states that were loaded.
 
         They are the loaded states themselves, unless a mixture has changed since. Raises
@@ -170,8 +170,8 @@ class DatasetEpochs:
         return states
 
     def _states_of_mixture(
-        self, states: Sequence[Saved], deal_options: MixtureOptions
-    ) -> Sequence[Saved]:
+        self, states: Sequence[SavedState], deal_options: MixtureOptions
+    ) -> Sequence[SavedState]:
         """Return the states from which a mixture reads on; see `states_to_read`."""
         ranks = self._parts.group.ranks
         load = MixtureLoad(states, deal_options, self._parts.manifest, ranks.world_size)
@@ -195,7 +195,7 @@ class DatasetEpochs:
 
     # One process's run of an epoch.
 
-    def run(self, epoch: int, states: Sequence[Saved]) -> EpochRun:
+    def run(self, epoch: int, states: Sequence[SavedState]) -> EpochRun:
         """Return this process's run of an epoch.
 
         Args:
@@ -244,7 +244,7 @@ class DatasetEpochs:
 
     # Samples that have numbers: they are counted, and no filter leaves some out.
 
-    def is_numbered(self, states: Sequence[Saved] = ()) -> bool:
+    def is_numbered(self, states: Sequence[SavedState] = ()) -> bool:
         """Return True if a batch can be found by its number.
 
         Args:
@@ -255,7 +255,9 @@ class DatasetEpochs:
             return False
         return not states or states[0].counted
 
-    def _sample_run(self, epoch: int, topology: Topology, states: Sequence[Saved]) -> SampleRun:
+    def _sample_run(
+        self, epoch: int, topology: Topology, states: Sequence[SavedState]
+    ) -> SampleRun:
         """Return the run of a reader whose samples have numbers; see `run`."""
         return SampleRun(
             self.reading(topology, self.deal),
@@ -266,7 +268,7 @@ class DatasetEpochs:
             start=self._run_start(epoch, topology, states),
         )
 
-    def _run_start(self, epoch: int, topology: Topology, states: Sequence[Saved]) -> RunStart:
+    def _run_start(self, epoch: int, topology: Topology, states: Sequence[SavedState]) -> RunStart:
         """Return the place from which a reader resumes an epoch whose samples have numbers.
 
         For the arguments, see `resume`.
@@ -304,7 +306,9 @@ class DatasetEpochs:
             identifier, deal, batch_size, drop_last=drop_last, seeds=samples.drawn_seeds
         )
 
-    def rank_batches(self, epoch: int, states: Sequence[Saved], form: BatchForm) -> RankBatches:
+    def rank_batches(
+        self, epoch: int, states: Sequence[SavedState], form: BatchForm
+    ) -> RankBatches:
         """Return the batches of this rank in an epoch.
 
         Args:
@@ -320,7 +324,7 @@ class DatasetEpochs:
     # Samples without numbers: a filter leaves some out, they are not counted, or a stage regroups
     # them.
 
-    def staged_form(self, states: Sequence[Saved] = ()) -> StagedForm:
+    def staged_form(self, states: Sequence[SavedState] = ()) -> StagedForm:
         """Return the facts that epochs of samples without numbers share.
 
         Args:
@@ -341,7 +345,9 @@ class DatasetEpochs:
             leaves_out=parts.pipeline.leaves_out or parts.on_error is not reraise,
         )
 
-    def resume(self, epoch: int, reader: Topology, states: Sequence[Saved], deal: Deal) -> Resume:
+    def resume(
+        self, epoch: int, reader: Topology, states: Sequence[SavedState], deal: Deal
+    ) -> Resume:
         """Return the place from which a rank, or a plain DataLoader's worker, resumes an epoch.
 
         Args:
@@ -369,7 +375,7 @@ class DatasetEpochs:
 
     # States
 
-    def is_read(self, states: Sequence[Saved]) -> bool:
+    def is_read(self, states: Sequence[SavedState]) -> bool:
         """Return True if states of this dataset show that nothing is left of their epoch."""
         if are_over(states):
             return True
@@ -381,12 +387,12 @@ class DatasetEpochs:
         return staged_state.have_ended([each for each in states if isinstance(each, StagedState)])
 
 
-def are_over(states: Sequence[Saved]) -> bool:
+def are_over(states: Sequence[SavedState]) -> bool:
     """Return True if there are states, and all were taken at the end of their epoch."""
     return bool(states) and all(state.over for state in states)
 
 
-def _progress(epoch: int, rank: Topology, states: Sequence[Saved]) -> Progress:
+def _progress(epoch: int, rank: Topology, states: Sequence[SavedState]) -> Progress:
     """Return the progress from which a rank resumes an epoch.
 
     Args:

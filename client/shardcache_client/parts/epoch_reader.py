@@ -24,7 +24,7 @@ from shardcache_client.parts.runtime import Runtime
 from shardcache_client.position.bookmark import Bookmark
 from shardcache_client.position.iterations import Iteration
 from shardcache_client.position.mixture_state import Terms
-from shardcache_client.position.state import Saved, find_states
+from shardcache_client.position.state import SavedState, find_states
 
 log = logging.getLogger("shardcache")
 
@@ -226,7 +226,7 @@ class EpochReader:
 
         Raises ConfigError if it contains no state, or a state of another dataset.
         """
-        states: Sequence[Saved] = find_states(state)
+        states: Sequence[SavedState] = find_states(state)
         before = self.parts
         # The states are compared with this dataset in the order of the run that saved them.
         self._take_terms(states[0].terms)

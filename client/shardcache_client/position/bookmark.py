@@ -1,7 +1,8 @@
 """A dataset's position: its iterations, the epoch of the next one, and the states to resume from.
 
 An iteration is one loop over the dataset. A pass is one loop of all workers of a DataLoader, each
-of which has an iteration of its own.
+of which has an iteration of its own. The trainer is the process that runs the training loop, and
+starts the workers.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import Any
 from shardcache.errors import ConfigError
 from shardcache_client.position.iterations import Iteration
 from shardcache_client.position.mixture_state import Terms
-from shardcache_client.position.state import Saved, find_states
+from shardcache_client.position.state import SavedState, find_states
 from shardcache_client.ranks.group import Epochs
 from shardcache_client.sharing.epoch_counter import Count, EpochCounter, Pass
 
@@ -32,7 +33,7 @@ class Bookmark:
 
     Attributes:
         counter: the count of epochs, shared with DataLoader workers.
-        terms: terms of the run that took the state that was loaded last.
+        terms: seeds and change of the mixture, from the states loaded last.
         states: the states loaded last, in this process or before it was started.
         changes: number of times that an epoch was set or states were loaded.
         loaded_at: value of `changes` after the last load.
@@ -45,7 +46,7 @@ class Bookmark:
         self.counter = counter
         self._epochs = epochs  # agrees with other ranks on what follows an epoch ended early
         self.terms = Terms()
-        self.states: Sequence[Saved] = ()
+        self.states: Sequence[SavedState] = ()
         self._loads = 0  # number of times that states were loaded
         # True in a worker that has loaded states itself, which only its next iteration uses.
         self._has_own_states = False
@@ -110,11 +111,11 @@ class Bookmark:
         """Return the iterations that are neither over nor dropped, in the order of `_begun`."""
         return [each for each in self._begun if each.live]
 
-    def next_states(self) -> Sequence[Saved]:
+    def next_states(self) -> Sequence[SavedState]:
         """Return the states that the next iteration resumes from, if any."""
         return self._states_for(self.next_epoch, self.counter.read())
 
-    def _states_for(self, epoch: int, count: Count) -> Sequence[Saved]:
+    def _states_for(self, epoch: int, count: Count) -> Sequence[SavedState]:
         """Return the states from which an iteration resumes an epoch; only one iteration does."""
         if not self.states or self.states[0].epoch != epoch:
             return ()
@@ -234,7 +235,7 @@ class Bookmark:
         if count.chosen >= 0:
             return count.chosen
         main = self._main
-        if main is None or main.is_set:
+        if main is None or main.is_epoch_set:
             return count.next
         was_ended_early = main.role == "main" and main.reading == "open"
         if not was_ended_early:
@@ -252,7 +253,7 @@ class Bookmark:
         """Begin an iteration that this process reads alone."""
         iteration.epoch = self.settle_next_epoch()
         count = self.counter.read()
-        iteration.is_set = count.chosen >= 0
+        iteration.is_epoch_set = count.chosen >= 0
         iteration.states = self._states_for(iteration.epoch, count)
         with self.counter.change() as count:
             count.workers = 0
@@ -269,8 +270,9 @@ class Bookmark:
             if its_pass is None:
                 its_pass = self._begin_pass(iteration, loader, nth, count)
             else:
-                # A `Pass` does not say so: its epoch was set if the epoch that is set is the same.
-                iteration.is_set = count.chosen == its_pass.epoch
+                # A `Pass` does not record whether the user has set its epoch. They have, if it is
+                # the epoch that is set now.
+                iteration.is_epoch_set = count.chosen == its_pass.epoch
             with self.counter.change() as count:
                 count.pass_of(loader, nth).note_joined(iteration.worker)
                 count.workers = iteration.workers
@@ -296,14 +298,14 @@ class Bookmark:
         # trainer may set another epoch before the first worker begins.
         chosen = self._chosen if nth == 1 else count.chosen
         epoch = self._epoch_of_pass(loader, count, chosen)
-        iteration.is_set = chosen >= 0
+        iteration.is_epoch_set = chosen >= 0
         self._begin_epoch(iteration, epoch)
         new_pass = Pass(loader, nth, epoch, iteration.workers, os.getpid())
         with self.counter.change() as count:
             if not self._has_own_states and self._states_for(epoch, count):
                 new_pass.is_resuming = True
                 count.is_resumed = True
-            if not iteration.is_set:
+            if not iteration.is_epoch_set:
                 count.next = epoch + 1
             count.passes = [*count.passes, new_pass]
         return new_pass
@@ -311,7 +313,7 @@ class Bookmark:
     def _begin_epoch(self, iteration: Iteration, epoch: int) -> None:
         """Record among the ranks which epoch an iteration reads."""
         # The ranks agree only on epochs that are counted, not on those that the user has set.
-        self._epochs.begin(None if iteration.is_set else epoch)
+        self._epochs.begin(None if iteration.is_epoch_set else epoch)
 
     def _epoch_of_pass(self, loader: int, count: Count, chosen: int) -> int:
         """Return the epoch of a new pass of a loader's workers.
@@ -377,15 +379,15 @@ class Bookmark:
         main = self._main
         if iteration.role == "overtaken" or main is iteration or self.is_outdated(iteration):
             return
-        is_first_time = iteration.role == "look" and not iteration.is_set
-        if main is not None and is_first_time and main.epoch > iteration.epoch:
+        is_counted_look = iteration.role == "look" and not iteration.is_epoch_set
+        if main is not None and is_counted_look and main.epoch > iteration.epoch:
             iteration.role = "overtaken"
             return
         self._begin_epoch(iteration, iteration.epoch)
         self._main = iteration
         iteration.role = "main"
         with self.counter.change() as count:
-            if not iteration.is_set:
+            if not iteration.is_epoch_set:
                 count.next = iteration.epoch + 1
             # The loaded states were for this iteration or for none: later iterations do not resume.
             if self.states and (self.states[0].epoch == iteration.epoch or self.states[0].over):
@@ -393,9 +395,11 @@ class Bookmark:
 
     def leave(self, iteration: Iteration) -> None:
         """Record that an iteration of this process was dropped before its end."""
-        is_counted_main = iteration.role == "main" and not iteration.is_set
+        is_counted_main = iteration.role == "main" and not iteration.is_epoch_set
         if not is_counted_main or iteration.reading != "open":
             return
+        # This only spares the other ranks a wait. So nothing is recorded if the epoch may still be
+        # read: by the other workers of the pass, or in another iteration.
         is_worker = iteration.loader is not None
         has_others = any(each is not iteration for each in self._live_iterations())
         if is_worker or has_others:
@@ -416,7 +420,7 @@ class Bookmark:
                 its_pass = count.pass_of(iteration.loader, iteration.number)
                 its_pass.note_read(iteration.worker)
                 is_read = its_pass.is_read
-        if is_read and not iteration.is_set:
+        if is_read and not iteration.is_epoch_set:
             self._epochs.end(iteration.epoch)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from shardcache_client.position.state import Saved
+from shardcache_client.position.state import SavedState
 
 Role = Literal["look", "main", "overtaken"]
 """The part that an iteration plays in its dataset's position; see `bookmark.Bookmark`.
@@ -16,8 +16,8 @@ iteration, as another iteration has read a later epoch.
 """
 
 IterationState = Literal["open", "read", "over"]
-"""Progress of an iteration: "read" once it has yielded its last sample or batch, "over" once the
-user has asked for more after that.
+"""Progress of an iteration: "open" at first, "read" once it has yielded its last sample or batch,
+"over" once the user has asked for more after that.
 """
 
 
@@ -32,7 +32,7 @@ class Iteration:
         workers: number of these workers; meaningless if `loader` is None.
         epoch: the epoch that the iteration reads.
         states: states from which it resumes; empty if it begins at the epoch's beginning.
-        is_set: True if the user has set the epoch, False if it was counted.
+        is_epoch_set: True if the user has set the epoch, False if it follows from the count.
         position: record of how far the iteration has come in the epoch: an `EpochRun`, or the
             position of a loader.
         reading: progress of the iteration.
@@ -45,8 +45,8 @@ class Iteration:
     worker: int = 0
     workers: int = 1
     epoch: int = 0
-    states: Sequence[Saved] = ()
-    is_set: bool = False
+    states: Sequence[SavedState] = ()
+    is_epoch_set: bool = False
     position: Any = None
     reading: IterationState = "open"
     role: Role = "look"

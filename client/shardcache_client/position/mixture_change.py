@@ -21,7 +21,7 @@ from shardcache_client.position import rank_state, staged_state
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.rank_state import RankState, progress_of_all
 from shardcache_client.position.staged_state import StagedState
-from shardcache_client.position.state import Saved
+from shardcache_client.position.state import SavedState
 
 
 class MixtureLoad:
@@ -41,7 +41,7 @@ class MixtureLoad:
 
     def __init__(
         self,
-        states: Sequence[Saved],
+        states: Sequence[SavedState],
         deal_options: MixtureOptions,
         manifest: Manifest,
         ranks: int,
@@ -53,8 +53,8 @@ class MixtureLoad:
         self._deal_options = deal_options.after(first.mixture.change)
         self._manifest = manifest
         self._ranks = ranks
-        are_counted = True  # as the samples of a mixture always are
-        self._dataset = deal_options.identities(manifest)[are_counted]
+        # The identifier for counted samples, as those of a mixture always are.
+        self._dataset = deal_options.identities(manifest)[True]
 
         current = self._mixture(self._deal_options, first.epoch)
         is_of_same_sources = first.dataset == self._dataset
@@ -67,7 +67,7 @@ class MixtureLoad:
     def __repr__(self) -> str:
         return f"MixtureLoad({self._saved_mixture!r}, is_same={self.is_same})"
 
-    def states_after_change(self, *, keeps_epoch: bool = False) -> Sequence[Saved]:
+    def states_after_change(self, *, keeps_epoch: bool = False) -> Sequence[SavedState]:
         """Return the states from which the mixture reads on if it has changed.
 
         Args:
@@ -159,10 +159,10 @@ def _check_sources(saved_mixture: MixtureState, current: MixtureState) -> None:
 
 
 def change_of(
-    states: Sequence[Saved],
+    states: Sequence[SavedState],
     saved_mixture: MixtureState,
     even: Even,
-    batches: GlobalBatches | None,
+    global_batches: GlobalBatches | None,
     *,
     keeps_epoch: bool = False,
 ) -> Change:
@@ -172,7 +172,7 @@ def change_of(
         states: the states, all of one moment.
         saved_mixture: the mixture as it is in the states.
         even: policy for a number of samples that the ranks do not divide.
-        batches: the form of global batches; None if there are none.
+        global_batches: the form of global batches; None if there are none.
         keeps_epoch: see `MixtureLoad.states_after_change`.
 
     Raises ConfigError if the positions of all readers cannot be derived.
@@ -182,12 +182,12 @@ def change_of(
         # The states are of an epoch before the change, which was read again with `set_epoch`. Such
         # an epoch is read as if the mixture had not been changed.
         saved_mixture = replace(saved_mixture, change=None)
-    if not keeps_epoch and _are_read(states, saved_mixture, even, batches):
+    if not keeps_epoch and _are_read(states, saved_mixture, even, global_batches):
         return saved_mixture.change_at_end(epoch)
-    return saved_mixture.change_within(epoch, _progress(states).past(even), batches)
+    return saved_mixture.change_within(epoch, _progress(states).past(even), global_batches)
 
 
-def _progress(states: Sequence[Saved]) -> Progress:
+def _progress(states: Sequence[SavedState]) -> Progress:
     """Return the progress of all readers. Raises ConfigError if it cannot be derived."""
     staged = [state for state in states if isinstance(state, StagedState)]
     if not staged:
@@ -202,7 +202,10 @@ def _progress(states: Sequence[Saved]) -> Progress:
 
 
 def _are_read(
-    states: Sequence[Saved], saved_mixture: MixtureState, even: Even, batches: GlobalBatches | None
+    states: Sequence[SavedState],
+    saved_mixture: MixtureState,
+    even: Even,
+    global_batches: GlobalBatches | None,
 ) -> bool:
     """Return True if states show that nothing is left of their epoch on any rank."""
     if all(state.over for state in states):
@@ -214,8 +217,7 @@ def _are_read(
         )
     # Whether the ranks are at the end depends on numbers of samples alone. So a deal of a single
     # shard with as many samples as the epoch takes the place of the mixture's.
-    # None means no shuffle.
-    deal: SpanDeal = SampleDeal([sum(saved_mixture.samples)], None, even)
-    if batches is not None:
-        deal = ElasticDeal(deal, batches.size, batches.spans)
+    deal: SpanDeal = SampleDeal([sum(saved_mixture.samples)], shuffle=None, even=even)
+    if global_batches is not None:
+        deal = ElasticDeal(deal, global_batches.size, global_batches.spans)
     return rank_state.is_read(ranks, deal, Topology())

@@ -1,14 +1,19 @@
-"""The facts about a mixture in states, as JSON: sources in the epoch, the latest change. Pure.
+"""The part of a state's JSON object that describes the mixture that was read. Pure.
 
-The members of a state's JSON object are:
+A section is an epoch that was not read to its end, and a phase a part of an epoch that the same
+ranks have read. If each batch is of one source, a turn is the samples that a source gives before
+another source may come, and the form of the batches has three values: see `SourceBatches`.
+
+The members of the JSON object are:
 
 - "sources": for each source by name, the number of its samples taken before the epoch ("start") and
   in the epoch ("samples").
 - "mixed": the name and the identity of each source, in the order of the mixture. This order is not
   that of "sources", whose names a checkpointer may sort.
-- "batches": the form of batches of one source, and the number of samples wanted; left out if
-  batches mix several sources.
-- "changed": the latest change of the mixture; left out if there was none.
+- "batches": the form of the batches and `MixtureState.total`; left out if batches mix several
+  sources.
+- "changed": the latest change of the mixture, with the sections of which samples are left; left out
+  if there was none.
 """
 
 import re
@@ -88,9 +93,10 @@ def _section_to_json(section: Section) -> dict[str, Any]:
 
 
 def _phase_to_json(phase: Phase) -> list[Any]:
-    """Return a phase as values that `phase_of` reads, in batches of one sample."""
-    # In both forms, a single number stands for all ranks.
+    """Return a phase as the fields of a `BatchPhase`, which `phase_of` reads."""
+    # In a `BatchPhase` too, a single number stands for all ranks.
     taken = phase.taken[0] if len(phase.taken) == 1 else list(phase.taken)
+    # A `Phase` counts samples, which are batches of one sample.
     batch_size = 1
     row: list[Any] = [phase.partition.world_size, batch_size, taken]
     if phase.beyond:
@@ -117,8 +123,8 @@ def mixture_from_json(data: Mapping[str, Any]) -> MixtureState | None:
     total = sum(samples)
     form = None
     if "batches" in data:
-        # As each batch of one source is whole, the epoch may have more or fewer samples than the
-        # number wanted, which comes last.
+        # The epoch consists of whole batches of one source each, so it may have a few samples more
+        # or fewer than the total wanted, which comes last.
         *fields, total = data["batches"]
         form = _form_from_json(fields)
         _check_turns(samples, form)
@@ -142,7 +148,7 @@ def _form_from_json(fields: Sequence[Any]) -> SourceBatches:
 
 
 def _check_turns(samples: Sequence[int], form: SourceBatches) -> None:
-    """Raise ValueError unless every source has whole turns; see `SourceBatches`.
+    """Raise ValueError unless the samples of every source make whole turns.
 
     Args:
         samples: number of samples of each source in the epoch.
@@ -173,7 +179,8 @@ def _section_from_json(data: Mapping[str, Any]) -> Section:
         EpochSource(text(name), count(start), count(samples, 1))
         for name, start, samples in data["sources"]
     )
-    # `even` is not saved, as the samples that a phase has left do not depend on it.
+    # The policy `even` is not saved: which samples a phase has left does not depend on it, so any
+    # value will do.
     phases = tuple(past_phase(phase_of(*row), even=None) for row in data["phases"])
     form = _form_from_json(data["batches"]) if "batches" in data else None
     if not sources or not phases:

@@ -1,14 +1,17 @@
 """The progress of a job in an epoch, as numbers of batches: checkpoints hold it. Pure.
 
+A deal divides the samples of an epoch among ranks; a rank's part is its share. An `ElasticDeal`
+divides each global batch, which is a batch of all ranks together.
+
 A phase is a part of an epoch that the same ranks have read. Another phase begins if the job resumes
-with another number of ranks.
+with another number of ranks, among which the rest of the epoch is divided again.
 
 Ranks are in step if all have taken equally many batches, as they usually have. Then a few numbers
 say what each rank has read: the epoch, and for each phase the number of ranks, the size of a batch
 and the number of batches that each rank has taken. `BatchPhase(4, 32, 100)` says that each of 4
 ranks has taken 100 batches of 32 samples.
 
-A place is the number of a sample in a rank's part of a phase. A rank passes the places of the
+A place is the number of a sample in a rank's share of a phase. A rank passes the places of the
 samples that it takes, and of bad samples that it leaves out.
 """
 
@@ -112,14 +115,14 @@ class Progress:
         return self.after(ranks, batch_size, samples // batch_size)
 
     def of_rank(self, rank: int) -> Self:
-        """Return the progress with this rank's number of batches for all ranks in the last phase.
+        """Return the progress of a rank by itself: it does not say what other ranks have taken.
 
-        If the ranks were in step, this is the progress itself.
+        In the last phase, a tuple of numbers becomes the rank's own number. If the ranks were in
+        step, this is the progress itself.
         """
         if not self.phases:
             return self
         *phases, last = self.phases
-        # A single number means that all ranks have taken equally many batches.
         if isinstance(last.batches, int):
             return self
         batches = last.batches[rank]
@@ -143,9 +146,12 @@ class Progress:
         return Start(tuple(past_phase(phase, deal.even) for phase in phases), passed)
 
     def past(self, even: Even) -> tuple[Phase, ...]:
-        """Return all phases as past phases: even the same ranks do not continue the last one.
+        """Return all phases as phases that are over. The rest of the epoch is divided again.
 
-        The rest of the epoch is divided again.
+        This holds for the last phase too, whether or not the same ranks resume.
+
+        Args:
+            even: policy for a number of samples that the ranks of a phase did not divide.
         """
         return tuple(past_phase(phase, even) for phase in self.phases)
 
@@ -255,7 +261,7 @@ def past_phase(phase: BatchPhase, even: Even) -> Phase:
         phase: the phase in batches.
         even: policy for a number of samples that the ranks of the phase did not divide.
     """
-    # In both forms, a single number stands for all ranks.
+    # In a `Phase`, a tuple of a single number stands for all ranks.
     taken: tuple[int, ...]
     if isinstance(phase.batches, int):
         taken = (phase.samples(rank=0),)
@@ -269,14 +275,14 @@ def phase_of(ranks: object, batch_size: object, batches: object, beyond: object 
 
     Raises TypeError or ValueError for values of another form.
     """
-    number = whole_number(ranks, 1, MAX_READERS)
+    rank_count = whole_number(ranks, 1, MAX_READERS)
     size = count(batch_size, 1)
-    if not isinstance(beyond, list | tuple) or len(beyond) not in (0, number):
+    if not isinstance(beyond, list | tuple) or len(beyond) not in (0, rank_count):
         raise ValueError("a phase has bits of places for other ranks than its own")
     bits = tuple(map(hexadecimal, beyond))
     if not isinstance(batches, list | tuple):
-        return BatchPhase(number, size, count(batches, 1), bits)
+        return BatchPhase(rank_count, size, count(batches, 1), bits)
     each = tuple(count(taken) for taken in batches)
-    if len(each) != number:
+    if len(each) != rank_count:
         raise ValueError("a phase has numbers of batches for other ranks than its own")
-    return BatchPhase(number, size, each, bits)
+    return BatchPhase(rank_count, size, each, bits)

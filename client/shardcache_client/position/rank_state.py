@@ -86,7 +86,7 @@ class RankState:
 
     @property
     def terms(self) -> Terms:
-        """The terms of the run that took the state."""
+        """The seeds and the mixture's latest change, of the run that took the state."""
         return Terms.of_state(self.seeds, self.mixture)
 
     @property
@@ -182,7 +182,7 @@ class StateForm:
 
         in_step = True
         if may_differ and not over:
-            # Ranks can get out of step only where one has a batch left and another has none.
+            # All ranks take equally many batches until one of them has none left.
             in_step = self._has_batch(left) or self.ends_together(progress, topology)
 
         return RankState(
@@ -190,7 +190,7 @@ class StateForm:
             progress,
             over=over,
             rank=rank,
-            ended=ended and may_differ,
+            ended=ended and may_differ,  # otherwise the progress shows it: see `is_read`
             in_step=in_step,
             part=part,
             mixture=self.deal.mixture_of(progress.epoch),
@@ -207,9 +207,7 @@ class StateForm:
         """Return True if all ranks are known to end the epoch after the same number of batches."""
         if topology.world_size == 1:
             return True
-        partition = self.deal.partition(topology)
-        if partition.batch_size != self.batch_size:
-            partition = replace(partition, batch_size=self.batch_size)
+        partition = replace(self.deal.partition(topology), batch_size=self.batch_size)
         epoch = progress.epoch
         phases = progress.start_of(self.deal, topology).phases
         possible = (False, True) if self.drop_last is None else (self.drop_last,)
@@ -266,7 +264,8 @@ def progress_of_all(states: Sequence[RankState]) -> Progress:
     progresses = {rank: _progress_of_rank(of_rank) for rank, of_rank in by_rank.items()}
     progress = next(iter(progresses.values()))
 
-    # 1. A state without a rank's number stands for all ranks, as these are always in step.
+    # 1. A state without a rank's number comes from ranks that are always in step, and so stands for
+    # all of them.
     first_rank = states[0].rank
     if first_rank is None or None in progresses:
         return progress

@@ -6,7 +6,9 @@ reader is a rank, or one of its workers in a plain DataLoader.
 
 - A place is the number of a sample in the reader's share of the epoch, before any filter or stage.
 - A stage makes items, such as blocks of tokens, from groups of samples.
-- A mark is a reader's position between two items: see `Mark`.
+- A mark is a reader's position between two items: a place, and the items of its group that were
+  given. Its `beyond` tells which later samples were given too: see `Mark`.
+- An uncounted epoch is read in steps, each of which begins at a known place: see `StepPlace`.
 - Ranks are in step if the same worker of each rank is at the same place.
 """
 
@@ -92,7 +94,7 @@ class StagedState:
 
     @property
     def terms(self) -> Terms:
-        """The terms of the run that took the state."""
+        """The seeds and the mixture's latest change, of the run that took the state."""
         return Terms.of_state(self.seeds, self.mixture)
 
     @property
@@ -315,8 +317,9 @@ def _state_of(by_reader: Mapping[int, StagedState], reader: int, workers: int) -
 def _mark_in_step(mark: Mark) -> Mark:
     """Return the mark of a reader that is in step with a reader of another rank.
 
-    The reader may have no sample in a group in which the other reader has one, and repeats the last
-    sample before the group. So its mark is at the place of that sample, which it has given.
+    The reader may have no sample in the group, although the other reader has one. It then repeats
+    the last sample that it gave before the group. So the returned mark is at the place of that
+    sample, which counts as given.
 
     Args:
         mark: the mark of the other reader.

@@ -14,11 +14,11 @@ from shardcache_client.position.rank_state import RankState
 from shardcache_client.position.staged_state import StagedState
 from shardcache_client.position.state_values import MARK, not_of_one_moment
 
-Saved: TypeAlias = RankState | StagedState
+SavedState: TypeAlias = RankState | StagedState
 """A state of a rank whose samples have numbers, or of a reader whose samples have none."""
 
 
-def find_states(data: object) -> list[Saved]:
+def find_states(data: object) -> list[SavedState]:
     """Return the states anywhere in nested dicts and lists, such as a StatefulDataLoader's state.
 
     Raises ConfigError if there are no states, or if they are not all of one moment.
@@ -38,7 +38,7 @@ def find_states(data: object) -> list[Saved]:
     return states
 
 
-def _state_from_json(data: Mapping[str, Any]) -> Saved:
+def _state_from_json(data: Mapping[str, Any]) -> SavedState:
     """Return the state that a JSON object describes. Raises ConfigError."""
     if "reader" in data:
         return StagedState.from_json(data)

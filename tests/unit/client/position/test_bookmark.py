@@ -12,7 +12,7 @@ from shardcache_client.position.bookmark import Bookmark
 from shardcache_client.position.iterations import Iteration
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.staged_state import Reached, StagedState
-from shardcache_client.position.state import Saved
+from shardcache_client.position.state import SavedState
 from shardcache_client.ranks.group import Epochs
 from shardcache_client.sharing.epoch_counter import EpochCounter
 from shardcache_client.stages.stage import Mark
@@ -86,7 +86,7 @@ def start(iteration: Iteration, worker: int) -> Start:
 
 def place_of(states: Any, worker: int) -> int:
     """Return the place of a worker in some states, 0 if there are none."""
-    found: list[Saved] = [state for state in states if state.reader == worker]
+    found: list[SavedState] = [state for state in states if state.reader == worker]
     return found[0].reached.mark.place if found else 0  # type: ignore[union-attr]
 
 

@@ -12,7 +12,7 @@ from shardcache_client.order.topology import Topology
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.rank_state import RankState, StateForm, WorkerPart, progress_of
 from shardcache_client.position.staged_state import Reached, StagedState
-from shardcache_client.position.state import Saved, find_states
+from shardcache_client.position.state import SavedState, find_states
 from shardcache_client.stages.stage import Mark
 
 DATASET = "0123456789abcdef"
@@ -24,7 +24,7 @@ def state_of(reader: int, **fields: Any) -> StagedState:
     return replace(state, **fields)
 
 
-def saved_loader(*states: Saved, steps_since_snapshot: int = 0) -> dict[str, Any]:
+def saved_loader(*states: SavedState, steps_since_snapshot: int = 0) -> dict[str, Any]:
     """Return what a StatefulDataLoader (torchdata 0.11) with one worker for each state saves."""
     workers = {
         f"worker_{number}": {
