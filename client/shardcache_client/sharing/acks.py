@@ -1,8 +1,9 @@
 """Acknowledgements, between related processes, that messages have arrived.
 
-The sender of a message picks a cell (8 bytes of a shared file in memory) and a random number, and
-sends both along with the message. The receiver acknowledges the message by writing the number into
-the cell. `Handover` learns in this way that a file may be released.
+The sender of a message picks a cell (8 bytes of a shared file in memory) and a token (a random
+number), and sends both along with the message, over any channel. The receiver acknowledges the
+message by writing the token into the cell. `Handover` learns in this way that a file may be
+released.
 """
 
 import os
@@ -19,12 +20,12 @@ from typing import Any
 from shardcache.errors import ConfigError
 from shardcache_client.sharing.file_locks import reopen, try_lock
 
-_NUMBER = struct.Struct("<Q")
+_TOKEN = struct.Struct("<Q")
 # Number of cells reserved for a process. This is more than a process ever needs, as cells are
 # reused. The reserve costs no memory: only cells that are written to take space in the file.
 _CELLS_PER_PROCESS = 1 << 20
 
-# All `Acks` of this process, by name.
+# All `Acks` of this process, by id.
 _ALL_ACKS: "weakref.WeakValueDictionary[int, Acks]" = weakref.WeakValueDictionary()
 
 
@@ -33,21 +34,21 @@ class Ack:
     """The acknowledgement sent along with one message.
 
     Attributes:
-        name: name of the sender's `Acks`.
+        acks_id: id of the sender's `Acks`.
         cell: number of the cell to write to.
-        number: the number to be written into the cell.
+        token: the number to be written into the cell.
     """
 
-    name: int
+    acks_id: int
     cell: int
-    number: int
+    token: int
 
     def hand_in(self) -> None:
         """Acknowledge the message to its sender.
 
         Raises ConfigError if this process does not have the sender's `Acks`.
         """
-        acks = _ALL_ACKS.get(self.name)
+        acks = _ALL_ACKS.get(self.acks_id)
         if acks is None:
             raise ConfigError(
                 "a zero-copy value arrived in a process that does not have its dataset, or no "
@@ -55,7 +56,7 @@ class Ack:
                 remedy="keep the dataset while its values are in transit; to other processes, "
                 "send bytes(value)",
             )
-        os.pwrite(acks.fd, _NUMBER.pack(self.number), self.cell * _NUMBER.size)
+        os.pwrite(acks.fd, _TOKEN.pack(self.token), self.cell * _TOKEN.size)
 
 
 @dataclass(slots=True)
@@ -74,13 +75,12 @@ class _Cells:
 
 
 class Acks:
-    """Acknowledgements between related processes that messages have arrived, by any channel.
+    """The file of cells that related processes share, and this process's use of it.
 
-    Sender and receiver share a memfd, an unnamed file that vanishes with the last process that
-    holds it. The sender chooses a cell of the file and a random number; the receiver of the message
-    writes the number into the cell. Handing in an acknowledgement twice has no effect, and several
-    receivers need no lock. As numbers are random, a late acknowledgement for a sender that is gone
-    does not count for the next process that uses the cell.
+    The file is a memfd, an unnamed file that vanishes with the last process that holds it. Handing
+    in an acknowledgement twice has no effect, and several receivers need no lock. As tokens are
+    random, a late acknowledgement for a sender that is gone does not count for the next process
+    that uses the cell.
 
     Forked and spawned children share the object. A copy pickled for any other purpose is a new set.
     """
@@ -89,29 +89,29 @@ class Acks:
         self._take_over(os.memfd_create("shardcache-receipts"), randbits(64), os.getpid())
 
     def __repr__(self) -> str:
-        return f"Acks({self._name:016x}, inherited={self.inherited})"
+        return f"Acks({self._id:016x}, in_child_of_receiver={self.in_child_of_receiver})"
 
-    def _take_over(self, fd: int, name: int, receiver_pid: int) -> None:
+    def _take_over(self, fd: int, acks_id: int, receiver_pid: int) -> None:
         """Initialise this object with a memfd.
 
         Args:
             fd: descriptor of the memfd, which this object closes.
-            name: a number that identifies the memfd in all related processes.
+            acks_id: a number that identifies the memfd in all related processes.
             receiver_pid: id of the process that receives messages.
         """
         self.fd = fd
-        self._name = name
+        self._id = acks_id
         self._receiver_pid = receiver_pid
         self._cells: _Cells | None = None
         weakref.finalize(self, os.close, fd)
-        _ALL_ACKS[name] = self
+        _ALL_ACKS[acks_id] = self
 
     def receive_here(self) -> None:
         """Make this process the receiver, whichever process created the acknowledgements."""
         self._receiver_pid = os.getpid()
 
     @property
-    def inherited(self) -> bool:
+    def in_child_of_receiver(self) -> bool:
         """True if the receiver is a process that started this one, directly or not."""
         return os.getpid() != self._receiver_pid
 
@@ -122,14 +122,15 @@ class Acks:
             cell = cells.free.pop()
         except IndexError:
             cell = next(cells.fresh)
-        return Ack(self._name, cell, randbits(64))
+        return Ack(self._id, cell, token=randbits(64))
 
     def has_arrived(self, ack: Ack) -> bool:
         """Return True if an acknowledgement that this process expects was handed in.
 
         After True, the acknowledgement's cell may be reused: do not ask for it again.
         """
-        if os.pread(self.fd, _NUMBER.size, ack.cell * _NUMBER.size) != _NUMBER.pack(ack.number):
+        written = os.pread(self.fd, _TOKEN.size, ack.cell * _TOKEN.size)
+        if written != _TOKEN.pack(ack.token):
             return False
         self._cells_here().free.append(ack.cell)
         return True
@@ -146,17 +147,17 @@ class Acks:
         fd = reopen(self.fd)
         weakref.finalize(self, os.close, fd)
         # The lock on byte n of the file reserves the nth range of cells.
-        number = 0
-        while not try_lock(fd, number):
-            number += 1
-        return _Cells(os.getpid(), count(number * _CELLS_PER_PROCESS))
+        range_number = 0
+        while not try_lock(fd, range_number):
+            range_number += 1
+        return _Cells(os.getpid(), fresh=count(range_number * _CELLS_PER_PROCESS))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Unless a child is being spawned, the pickle may go anywhere, and the copy is a new set.
         if get_spawning_popen() is None:
             return Acks, ()
-        return object.__new__, (Acks,), (DupFd(self.fd), self._name, self._receiver_pid)
+        return object.__new__, (Acks,), (DupFd(self.fd), self._id, self._receiver_pid)
 
     def __setstate__(self, state: tuple[Any, int, int]) -> None:
-        duplicate, name, receiver_pid = state
-        self._take_over(duplicate.detach(), name, receiver_pid)
+        duplicate, acks_id, receiver_pid = state
+        self._take_over(duplicate.detach(), acks_id, receiver_pid)

@@ -2,8 +2,9 @@
 
 Datasets with `zero_copy` yield Buffers in place of `bytes`. Buffers need numpy; the rest of the
 client does not. A Buffer is a numpy array because before Python 3.12 only types written in C can
-export their memory. It has a separate type because of torch's collating, which leaves bytes as they
-are, but stacks plain arrays, and takes a memoryview for a list of integers.
+export their memory. It is not a plain array, because torch's collating would stack plain arrays.
+The module `handover` pickles Buffers for the trainer; a `Loan` there is a worker's record of one
+mapped shard.
 """
 
 import mmap
@@ -41,14 +42,14 @@ class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     `decode` and `startswith`. In comparisons with numbers and arrays, in arithmetic and in access
     to elements, it behaves as an array.
 
-    When pickled, it becomes a Buffer over a copy of its bytes, unless `handover` can pass a
-    reference to the other process.
+    When pickled, it becomes a Buffer over a copy of its bytes. Only on the way from a DataLoader
+    worker to its trainer, `handover` replaces the copy by a reference to the mapped file.
     """
 
     shard_source: object = None
-    """The `Loan` that records a whole shard's Buffer; None for other Buffers.
+    """The `Loan` of the shard, in the Buffer of a whole shard that a worker has mapped; else None.
 
-    Slices of the Buffer are pickled with a reference to the `Loan` instead of their bytes.
+    `handover` pickles slices of that Buffer with the `Loan` in place of their bytes.
     """
     address: int | None = None
     """Start address in memory of a whole shard's Buffer; None until it is computed."""
@@ -148,11 +149,14 @@ def span_in_whole(value: Buffer) -> tuple[Buffer, int, int] | None:
     """
     if value.dtype is not _BYTE or value.ndim != 1 or not value.flags.c_contiguous:
         return None
-    # The base of a slice of a slice is the first Buffer, as numpy skips bases of the same type.
+    # A slice's base is the Buffer that was sliced first, even for a slice of a slice: numpy follows
+    # the bases as long as they are Buffers.
     whole = value.base if isinstance(value.base, Buffer) else value
     if whole.address is None:
         whole.address = _address(whole)
-    start = _address(value) - whole.address if value.size else 0
+    if value.size == 0:
+        return whole, 0, 0  # an empty slice may have any address
+    start = _address(value) - whole.address
     return whole, start, start + value.size
 
 

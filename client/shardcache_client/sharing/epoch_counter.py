@@ -2,8 +2,9 @@
 
 The trainer is the process that runs the training loop. Workers of a plain DataLoader iterate over
 the dataset without the trainer, so trainer and workers agree by this counter on the epoch that an
-iteration reads. A pass is one such iteration, by all workers of a DataLoader. The counter lives in
-a small file in memory, with two slots of which one holds the present count.
+iteration reads. A pass is one such iteration, by all workers of a DataLoader. A state is a position
+in an epoch, saved in a checkpoint; the trainer loads states to resume. The counter lives in a small
+file in memory, with two slots of which one holds the present count.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _LOADED_AT = 1 << 14  # offset of the states that were loaded last
 _SLOT_BYTES = 1 << 12
 
 _MAX_WORKERS = 1024
-_BITS_BYTES = _MAX_WORKERS // 8
+_BITS_BYTES = _MAX_WORKERS // 8  # size of a set of workers, with a bit for each
 # Maximum number of passes that are kept, including passes of abandoned loaders: as many as fit into
 # a slot.
 _MAX_KEPT = 12
@@ -154,14 +155,15 @@ class Count:
         return count
 
     def pass_of(self, loader: int, nth: int) -> Pass:
-        """Return the latest pass of a loader's workers with the number `nth`.
+        """Return the pass of a loader's workers with the number `nth`.
 
-        An abandoned loader may have had the same number as this loader.
+        It is the latest such pass: an abandoned loader may have had the same number as this loader.
         """
         for each in reversed(self.passes):
             if (each.loader, each.nth) == (loader, nth):
                 return each
-        # The pass is no longer kept, as many passes have begun since: changes to it have no effect.
+        # The pass is no longer kept, as many passes have begun since. Its place is taken by a pass
+        # that nobody keeps, and that counts as read when any of the workers has read its part.
         return Pass(loader, nth, epoch=0, workers=1, pid=0)
 
     def pass_to_join(self, loader: int, nth: int, worker: int) -> Pass | None:

@@ -41,7 +41,8 @@ An entry lasts as long as any Buffer of its shard.
 class Handover:
     """State shared by a process that receives Buffers and the workers that it starts.
 
-    The receiving process is the process that created this object, or that claimed the role.
+    The receiving process is the process that created this object, or one that called
+    `acks.receive_here`.
 
     Only workers that the receiving process starts send Buffers as references. The receiving process
     itself, and any other process that has a pickled copy of this object, send Buffers by value:
@@ -95,7 +96,7 @@ class Handover:
         self._lent = {loan for loan in self._lent if not loan.settled()}
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_lent": set()}
+        return self.__dict__ | {"_lent": set()}  # the loans are of files that this process maps
 
 
 class Loan:
@@ -123,7 +124,7 @@ class Loan:
         # Id of the process that sends references: this process, if it was started by the receiver,
         # and if the receiver can find the file; None otherwise.
         self._sender_pid: int | None = None
-        if handover.acks.inherited and path is not None:
+        if handover.acks.in_child_of_receiver and path is not None:
             self._sender_pid = os.getpid()
 
     def __repr__(self) -> str:
@@ -189,8 +190,8 @@ class Loan:
         return self._whole()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # This is called once per message, as all Buffers in a message share the pickle of their
-        # loan.
+        # In the receiving process, the loan becomes the Buffer of the whole file. This is called
+        # once per message, as all Buffers in a message share the pickle of their loan.
         ack = self._handover.acks.expect()
         self._expected.append(ack)
         return _receive, (ack, *self._file)
@@ -211,7 +212,7 @@ def _slice_of(whole: Buffer, start: int, stop: int) -> Any:
     """Return a slice of a Buffer in the receiving process.
 
     Args:
-        whole: the whole file: `_reduce` passes the loan, which unpickles as the whole file.
+        whole: the whole file, which `_reduce` has passed as its loan; see `Loan.__reduce__`.
     """
     return whole[start:stop]
 
