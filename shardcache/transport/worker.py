@@ -188,8 +188,8 @@ class Worker:
         has_ended = gate.cancel()
         # The request had got no answer over a reused connection. Something in between may have
         # dropped that connection, so the pool may distrust the others that were idle.
-        if gate.asked_idle_s is not None:
-            self._pool.record_cancellation(gate.asked_idle_s)
+        if gate.unanswered_since_s is not None:
+            self._pool.record_cancellation(gate.unanswered_since_s)
         if has_ended:
             self._end(number, {"is": "cancelled"})
 

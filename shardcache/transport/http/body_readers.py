@@ -39,7 +39,7 @@ class BodyReader:
         arrived_bytes = len(response.fp.peek())
         length = response.length or 0
         self._fp = response.fp
-        self._ahead_bytes = min(arrived_bytes, length)
+        self._buffered_bytes = min(arrived_bytes, length)  # bytes of the body in the buffer
         self.has_more = arrived_bytes > length
         self._sock = sock
         if not isinstance(sock, TlsSocket):
@@ -47,18 +47,18 @@ class BodyReader:
 
     def __call__(self, memory: memoryview) -> int:
         """Fill some or all of the memory and return the number of bytes; 0 at the stream's end."""
-        # The first bytes are returned by themselves, so that they are reported without delay.
-        if self._ahead_bytes:
-            return self._read_ahead(memory)
+        # The first bytes are returned without waiting for more, so they are reported immediately.
+        if self._buffered_bytes:
+            return self._read_buffered(memory)
         if isinstance(self._sock, TlsSocket):
             return self._sock.fill(memory)
         return self._receive(memory)
 
-    def _read_ahead(self, memory: memoryview) -> int:
+    def _read_buffered(self, memory: memoryview) -> int:
         """Read the buffer's bytes, and those that have arrived since; return their number."""
-        count = self._fp.readinto(memory[: self._ahead_bytes])
-        self._ahead_bytes -= count
-        is_all = not self._ahead_bytes
+        count = self._fp.readinto(memory[: self._buffered_bytes])
+        self._buffered_bytes -= count
+        is_all = not self._buffered_bytes
         if is_all and count < len(memory) and not isinstance(self._sock, TlsSocket):
             with suppress(BlockingIOError):  # nothing more has arrived so far
                 count += self._sock.recv_into(memory[count:], flags=socket.MSG_DONTWAIT)

@@ -30,8 +30,8 @@ from shardcache.transport.http.opening import HttpConnection, ProxyError, open_c
 from shardcache.transport.http.pool import Pool
 from shardcache.transport.http.sockets import NearHostError
 
-# A busy server would answer any request in this way. So such an answer to a primed request is taken
-# as the exchange's answer, and the request is not sent again.
+# Statuses with which a busy server answers any request. If a primed request gets one of them, it is
+# the exchange's answer: sending the request again would add to the load.
 _BUSY = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 # An unwanted body of this size at most is read to its end, so that its connection can be reused:
 # reading it costs less than opening a new connection.
@@ -101,8 +101,8 @@ class Exchange:
         try:
             connection = open_connection(server_of(self._request), self._gate)
         except ProxyError as exn:
-            # A proxy that is asked without a tunnel answers the request itself with this status.
-            # The caller gets the same answer in both cases.
+            # For a plain-HTTP url, no tunnel is needed, and a proxy's 407 is the answer to the
+            # request. The caller gets the same answer if a tunnel is refused.
             if exn.status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
                 return Answer(exn.status, {})
             raise
@@ -131,7 +131,7 @@ class Exchange:
     def _ask(self, pool: Pool, connection: HttpConnection) -> Answer:
         """Return the answer over a connection; keep the connection for reuse, or close it."""
         is_reusable = False
-        was_primed = connection.is_primed
+        was_primed = connection.is_primed  # asked here, as `_exchange_heads` resets it
         try:
             with (
                 self._gate.cancellable(connection.end_reads),
@@ -172,7 +172,7 @@ class Exchange:
         was_primed = connection.is_primed
         try:
             # The connection is new, so the server is given any time to answer.
-            return self._head(connection, None)
+            return self._exchange_heads(connection, None)
         except (OSError, http.client.HTTPException) as exn:
             if was_primed:
                 raise StaleError from exn
@@ -189,22 +189,23 @@ class Exchange:
         asked_s = time.monotonic()
         patience_s = pool.patience_s
         if self._request.via is None:
-            self._gate.asked_idle_s = asked_s
+            # If this request is cancelled before its answer, the pool may distrust the connection.
+            self._gate.unanswered_since_s = asked_s
         else:
             # The request goes through a Unix socket, so no network can drop the connection. The
             # tier behind the socket may answer late.
             patience_s = None
         try:
-            response = self._head(connection, patience_s)
+            response = self._exchange_heads(connection, patience_s)
         except OSError as exn:
             if isinstance(exn, TimeoutError):
                 pool.record_silence(asked_s)
             raise StaleError from exn
-        self._gate.asked_idle_s = None
+        self._gate.unanswered_since_s = None
         pool.record_answer()
         return response
 
-    def _head(self, connection: HttpConnection, patience_s: float | None) -> Response:
+    def _exchange_heads(self, connection: HttpConnection, patience_s: float | None) -> Response:
         """Send the request, unless it was sent ahead, and read the answer's head.
 
         Args:
@@ -281,8 +282,9 @@ class Exchange:
         while gate.written_bytes < size_bytes:
             at = gate.written_bytes
             wanted_bytes = min(_BLOCK_BYTES, size_bytes - at)
-            # The block begins at the same offset within a page as its bytes do in the file.
-            block = _memory.block[at % mmap.PAGESIZE :][:wanted_bytes]
+            # Bytes are copied fast from and to the same offset within a page (`_page_aligned`).
+            start = at % mmap.PAGESIZE
+            block = _memory.block[start : start + wanted_bytes]
             count = self._receive(block, read)
             with gate.writing():
                 writer.write(block[:count])
@@ -332,7 +334,8 @@ def _has_right_size(body: Body, response: Response) -> bool:
     # A chunked body stays in memory until all of it has arrived, so it may be one part at most.
     if size_bytes > body.parts.part_bytes:
         return False
-    return body.encoded_chunks or response.head.get("content-encoding", "identity") == "identity"
+    is_encoded = response.head.get("content-encoding", "identity") != "identity"
+    return body.encoded_chunks or not is_encoded
 
 
 def _drain(response: Response, sock: socket.socket) -> bool:
@@ -340,8 +343,12 @@ def _drain(response: Response, sock: socket.socket) -> bool:
 
     Return whether the end of the body was reached.
     """
-    is_length_invalid = number_in(response.head.get("content-length", "0")) is None
-    if is_length_invalid or response.length is None or response.length > _SHORT_BYTES:
+    # An answer without a body, such as a 304, has the length 0 even if it states an invalid one.
+    # After an invalid length, the connection is not reused.
+    stated_length = response.head.get("content-length")
+    if stated_length is not None and number_in(stated_length) is None:
+        return False
+    if response.length is None or response.length > _SHORT_BYTES:
         return False
     sock.settimeout(_DRAIN_S)
     try:
@@ -355,10 +362,12 @@ def _drain(response: Response, sock: socket.socket) -> bool:
 def _page_aligned(size_bytes: int) -> memoryview:
     """Return zeroed memory that begins at a page's beginning.
 
-    Large blocks from malloc begin 16 bytes into a page. AMD's Zen 3 and 4 copy (`rep movsb`) at a
-    third of the speed if the destination lies 1 to 31 bytes further into its page than the source
-    does.
+    The kernel copies between this memory and pages of the file. AMD's Zen 3 and 4 copy (`rep
+    movsb`) at a third of the speed if the destination lies 1 to 31 bytes further into its page than
+    the source does. That may happen with memory from malloc, as its large blocks begin 16 bytes
+    into a page.
     """
     memory = memoryview(bytearray(size_bytes + mmap.PAGESIZE))
-    start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % mmap.PAGESIZE
-    return memory[start : start + size_bytes]
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    bytes_to_next_page = -address % mmap.PAGESIZE
+    return memory[bytes_to_next_page : bytes_to_next_page + size_bytes]

@@ -29,8 +29,9 @@ class Gate:
         written_bytes: number of bytes of the body that are in the file.
         first_byte_s: when the first bytes of the body were received, by the monotonic clock; None
             before that.
-        asked_idle_s: when the request was sent over a reused connection, by the monotonic clock;
-            None once that has answered, or if the connection is new.
+        unanswered_since_s: when the request was sent over a reused connection that has not answered
+            yet, by the monotonic clock; None otherwise. If the request is cancelled, the connection
+            may count as silent (`Pool.record_cancellation`).
     """
 
     def __init__(self, limit_bytes: float) -> None:
@@ -45,7 +46,7 @@ class Gate:
         self.received_bytes = 0
         self.written_bytes = 0
         self.first_byte_s: float | None = None
-        self.asked_idle_s: float | None = None
+        self.unanswered_since_s: float | None = None
 
     # Called by the thread that reads the answer
 

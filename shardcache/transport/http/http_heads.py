@@ -121,7 +121,7 @@ class Response(http.client.HTTPResponse):
     def __init__(self, sock: socket.socket, method: str) -> None:
         super().__init__(sock, method=method)
         # An answer to HEAD has no body, whatever its headers state.
-        self._answers_head = method == "HEAD"
+        self._method_is_head = method == "HEAD"
 
     def receive(self) -> None:
         """Read the head of the final answer, skipping interim answers.
@@ -149,7 +149,7 @@ class Response(http.client.HTTPResponse):
         self.chunked = self.head.get("transfer-encoding", "").lower() == "chunked"
         self.chunk_left = None
         self.length = None if self.chunked else number_in(self.head.get("content-length"))
-        if self._answers_head or self.status in _BODILESS:
+        if self._method_is_head or self.status in _BODILESS:
             self.length = 0
         # A body without a stated length ends when the server closes the connection.
         ends_with_body = not self.chunked and self.length is None
@@ -185,7 +185,7 @@ def _headers_in(lines: "_HeadLines") -> dict[str, str]:
         if text in ("\r\n", "\n"):
             break
         # A line that begins with white space continues the header before it (it is folded). The
-        # value then contains a line break, by which `SENDABLE` excludes it from being sent back.
+        # line break stays in the value, so the value does not match `SENDABLE`.
         if text[0] in " \t" and values:
             values[-1] += text
             continue

@@ -63,8 +63,8 @@ class HttpConnection:
     def end_reads(self) -> None:
         """End a read that blocks in another thread.
 
-        The base class's `shutdown` is called, as the reading thread would take ciphertext for the
-        body after SSLSocket.shutdown.
+        This does not call `SSLSocket.shutdown`, which ends the decryption first: the other thread
+        would then take ciphertext for the body.
         """
         with suppress(OSError):  # raised if the peer has closed the connection first
             socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
@@ -217,7 +217,7 @@ async def _open_tunnel(sock: socket.socket, target: str, proxy: SplitResult) -> 
         target: the server's host and port.
         proxy: the proxy's url.
 
-    Raises ProxyError, HeadError, other OSErrors.
+    Raises OSError, which may be a ProxyError, and HeadError.
     """
     lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
     lines += [f"{name}: {value}" for name, value in proxy_headers(proxy.geturl()).items()]

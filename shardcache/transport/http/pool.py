@@ -96,7 +96,7 @@ class Pool:
         self._report = report
         # These are times by the monotonic clock.
         self._answered_s = 0.0  # time of the latest answer over a reused connection
-        self._trusted_from_s = 0.0  # time from which a silent connection counts as dropped again
+        self._patient_until_s = 0.0  # until then, a silent connection counts as slow, not dropped
         self._idle: defaultdict[Server, list[HttpConnection]] = defaultdict(list)
         self._lock = threading.Lock()  # guards `_idle`, which any thread of the worker uses
 
@@ -146,7 +146,7 @@ class Pool:
         idle at that time have been closed, so if another connection is silent now, its server is
         slow.
         """
-        if time.monotonic() < self._trusted_from_s:
+        if time.monotonic() < self._patient_until_s:
             return None
         return self.silence_s
 
@@ -179,7 +179,7 @@ class Pool:
 
     def distrust(self, before_s: float) -> None:
         """Close the connections that have been idle since before `before_s`."""
-        self._trusted_from_s = time.monotonic() + self.idle_s
+        self._patient_until_s = time.monotonic() + self.idle_s
         self._drop(before_s)
 
     def expire(self) -> None:
