@@ -2,7 +2,8 @@
 
 A private daemon serves several jobs of one user, and their sessions may hand over different
 credentials. `PermittedOrigin` tries one set after another until the store permits a request. A
-candidate is the store as opened with one set of credentials.
+candidate is the store as opened with one set of credentials. The table is the `[[origin]]` section
+for the store in the daemon's config.
 """
 
 import asyncio
@@ -42,8 +43,8 @@ _Result = TypeVar("_Result")
 class CredentialedOrigin(Origin):
     """An object store that is read with one set of credentials.
 
-    These are the credentials of its `Setup`. If it has none, they are the table's; if the table has
-    none either, they are what the store's package finds.
+    They come from the first of these that has any: its `Setup`, the table, and the places in which
+    the store's package looks.
 
     Attributes:
         credentials_kind: kind of the credentials that sessions hand over for this store.
@@ -55,7 +56,10 @@ class CredentialedOrigin(Origin):
     secrets: ClassVar[frozenset[str]] = frozenset({"token"})
 
     def __init__(self, setup: Setup) -> None:
-        """Raises ImportError; AccessDeniedError or ConfigError for unusable credentials."""
+        """Open the store. Blocks.
+
+        Raises ImportError; AccessDeniedError or ConfigError for unusable credentials.
+        """
 
     @staticmethod
     def bucket(url: str) -> str:
@@ -105,6 +109,7 @@ class _Candidate:
                         self._opened = await asyncio.to_thread(self._open)
             opened = self._opened
             if not isinstance(opened, CredentialedOrigin):
+                # The error is kept for all requests, so each raises a copy with its own url.
                 raise type(opened)(opened.message, url=url, remedy=opened.remedy)
             yield opened
         finally:
@@ -159,7 +164,7 @@ class PermittedOrigin(Origin):
         table = setup.table
         has_own = not self.store.secrets.isdisjoint(table.storage_options)
         self._uses_session_credentials = not (table.anon or table.profile or has_own)
-        # None: the daemon's own credentials.
+        # The store is opened now rather than on first use, so that a missing package is reported.
         opened = self._open(None)
         self._own = _Candidate(lambda: opened)
         # Candidates for the sessions' credentials, the newest credentials first.
@@ -249,8 +254,8 @@ class PermittedOrigin(Origin):
     ) -> _Result:
         """Make a request with one set of credentials after another, until the store permits it.
 
-        Credentials with access to the folder decide about a missing object: their NotFoundError is
-        raised. If every set of credentials was refused, the first error is raised.
+        A NotFoundError of credentials that could have found the object is raised: see
+        `not_found_is_final`. If every set of credentials was refused, the first error is raised.
         """
         await self._update_candidates()
         # Nearly all daemons have no other candidates. This shortcut is for speed: each request for
@@ -271,7 +276,8 @@ class PermittedOrigin(Origin):
             except (AccessDeniedError, ConfigError) as exn:
                 refused.append((candidate, exn))
             except OriginUnavailableError as exn:
-                if not exn.has_expired:
+                have_credentials_expired = exn.has_expired
+                if not have_credentials_expired:
                     raise
                 refused.append((candidate, exn))
             else:
@@ -327,13 +333,14 @@ class PermittedOrigin(Origin):
         """Yield all candidates, the best first. Some candidates are yielded twice.
 
         1. The candidate of the session that asks: it probably has the permission, and the store's
-           log then names the right user.
+           log then names the right user. The session may have the daemon's own credentials.
         2. The candidate that has last read from the bucket.
         3. All candidates, from the newest credentials to the daemon's own.
         """
         kept = self._setup.session_credentials
         asking = kept.of_this_task(self.store.credentials_kind)
-        if asking is not None and asking == kept.own(self.store.credentials_kind):
+        daemon_keys = kept.own(self.store.credentials_kind)
+        if asking is not None and asking == daemon_keys:
             yield self._own
         elif asking is not None and asking in self._others:
             yield self._others[asking]

@@ -42,7 +42,8 @@ def reason_to_bypass(table: OriginTable) -> str:
     if not row.has_tier:
         return f"only S3 and web servers can have a tier, not {protocol}://"
 
-    if row.presigned_options is None:  # a tier can be used with any option
+    # The tier is asked with presigned urls, so it can be used only with options that these support.
+    if row.presigned_options is None:  # they support any option
         return ""
     unsupported = sorted(set(table.storage_options) - row.presigned_options)
     if unsupported:
@@ -56,7 +57,7 @@ class Origins:
     Args:
         tables: the `[[origin]]` tables of the config.
         max_connections: maximum number of parts that are requested at the same time, from all
-            origins together.
+            origins together. Each origin may open more connections than that.
         redirect_guard: checks redirects and links; None for a process that reads with its own
             user's rights.
         stall_timeout_s: time without any message after which a transport worker that has requests
@@ -80,7 +81,6 @@ class Origins:
     ) -> None:
         self._redirect_guard = redirect_guard
         self._tables = tables
-        # `max_connections` counts parts, and the origins count connections.
         self._max_opened = _CONNECTIONS_PER_PART * max_connections + _SPARE_CONNECTIONS
         self._origins: dict[tuple[str, str], DeferredOrigin] = {}  # by protocol and table's match
         addresses = [table.tier for table in tables if table.tier is not None]

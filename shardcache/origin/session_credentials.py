@@ -44,6 +44,8 @@ class SessionCredentials:
     def __init__(self, environment: Mapping[str, str], *, is_private: bool = False) -> None:
         self._is_private = is_private
         self._own = {kind: kind.of(environment) for kind in KINDS}
+        # By kind: all credentials that are kept, and those of them that have no holder, which are
+        # in the order in which their last sessions ended.
         self._newest_first: dict[type[Credentials], list[Credentials]] = {}
         self._ended: dict[type[Credentials], list[Credentials]] = {}
         for kind in KINDS:
