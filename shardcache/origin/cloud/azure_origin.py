@@ -97,8 +97,8 @@ class AzureOrigin(StoreOrigin):
     def _check_account(self, url: str) -> None:
         """Raise OriginError if a url names another account than the table's."""
         # A url such as az://CONTAINER/KEY names no account: the host is then empty.
-        host = url.partition("://")[2].partition("/")[0].partition("@")[2]
-        account = host.partition(".")[0]
+        _container, _, host = self.bucket(url).partition("@")
+        account, _, _ = host.partition(".")
         if account not in ("", self._account):
             own = f"the account of the [[origin]] table is {self._account}"
             raise OriginError(

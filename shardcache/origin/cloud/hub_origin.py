@@ -1,8 +1,9 @@
 """The Hugging Face Hub.
 
 The place of a file is the url of its bytes: the Hub's own, or a signed url of another server, to
-which the Hub redirects. A file is located when its place is known. A place or a host is near if it
-is this node or its cloud's metadata service: requests of users must not reach it.
+which the Hub redirects. A file is located when its place is known. A host is near if it is this
+node or its cloud's metadata service, which users' requests must not reach. The table is the
+`[[origin]]` section for the Hub in the daemon's config.
 """
 
 import asyncio
@@ -49,12 +50,10 @@ class HubOrigin(StoreOrigin):
     show that two parts are from different versions of the file. So such a file is fetched in one
     answer instead of in parts.
 
-    For `listed_version`, `endpoint` and `anonymous`, see `StoreOrigin`; for `credentials_kind`, see
-    `CredentialedOrigin`.
     """
 
-    listed_version = "blob_id"
-    endpoint = "endpoint"
+    listed_version = "blob_id"  # git's SHA-1 in a listing
+    endpoint = "endpoint"  # the filesystem's option for a mirror's url
     anonymous: ClassVar[dict[str, Any]] = {"token": False}
     credentials_kind = HubToken
 
@@ -84,8 +83,9 @@ class HubOrigin(StoreOrigin):
             self._located.clear()
         obj = self._object(url, answer)
         if obj.checksum is None:  # the file of a mirror, whose parts may be of several versions
-            # The file is fetched as one stream, and because no request for bytes names a version,
-            # the version is checked again after the download: see `RemoteObject`.
+            # 1. The file is fetched as one stream (`ranges`).
+            # 2. A mirror may redirect to a url that serves any version, so the version is checked
+            #    again after the download (`guarded`).
             obj = replace(obj, ranges=False, guarded=False)
         self._located[url] = (obj, place)
         return obj
@@ -142,9 +142,7 @@ class HubOrigin(StoreOrigin):
 
     def _note_permission(self, url: str, answer: Answer | None) -> None:
         """Record whether an answer shows that the token may read the repository."""
-        # `_ask` returns None only if it is given a callback, `Reading.commit`, that drops the body
-        # of an answer. For a HEAD it is given no `Reading`.
-        assert answer is not None
+        assert answer is not None  # only a read with `commit` may have no answer
         is_within = answer.headers.get("x-error-code") in _WITHIN_REPOSITORY
         if answer.status < 400 or is_within:
             if len(self._readable) >= _MAX_READABLE:
@@ -170,7 +168,8 @@ class HubOrigin(StoreOrigin):
         if url not in self._located:
             return True
         obj, _place = self._located[url]
-        return time.monotonic() - obj.reported_s > _LOCATED_S
+        age_s = time.monotonic() - obj.reported_s
+        return age_s > _LOCATED_S
 
     def _target(self, url: str) -> str:
         """As `StoreOrigin._target`. Raises NotFoundError for a url that does not name a file."""
@@ -211,22 +210,25 @@ class HubOrigin(StoreOrigin):
         return Checksum(algorithm, int(version, 16))
 
     async def _prove(self, _was_refused: bool) -> Proof:
-        """As `StoreOrigin._prove`: the token that the environment or the user's login has now.
+        """As `StoreOrigin._prove`: the session's or the table's token, if there is one.
 
-        The token is looked up at each call, so a refusal of the last token makes no difference.
+        Otherwise the token is looked up in the environment and the user's login, at each call. So a
+        refusal of the last token makes no difference.
         """
         from huggingface_hub.utils import build_hf_headers
 
-        headers = await asyncio.to_thread(build_hf_headers, token=self._fs.token)
+        given = self._fs.token  # None to look for a token, False to send none
+        headers = await asyncio.to_thread(build_hf_headers, token=given)
         source = "token" if "authorization" in headers else NO_CREDENTIALS
         return Proof(headers, until_s=time.time() + _LOCATED_S, source=source)
 
 
 def _check_repository(url: str) -> None:
-    """Raise NotFoundError for a storage bucket: a GET of its files names no version.
+    """Raise NotFoundError for the url of a storage bucket.
 
-    The remedy is the Hub's S3 gateway. Its S3 credentials are made in the settings of an access
-    token, on the Hub's pages.
+    Over hf://, a GET of a bucket's file cannot name a version, so its parts could be of several
+    versions. The remedy is the Hub's S3 gateway. Its S3 credentials are made in the settings of an
+    access token, on the Hub's pages.
     """
     if url.startswith(_BUCKETS):
         raise NotFoundError(

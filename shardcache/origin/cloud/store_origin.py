@@ -167,9 +167,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
 
         Raises the error for any other answer.
         """
-        # `_ask` returns None only if it is given a callback, `Reading.commit`, that drops the body
-        # of an answer. For a HEAD it is given no `Reading`.
-        assert answer is not None
+        assert answer is not None  # only a read with `commit` may have no answer
         headers = answer.headers
         # For a file of git LFS, the Hub states version and size itself, and redirects to the server
         # that has the bytes.
