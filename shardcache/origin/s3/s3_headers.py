@@ -35,7 +35,7 @@ def checksum_of(head: Headers, url: str) -> Checksum | None:
 
     Returns None if S3 states no checksum, or states one that is or may be a composite.
     """
-    was_in_parts = "-" in head["etag"]
+    was_in_parts = "-" in head["etag"]  # such an ETag ends with a dash and the number of parts
     presumed_type = "COMPOSITE" if was_in_parts else "FULL_OBJECT"
     if head.get("x-amz-checksum-type", presumed_type) != "FULL_OBJECT":
         return None

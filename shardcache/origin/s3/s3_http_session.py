@@ -47,7 +47,7 @@ class StoreSession(_SessionWithoutRedirects):
     ) -> None:
         pooled = _POOLED | (connector_args or {})
         fresh = pooled | {"force_close": True}
-        del fresh["keepalive_timeout"]
+        del fresh["keepalive_timeout"]  # aiohttp rejects it together with `force_close`
         super().__init__(*args, connector_args=pooled, **options)
         self._fresh = _SessionWithoutRedirects(*args, connector_args=fresh, **options)
         # These are times by the event loop's clock.

@@ -290,8 +290,9 @@ class S3Origin(CredentialedOrigin):
     def _keys(self, setup: Setup) -> AwsKeys | None:
         """Return the keys with which to read; None for the table's, or those that botocore finds.
 
-        Temporary keys of the environment are passed explicitly. Otherwise botocore would renew
-        expired keys from the environment, where it would find the same expired keys.
+        Temporary keys of the environment are passed to botocore explicitly. It would otherwise look
+        for new keys in the environment when these expire, but the daemon's environment never
+        changes.
         """
         if isinstance(setup.credentials, AwsKeys):
             return setup.credentials
@@ -376,7 +377,7 @@ def _version_body(obj: RemoteObject, parts: Parts, *, held: bool) -> Body:
     """Return the expected body of parts of exactly this version; for `held` see `Body`."""
     expected = {
         "content-range": content_ranges(obj, parts.start, parts.stop),
-        # A proxy on the way may mark the ETag as weak, with "W/".
+        # Some stores leave out the quotes, and a proxy on the way may mark the ETag as weak ("W/").
         "etag": (f'"{obj.version}"', obj.version, f'W/"{obj.version}"'),
     }
     return Body(parts, 206, expected, held=held)

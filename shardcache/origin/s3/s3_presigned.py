@@ -24,7 +24,7 @@ from shardcache.transport.between.messages import Answer, Request
 log = SharedLogger()
 
 CHECKSUM_MODE = {"x-amz-checksum-mode": "ENABLED"}
-"""Header of a HEAD whose answer is to have the object's checksums; part of what is signed."""
+"""Header by which a HEAD asks for the object's checksums. It is signed along with the url."""
 
 # Statuses by which a store may refuse a presigned url. The SDK then repeats the request, and its
 # answer states the reason.
@@ -69,7 +69,7 @@ class PresignedRequests:
         self._signer = Signer(DIRECT if table.tier is None else BEHIND_TIER)
         # Presigned urls of GETs and the times at which they were signed, by url.
         self._signed_urls: dict[str, tuple[str, float]] = {}
-        self._signed_by_fs: Any = None  # the filesystem with these urls' credentials
+        self._signed_by_fs: Any = None  # the filesystem whose credentials have signed these urls
         self._proxy_of = lru_cache(_MAX_HOSTS)(proxy_of)
         self._ca_file = lru_cache(1)(_ca_file)
 
