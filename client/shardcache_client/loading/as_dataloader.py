@@ -17,7 +17,7 @@ ORDER_OPTIONS = ("sampler", "batch_sampler", "shuffle")
 """Options of a DataLoader that a loader refuses: its dataset determines the order."""
 
 DATALOADER_ATTRIBUTES = inspect.signature(DataLoader).parameters.keys() - {*ORDER_OPTIONS}
-"""Attributes of the DataLoader that frameworks look at."""
+"""Attributes of a DataLoader that frameworks look at: all that a loader has an option for."""
 
 
 def refuse_options_of_order(options: Mapping[str, Any]) -> None:
@@ -51,6 +51,7 @@ def new_template(options: Mapping[str, Any], collate_fn: Callable[[Any], Any]) -
                 remedy='omit it; or write workers="processes"',
             )
         own_options["num_workers"] = 0
+        # A DataLoader refuses this option without worker processes.
         own_options.pop("prefetch_factor", None)
     return DataLoader(_EmptyDataset(), collate_fn=collate_fn, **own_options)
 

@@ -1,8 +1,10 @@
 """`ShardLoader`: a dataset's batches, with its epochs and an exact state.
 
-An iteration is one pass over the loader by one iterator. A source makes the batches of an
-iteration, with workers; it is kept for the next iteration. Batches have numbers if the dataset's
-samples are counted in advance; otherwise a stage or a filter decides what goes into them (staged).
+- An iteration is one pass over the loader by one iterator. The main iteration is the one that
+  counts as the reading of its epoch; a bookmark keeps account of it (see `Role`).
+- A source makes the batches of an iteration, with workers. It is kept for the next iteration.
+- Batches have numbers if the dataset's samples are counted in advance. Otherwise they are staged: a
+  stage or a filter decides what goes into them.
 """
 
 import logging
@@ -193,8 +195,8 @@ class ShardLoader(Generic[B_co]):
             # No variable holds the source's batches, so they are closed at once if this generator
             # ends early or fails. Source and position are of one kind, which `iteration.position`
             # leaves open.
-            for taken, (batch, end, made_times) in enumerate(source.read(iteration.position)):
-                if taken == 1:  # the second batch: the iterator is more than a look at the data
+            for number, (batch, end, made_times) in enumerate(source.read(iteration.position), 1):
+                if number == 2:  # the iterator is more than a look at the data
                     self._make_main(iteration, source)
                 bookmark.take(iteration)
                 position.note(end)  # type: ignore[arg-type]
@@ -219,7 +221,7 @@ class ShardLoader(Generic[B_co]):
         # Not done above if the last batch was not known to be the last.
         self._finish(iteration, source)
         iteration.reading = "over"
-        if iteration.role != "overtaken":  # that is, unless another iteration counts instead
+        if iteration.role != "overtaken":
             self._times = times
             log.info("%s", times)
 
@@ -233,11 +235,11 @@ class ShardLoader(Generic[B_co]):
         self._keep(source, iteration)
         return source
 
-    # Each time that an iteration begins to count, or ends, its source is offered to be kept: the
-    # iteration that reads the kept source may be gone by then.
+    # A source is offered to be kept when its iteration begins, becomes the main one, or ends: each
+    # time, the iteration that has been reading the kept source may be gone.
 
     def _make_main(self, iteration: Iteration, source: Source) -> None:
-        """Let an iteration count as the reading of its epoch, unless a later epoch is read."""
+        """Make an iteration the main one, unless a later epoch is read."""
         self._reader.bookmark.make_main(iteration)
         self._keep(source, iteration)
 
@@ -320,9 +322,8 @@ class ShardLoader(Generic[B_co]):
             quota=epochs.quota(rank, deal),
         )
         work = StagedWork(staged_epoch, chunks, ChunkTask(resume, rank, chunk_size))
-        is_over_for_all = are_over(states)
-        is_over = is_over_for_all or has_reader_ended(states, rank)
-        return StagedPosition(work, staged_form, form, is_over=is_over)
+        is_read = are_over(states) or has_reader_ended(states, rank)
+        return StagedPosition(work, staged_form, form, is_read=is_read)
 
     @property
     def _position(self) -> Position:
@@ -355,7 +356,10 @@ class ShardLoader(Generic[B_co]):
 
     @property
     def _is_over(self) -> bool:
-        """True if the last iteration was read to its end, so that the next position counts."""
+        """True if the last iteration has ended after its last batch.
+
+        The loader's position is then the start of the next iteration.
+        """
         current = self._reader.bookmark.current
         return current is not None and current.position.is_read and not current.live
 

@@ -105,7 +105,9 @@ class LockProbe:
         """Take the samples, in the probe's thread, while pieces of work are being done."""
         # A separate generator: training depends on the sequence of the global one.
         pauses = Random()
-        # Processor time that the other threads must have used in total before a sample counts.
+        # A sample that finds the lock held takes it from the thread at work. The next sample counts
+        # only once that thread has worked again: when the other threads' processor time has reached
+        # this value.
         needed_work_s = 0.0
         while self._use.samples < self._max_samples:
             if not self._at_work.is_set():
@@ -118,8 +120,8 @@ class LockProbe:
             if self._is_closed:
                 return
             is_held = _is_held_after(pauses.uniform(_MIN_PAUSE_S, _MAX_PAUSE_S))
-            # On a busy machine, the thread that gave the lock to this one may not have run since.
-            # The sample would then count as work that does not need the lock.
+            # On a busy machine, the thread at work may not have run since: the lock was free, but
+            # only because of the last sample.
             work_s = _work_of_others_s()
             if work_s < needed_work_s or not self._at_work.is_set():
                 continue

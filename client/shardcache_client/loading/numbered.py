@@ -77,7 +77,7 @@ class BatchPosition:
 
     def to_json(self) -> dict[str, Any]:
         """Return the rank's state as a JSON object."""
-        # Batches that were left out may have put this rank ahead of the others.
+        # With gaps, this rank may be ahead: its end is then not the end of the others.
         is_in_step = self.rank.world_size == 1 or not self.has_gaps
         is_over_for_all = (
             self.is_read
@@ -91,8 +91,8 @@ class BatchPosition:
             over=is_over_for_all,
             left=max(0, self.batches.samples - self.next * self.size),
         )
-        # The state of a rank that may be ahead must not stand for all. A state names its rank only
-        # where ranks may have different numbers of samples.
+        # The state of a rank that may be ahead must not stand for all ranks. A state without a rank
+        # is of ranks with equal numbers of samples, none of which can be ahead.
         if self.has_gaps and not is_over_for_all and state.rank is not None:
             state = replace(state, in_step=False)
         return state.to_json()
@@ -130,7 +130,7 @@ class NumberedBatches:
         """Yield the same as `read`, and note the bad samples."""
         is_over = False
         while not (is_over or position.is_read):
-            # The task is begun again, at another batch, whenever the user skips batches.
+            # This loop turns once, and once more whenever the user skips batches.
             start = position.next
             task = BatchTask(position.batches.progress, position.rank)
             with closing(self._workers.made(task, position.batches, start)) as batches:
@@ -143,6 +143,7 @@ class NumberedBatches:
                     else:
                         yield made.batch, number + 1, made.times
                     is_over = made.is_last
-                    # The position has moved on if the user has skipped batches.
+                    # The loader has noted this batch in the position, so the next one is due unless
+                    # the user has skipped batches.
                     if is_over or position.next != number + 1:
                         break

@@ -2,9 +2,9 @@
 
 A part is one batch, or one chunk of samples. A task says what a rank has to make in an iteration;
 its parts are numbered. A torch DataLoader, whose samples are the numbers of the parts, starts the
-processes, keeps the parts in order, passes their memory, and reports dead workers. While the kind
-of workers is not decided, a probe samples how much the work holds Python's global lock; see
-`worker_choice`.
+processes, keeps the parts in order, passes their memory to the trainer (the process that runs the
+training loop), and reports dead workers. While the kind of workers is not decided, a probe samples
+how much the work holds Python's global lock; see `worker_choice`.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ A wait needs no lock, and would hide how much the work itself needs the lock.
 
 
 class IssuedTask(NamedTuple):
-    """A task as it is sent to workers, together with the number of each part to be made.
+    """A task as it is sent to workers: once for each part, along with the part's number.
 
     Attributes:
-        serial: number of the iteration, which tells two iterations with equal tasks apart.
+        serial: number of the iteration. It distinguishes iterations whose tasks are equal.
         task: the task.
         is_watched: True to sample whether making the task's parts holds Python's global lock.
     """
@@ -59,19 +59,19 @@ class _OpenTask:
 
     Attributes:
         issued: the task as it was sent.
-        work: makes the raw parts of the task in this process.
+        work: reads the samples of each part.
         session: the session with the daemon.
-        places: reads the samples.
-        maker: decodes and collates raw parts.
+        places_reader: reads the samples at places, for `work`.
+        maker: makes parts of the samples that were read.
         probe: samples the use of Python's global lock.
-        resources: closes maker, places and probe, and gives back the session.
+        resources: closes maker, places reader and probe, and gives back the session.
         next: number of the part after the last part that was made.
     """
 
     issued: IssuedTask
     work: RankWork
     session: Session
-    places: PlacesReader
+    places_reader: PlacesReader
     maker: Maker
     probe: LockProbe
     resources: ExitStack
@@ -81,7 +81,7 @@ class _OpenTask:
         """Make a part. Raises the errors of reading and decoding."""
         self.next = number + 1
         self.probe.begin()
-        raw = self.work.read_part(number, self.places, self.session)
+        raw = self.work.read_part(number, self.places_reader, self.session)
         made = self.maker.make(raw)
         lock_use = self.probe.end()
         if isinstance(made.batch, Chunk):
@@ -168,23 +168,23 @@ class PartsByTask(Dataset[MadePart]):
             maker = resources.enter_context(work.open_maker(Skips(for_epoch(reading.on_error))))
             session = resources.enter_context(reading.sessions.borrow())
             is_shared = self._workers() > 1
-            reader = work.place_reader(session, is_shared=is_shared)
-            places = resources.enter_context(closing(reader))
+            places_reader = work.place_reader(session, is_shared=is_shared)
+            resources.enter_context(closing(places_reader))
             probe = LockProbe(MAX_SAMPLES if issued.is_watched else 0)
             resources.callback(probe.close)
             return _OpenTask(
                 issued,
                 work,
                 session=session,
-                places=places,
+                places_reader=places_reader,
                 maker=maker,
                 probe=probe,
-                resources=resources.pop_all(),
+                resources=resources.pop_all(),  # from here on, the open task closes them
             )
         raise AssertionError  # for type checkers: an ExitStack might suppress an exception
 
     def close(self) -> None:
-        """Release the resources of the open task; the pool keeps the session for the next task."""
+        """Release the resources of the open task, whose session the next task can borrow."""
         open_task = self._open_task
         self._open_task = None
         if open_task is not None:
@@ -215,19 +215,19 @@ class _PartNumbers(Sampler[tuple[IssuedTask, int]]):
     Attributes:
         issued: the task; set before each iteration.
         numbers: numbers of the parts; set before each iteration.
-        are_over: True once workers are to be asked for no further parts.
+        is_retired: True to ask the workers for no further parts.
     """
 
     def __init__(self) -> None:
         self.issued: IssuedTask | None = None
         self.numbers = range(0)
-        self.are_over = False
+        self.is_retired = False
 
     def __iter__(self) -> Iterator[tuple[IssuedTask, int]]:
         assert self.issued is not None
         issued = self.issued
         for number in self.numbers:
-            if self.are_over:
+            if self.is_retired:
                 return
             yield issued, number
 
@@ -268,7 +268,7 @@ class ProcessPool:
         """Yield the parts of these numbers, in order, until `retire` is called.
 
         Args:
-            task: has the parts.
+            task: the task that has the parts.
             numbers: numbers of the parts to make.
             is_watched: True to sample whether making the parts holds Python's global lock.
 
@@ -290,7 +290,7 @@ class ProcessPool:
         finally:
             # After an error, or when no parts are wanted any more, the workers end. Otherwise they
             # stay for the next task, if they persist.
-            if not are_intact or self._part_numbers.are_over:
+            if not are_intact or self._part_numbers.is_retired:
                 end_workers(self._dataloader, parts)
 
     def retire(self) -> None:
@@ -298,7 +298,7 @@ class ProcessPool:
 
         The workers end once the caller has taken the parts that they were already asked for.
         """
-        self._part_numbers.are_over = True
+        self._part_numbers.is_retired = True
 
 
 def _unpacked(part: MadePart) -> MadePart:

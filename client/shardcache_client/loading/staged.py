@@ -74,20 +74,20 @@ class StagedPosition:
         work: the epoch from this position on.
         form: the form of the stage's items.
         batch_form: the form of the batches.
-        is_over: True if there are no batches left.
+        is_read: True if there are no batches left.
     """
 
     def __init__(
-        self, work: StagedWork, form: StagedForm, batch_form: BatchForm, *, is_over: bool
+        self, work: StagedWork, form: StagedForm, batch_form: BatchForm, *, is_read: bool
     ) -> None:
         self.work = work
         self._form = form
         self._batch_form = batch_form
         self._reached = work.resumes_at
-        self._is_over = is_over
+        self._is_read = is_read
 
     def __repr__(self) -> str:
-        return f"StagedPosition({self._reached!r}, is_over={self._is_over})"
+        return f"StagedPosition({self._reached!r}, is_read={self._is_read})"
 
     @property
     def epoch(self) -> int:
@@ -102,7 +102,7 @@ class StagedPosition:
     @property
     def is_read(self) -> bool:
         """True if there are known to be no more batches."""
-        return self._is_over
+        return self._is_read
 
     @property
     def batches_left(self) -> int:
@@ -123,17 +123,17 @@ class StagedPosition:
 
     def note(self, end: BatchEnd) -> None:
         """Note that the batch with this end is taken."""
-        self._reached, self._is_over = end
+        self._reached, self._is_read = end
 
     def end(self) -> None:
         """Note that there are no more batches."""
-        self._is_over = True
+        self._is_read = True
 
     def to_json(self) -> dict[str, Any]:
         """Return the rank's state as a JSON object."""
-        is_over_for_all = self._is_over and self._form.ends_together(self.work.task.rank)
+        is_over_for_all = self._is_read and self._form.ends_together(self.work.task.rank)
         state = self.work.staged_epoch.state(
-            self._reached, ended=self._is_over, over=is_over_for_all
+            self._reached, ended=self._is_read, over=is_over_for_all
         )
         return state.to_json()
 
@@ -162,11 +162,11 @@ class StagedBatches:
             return
         work = position.work
         samples = _ChunkSamples(work)
-        uncollated = partial(self._uncollated_batches, work, samples)  # called with a `check`
+        uncollated = partial(self._uncollated_batches, work, samples)  # needs a `check`
         # With workers, a thread of this process puts batches together ahead of the loop. A stage
         # that waits for other ranks may only run in the loop's own thread.
         if self._workers.count > 0 and not position.may_wait_for_ranks:
-            # The thread has to use the accelerator of this one, into whose memory batches go.
+            # Called in this thread, since the other thread has to use the accelerator of this one.
             prepare_thread = self._workers.preparation()
             made = made_by_threads(
                 uncollated,
@@ -299,8 +299,8 @@ class _ChunkSamples:
 
         Raises ShardError if all samples have come, and none of them was good.
         """
-        # This list is the staged epoch's: the steps begun so far are added here, and it drops those
-        # that it has passed.
+        # The staged epoch has this deque, too: steps are added here, and the staged epoch removes
+        # those that it has passed.
         begun_steps = self._work.staged_epoch.begun
         resumed = self._work.resumes_at
         share = resumed.step.share
@@ -312,8 +312,8 @@ class _ChunkSamples:
             self.skipped += made.skipped
             self.lost |= made.lost
             self._add_times(made.times)
-            # A chunk lists the steps that it touches. An earlier chunk may have listed the first of
-            # these as well. Steps are compared as tuples: by share, then by their number in it.
+            # A chunk lists the steps that its places belong to; the previous chunk may have listed
+            # the first of them as well. Steps are in order: by share, then by number in the share.
             for step in chunk.steps:
                 if not begun_steps or step > begun_steps[-1]:
                     begun_steps.append(step)
@@ -322,8 +322,7 @@ class _ChunkSamples:
             if chunk.items:
                 last_good = Spot(chunk.items[-1].place, share)
             else:
-                # An epoch may last until enough good samples have come. It would never end if no
-                # sample was good, so this raises an error once all have been tried in vain.
+                # This raises an error once all samples have been tried, and none was good.
                 end = Spot(chunk.end, share)
                 self._work.chunks.check_progress(last_good, end, chunk.first_error)
             yield from chunk.items

@@ -27,8 +27,8 @@ PROCESS_OPTIONS = ("multiprocessing_context", "persistent_workers", "worker_init
 # would wait for the lock for long.
 _MAX_DEMAND = 0.5
 
-# Minimum numbers of samples for the shares to count as known: per worker, and for the training
-# process.
+# Minimum numbers of samples of the lock for the shares to count as known: per worker, and for the
+# steps of the training loop. See `lock_probe` for samples.
 _MIN_SAMPLES_A_WORKER = 60
 _MIN_SAMPLES_OF_STEPS = 100
 
@@ -83,7 +83,10 @@ class ObservedLockUse:
 
     @property
     def demand(self) -> float | None:
-        """Share of time for which the lock would be held with threads; None while unknown."""
+        """Share of time for which threads and training would need the lock; None while unknown.
+
+        It is above 1 if one lock would not be enough.
+        """
         training = self.training_demand
         if training is None or self.making.samples < _MIN_SAMPLES_A_WORKER * self.workers:
             return None

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from shardcache_client.ranks.torch_group import in_worker
+from shardcache_client.sharing.buffer import Buffer, pass_on
 
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
@@ -68,21 +69,19 @@ def prepare(handover: "Handover | None") -> None:
         keep_freed_memory()
     if handover is None:
         return
-    from shardcache_client.sharing.buffer import Buffer, pass_on
-
     # torch documents this map as the way to extend `default_collate`. Each process has its own map.
     default_collate_fn_map[Buffer] = pass_on
     if not in_worker():
         handover.acks.receive_here()
 
 
-@cache
+@cache  # done once in each process
 def end_with_trainer() -> None:
     """End this worker's process as soon as its trainer has ended, even by SIGKILL.
 
     torch checks for the trainer's end only between two batches. A worker may be blocked because its
     batches fill the pipe to the dead trainer. It would stay for ever, because its siblings hold the
-    other end of the pipe; its leases, and the sockets that it has inherited, would stay with it.
+    other end of the pipe. Its leases, and the sockets that it has inherited, would stay as well.
     """
     trainer = parent_process()
     if trainer is None or trainer.pid is None:
@@ -107,7 +106,7 @@ def _exit_after(pidfd: int) -> None:
     os._exit(1)
 
 
-@cache
+@cache  # done once in each process
 def keep_freed_memory() -> None:
     """Let this process keep up to 128 MiB of freed memory, if its C library is glibc.
 

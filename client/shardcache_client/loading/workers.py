@@ -107,8 +107,8 @@ class Workers:
                     taken += 1
                     yield part
 
-        # Threads make all parts; or the rest of them, if threads were chosen during the task, as
-        # `_made_by_processes` then removes the pool.
+        # Threads make all parts; or the rest of them if threads were chosen during the task, which
+        # makes `_made_by_processes` remove the pool.
         if self._pool is None:
             finish = self._pinned_part if isinstance(task, BatchTask) else _unchanged
             yield from work.made(
