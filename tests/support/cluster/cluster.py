@@ -7,12 +7,12 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from support.cluster import network
 from support.cluster.network import Network
 from support.cluster.node import Dataset, Node, Store
 from support.cluster.tier import Tier, why_no_tier
+from support.lifetime import Lifetime
 from support.programs.cli import Ran
 from support.programs.daemon import eventually
 from support.programs.guard import GUARD_S
@@ -65,7 +65,7 @@ class Round:
         assert not self.runs[node].done()
 
 
-class Cluster:
+class Cluster(Lifetime):
     """A store, and hosts for nodes; a context manager that ends everything on leaving.
 
     Attributes:
@@ -81,19 +81,12 @@ class Cluster:
         self._count = hosts
         self._flags = flags
         self._root = root
-        self._stack = ExitStack()
 
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            network = stack.enter_context(Network())
-            self.hosts = [network.add(number) for number in range(1, self._count + 1)]  # for as many nodes
-            self.store = stack.enter_context(Store(network.add(_STORE), self._root))
-            self.store.host.limit(MBIT_PER_S)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def begin(self) -> None:
+        network = self.parts.enter_context(Network())
+        self.hosts = [network.add(number) for number in range(1, self._count + 1)]  # for as many nodes
+        self.store = self.parts.enter_context(Store(network.add(_STORE), self._root))
+        self.store.host.limit(MBIT_PER_S)
 
     @contextmanager
     def nodes(

@@ -9,9 +9,10 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+
+from support.lifetime import Lifetime
 
 _CLONE_NEWNET = 0x40000000
 _SUBNET = "10.77.0"
@@ -118,27 +119,18 @@ class Host(Namespace):
         return next(list(map(int, line.split()[1:])) for line in lines if line.split()[0] == "eth0:")
 
 
-class Network:
+class Network(Lifetime):
     """A bridge and the hosts that are added to it; a context manager that gives all of them up on leaving."""
 
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            self._switch = Namespace()
-            stack.callback(self._switch.close)
-            self._switch.run("ip", "link", "add", "bridge", "type", "bridge")
-            self._switch.run("ip", "link", "set", "bridge", "up")
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def begin(self) -> None:
+        self._switch = Namespace()
+        self.parts.callback(self._switch.close)
+        self._switch.run("ip", "link", "add", "bridge", "type", "bridge")
+        self._switch.run("ip", "link", "set", "bridge", "up")
 
     def add(self, number: int) -> Host:
         host = Host(self._switch, number)
-        self._stack.callback(host.close)
+        self.parts.callback(host.close)
         return host
 
 

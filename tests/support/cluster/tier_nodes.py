@@ -5,10 +5,9 @@ import os
 import ssl
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -17,6 +16,7 @@ from shardcache.cluster.nginx_conf import render
 from shardcache.cluster.node_list import Node, parse
 from shardcache.cluster.tier_config import Tier, Tls, Upstream
 from support.cluster.tier import Nginx, why_no_tier
+from support.lifetime import Lifetime
 from support.network.http_requests import Answer, answered
 from support.network.ports import free_port
 from support.programs.cli import shardcache
@@ -26,7 +26,7 @@ from support.programs.guard import GUARD_S
 needs_nginx = pytest.mark.skipif(why_no_tier() is not None, reason=str(why_no_tier()))
 
 
-class TierNodes:
+class TierNodes(Lifetime):
     """The nginx of every node, until the end of a `with` block.
 
     Attributes:
@@ -35,8 +35,8 @@ class TierNodes:
     """
 
     def __init__(self, stores: Sequence[str], count: int = 3, *, tls: Tls | None = None, **options: Any) -> None:
-        self._stack = ExitStack()
-        self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shardcache-tier-")))
+        self._temporary = tempfile.TemporaryDirectory(prefix="shardcache-tier-")
+        self.folder = Path(self._temporary.name)
         self.tier = Tier(
             nodes=parse(",".join(f"node{number}=127.0.0.{number + 1}" for number in range(1, count + 1))),
             stores=tuple(map(Upstream.parse, stores)),
@@ -51,18 +51,11 @@ class TierNodes:
         )
         self._running: dict[str, Nginx] = {}
 
-    def __enter__(self) -> Self:
-        self._stack.callback(self._kill_all)
-        try:
-            for node in self.tier.nodes:
-                self.start(node)
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def begin(self) -> None:
+        self.parts.enter_context(self._temporary)
+        self.parts.callback(self._kill_all)
+        for node in self.tier.nodes:
+            self.start(node)
 
     def start(self, node: Node, config: Path | None = None) -> None:
         """Start a node's nginx, and wait until it answers.

@@ -6,12 +6,12 @@ import socket
 import socketserver
 import struct
 import threading
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
 import pytest
 
+from support.lifetime import Lifetime
 from support.network.leading import sitecustomize
 
 _FOLDER = Path(sitecustomize.__file__).parent
@@ -32,7 +32,7 @@ def lead(monkeypatch: pytest.MonkeyPatch, name: str, *addresses: str, port: int 
 SILENT = "127.0.0.2"
 
 
-class SilentAddress:
+class SilentAddress(Lifetime):
     """A listening socket whose queue is full, so that the kernel drops what comes; a context manager.
 
     Args:
@@ -41,22 +41,17 @@ class SilentAddress:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._stack = ExitStack()
 
-    def __enter__(self) -> Self:
-        listener = self._stack.enter_context(socket.socket())
+    def begin(self) -> None:
+        listener = self.parts.enter_context(socket.socket())
         listener.bind((SILENT, self._port))
         listener.listen(0)
         while self._is_taken():
             pass
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def _is_taken(self) -> bool:
         """Tell whether the kernel takes one more connection, and keep it."""
-        caller = self._stack.enter_context(socket.socket())
+        caller = self.parts.enter_context(socket.socket())
         caller.settimeout(0.2)
         try:
             caller.connect((SILENT, self._port))

@@ -8,11 +8,11 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
 
 from support import ROOT
+from support.lifetime import Lifetime
 from support.programs.daemon import eventually
 from support.programs.pages import recipe
 
@@ -32,7 +32,7 @@ def why_not() -> str | None:
     return f"no {missing[0]} here: apt-get install systemd-container" if missing else None
 
 
-class Machine:
+class Machine(Lifetime):
     """A context manager: it has booted on entering, and nothing is left of it on leaving.
 
     Args:
@@ -42,20 +42,10 @@ class Machine:
 
     def __init__(self, binds: Mapping[Path, Path], disks: Mapping[Path, Path] | None = None) -> None:
         self._binds, self._disks = binds, disks or {}
-        self._exit = ExitStack()
         self._leader = 0
 
-    def __enter__(self) -> Self:
-        with self._exit:
-            root = Path(self._exit.enter_context(tempfile.TemporaryDirectory(prefix="machine-")))
-            self._boot(root)
-            self._exit = self._exit.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._exit.close()
-
-    def _boot(self, root: Path) -> None:
+    def begin(self) -> None:
+        root = Path(self.parts.enter_context(tempfile.TemporaryDirectory(prefix="machine-")))
         (root / "root").mkdir()
         flags = ["--volatile=overlay", "--register=no", "--keep-unit", "--link-journal=no", "--console=pipe"]
         flags += [f"--uuid={uuid.uuid4().hex}", *(f"--bind-ro={host}:{here}" for host, here in self._binds.items())]
@@ -65,7 +55,7 @@ class Machine:
             nspawn = subprocess.Popen(
                 [*command, "--", "--unit=basic.target"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        self._exit.callback(self._end, nspawn)
+        self.parts.callback(self._end, nspawn)
         eventually(lambda: self._has_begun(nspawn), limit_s=_LIMIT_S)
         eventually(lambda: self.state("basic.target") == "active", limit_s=_LIMIT_S)
 

@@ -10,14 +10,14 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from support.cluster import network
 from support.cluster.network import Host, Namespace
 from support.disks.mounts import MountedFiles
+from support.lifetime import Lifetime
 from support.platforms.images import Image
 from support.platforms.oci import SECCOMP_PROFILE, Json, Mount, Security, runtime_config
 from support.platforms.rendered import INSTALL
@@ -205,7 +205,7 @@ def why_no_network() -> str | None:
     return "needs CNI's plugins and iptables: apt-get install containernetworking-plugins iptables"
 
 
-class Pod:
+class Pod(Lifetime):
     def __init__(self, name: str, spec: Mapping[str, Any], node: Node, image: Image, env: Mapping[str, str]) -> None:
         """Make its volumes. `env` is the image's own.
 
@@ -220,30 +220,24 @@ class Pod:
     def __repr__(self) -> str:
         return f"<Pod {self.name} on {self.node.root.name}>"
 
-    def __enter__(self) -> Self:
+    def begin(self) -> None:
         """Connect it to its node's network, and start all its containers once the others have run.
 
         Raises RuntimeError if one of those fails.
         """
-        with ExitStack() as stack:
-            stack.callback(self.volumes.remove)
-            if self.node.host is not None:
-                ports = [port for container in self.spec["containers"] for port in container.get("ports", ())]
-                name = f"{self.node.root.name}-{self.name}"
-                self._sandbox = Sandbox(name, self.node.host, self.node.root / "cni", ports)
-                stack.callback(self._sandbox.remove)
-            stack.callback(self._delete)
-            for container in self.spec.get("initContainers", ()):
-                running = self._start(container)
-                if running.wait():
-                    raise RuntimeError(f"{container['name']} failed: {running.log()}")
-            for container in self.spec["containers"]:
-                self.containers[container["name"]] = self._start(container)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self.parts.callback(self.volumes.remove)
+        if self.node.host is not None:
+            ports = [port for container in self.spec["containers"] for port in container.get("ports", ())]
+            name = f"{self.node.root.name}-{self.name}"
+            self._sandbox = Sandbox(name, self.node.host, self.node.root / "cni", ports)
+            self.parts.callback(self._sandbox.remove)
+        self.parts.callback(self._delete)
+        for container in self.spec.get("initContainers", ()):
+            running = self._start(container)
+            if running.wait():
+                raise RuntimeError(f"{container['name']} failed: {running.log()}")
+        for container in self.spec["containers"]:
+            self.containers[container["name"]] = self._start(container)
 
     def restart(self, name: str) -> None:
         """Start a container that has ended again, as the kubelet does."""

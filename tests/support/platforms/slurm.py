@@ -11,15 +11,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import psutil
 
 from support import ROOT
 from support.disks.mounts import may_mount
+from support.lifetime import Lifetime
 from support.network.ports import free_port
 from support.programs.cli import clean_environment
 from support.programs.daemon import eventually
@@ -66,7 +66,7 @@ def deployed(site: str) -> Iterator["Slurm"]:
             yield running
 
 
-class Slurm:
+class Slurm(Lifetime):
     """Controller, munge and two nodes; a context manager that has them idle on entering and ends all on leaving."""
 
     def __init__(self, root: Path, scripts: Path) -> None:
@@ -74,23 +74,16 @@ class Slurm:
         self.node_disk = root / "disk"  # where each node sees its own disk; see `disk`
         self._scripts = scripts
         self._config = root / "slurm.conf"
-        self._stack = ExitStack()
 
-    def __enter__(self) -> Self:
+    def begin(self) -> None:
         self._lay_out()
-        with ExitStack() as stack:
-            stack.enter_context(self._running("munged", *self._munged()))
-            eventually(self._munge_socket.is_socket, limit_s=_START_LIMIT_S)
-            stack.enter_context(self._running("slurmctld", "slurmctld", "-D", "-f", str(self._config)))
-            for node in NODES:
-                stack.enter_context(self._running(node, *self._slurmd(node)))
-            stack.callback(self.cancel_all)
-            eventually(lambda: self.node_states() == ["idle"] * len(NODES), limit_s=_START_LIMIT_S, pause_s=PAUSE_S)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self.parts.enter_context(self._running("munged", *self._munged()))
+        eventually(self._munge_socket.is_socket, limit_s=_START_LIMIT_S)
+        self.parts.enter_context(self._running("slurmctld", "slurmctld", "-D", "-f", str(self._config)))
+        for node in NODES:
+            self.parts.enter_context(self._running(node, *self._slurmd(node)))
+        self.parts.callback(self.cancel_all)
+        eventually(lambda: self.node_states() == ["idle"] * len(NODES), limit_s=_START_LIMIT_S, pause_s=PAUSE_S)
 
     def disk(self, node: str) -> Path:
         return self.root / node

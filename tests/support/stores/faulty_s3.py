@@ -16,7 +16,7 @@ from awscrt import checksums
 
 from support.network.http_requests import Request
 from support.stores import aws_env
-from support.stores.mischief import Answer, Ending, chunked, refuse
+from support.stores.mischief import Answer, Ending, chunked, part_of, refusal
 from support.stores.spoiling_server import Rule, SpoilingServer
 
 BUCKET = "faulty"
@@ -119,14 +119,14 @@ class FaultyS3(SpoilingServer):
             return self._about_owner(question, is_detour="x-shardcache-detour" in request.headers)
         asker = _asker(request)
         if self.access_key not in (None, asker):
-            return _refusal(400, "ExpiredToken")
+            return refusal(400, "ExpiredToken")
         if self.permits and not (asker in self.permits and request.key.startswith(self.permits[asker])):
-            return _refusal(403, "AccessDenied")
+            return refusal(403, "AccessDenied")
         if request.key not in self.objects:
-            return _refusal(404, "NoSuchKey")
+            return refusal(404, "NoSuchKey")
         body = self.objects[request.key]
         if request.headers.get("if-match") not in (None, _etag(body)):
-            return _refusal(412, "PreconditionFailed")
+            return refusal(412, "PreconditionFailed")
         return self._object(request, body)
 
     def _note(self, request: Request) -> None:
@@ -149,19 +149,15 @@ class FaultyS3(SpoilingServer):
         return Answer(502 if owner is None else 200, {"content-length": "0", "x-shardcache-owner": owner or ""}, b"")
 
     def _object(self, request: Request, body: bytes) -> Answer:
-        answer = Answer(200, self._headers(body), body)
-        if request.part and self.ranges:
-            wanted = range(len(body))[request.part]
-            if not wanted:
-                return Answer(416, {"content-range": f"bytes */{len(body)}", "content-length": "0"}, b"")
-            answer.status = 206
-            answer.body = body[request.part]
-            answer.headers["content-range"] = f"bytes {wanted.start}-{wanted.stop - 1}/{len(body)}"
+        answer, wanted = part_of(len(body), request.part if self.ranges else None, self._headers(body))
+        if answer.status == 416:
+            return answer
+        answer.body = body[wanted.start : wanted.stop]
         if self.compresses:
             assert request.headers["accept-encoding"] == "identity"
             answer.headers["content-encoding"] = "gzip"
             answer.body = gzip.compress(answer.body)
-        answer.headers["content-length"] = str(len(answer.body))
+            answer.headers["content-length"] = str(len(answer.body))
         if not self.lengths and request.method != "HEAD":
             chunked(answer)
         return answer
@@ -193,9 +189,3 @@ def _asker(request: Request) -> str:
     scope = request.headers.get("authorization", "").partition("Credential=")[2]
     named = parse_qs(urlsplit(request.target).query).get("X-Amz-Credential", [""])
     return (scope or named[0]).partition("/")[0]
-
-
-def _refusal(status: int, code: str) -> Answer:
-    answer = Answer(status, {}, b"")
-    refuse(answer, status, code)
-    return answer

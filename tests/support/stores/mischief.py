@@ -1,7 +1,7 @@
 """Faults of a store's answer, as changes of a right one. Pure."""
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Self
@@ -24,7 +24,7 @@ class Ending(enum.Enum):
 class Answer:
     status: int
     headers: dict[str, str]  # names in lower case
-    body: bytes
+    body: bytes = b""
     raw: bytes | None = None  # sent in place of head and body, unless None
     sent: int | None = None  # bytes of the body that are sent, all by default
     head_sent: int | None = None  # bytes of the head that are sent, all by default
@@ -50,6 +50,25 @@ def refuse(answer: Answer, status: int, code: str) -> None:
     answer.status = status
     answer.body = f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>".encode() if code else b""
     answer.headers = {"content-type": "application/xml", _LENGTH: str(len(answer.body))}
+
+
+def refusal(status: int, code: str) -> Answer:
+    answer = Answer(status, {})
+    refuse(answer, status, code)
+    return answer
+
+
+def part_of(size_bytes: int, part: slice | None, headers: Mapping[str, str]) -> tuple[Answer, range]:
+    """Return the answer to a request for a part of an object, or all of it, and the bytes that are its body."""
+    wanted = range(size_bytes)[part or slice(None)]
+    if part is None:
+        answer = Answer(200, {**headers})
+    elif wanted:
+        answer = Answer(206, {**headers, _RANGE: f"bytes {wanted.start}-{wanted.stop - 1}/{size_bytes}"})
+    else:
+        answer = Answer(416, {_RANGE: f"bytes */{size_bytes}"})
+    answer.headers[_LENGTH] = str(len(wanted))
+    return answer, wanted
 
 
 def _refused(status: int, code: str, answer: Answer, _scene: Scene) -> None:

@@ -55,10 +55,10 @@ class ObjectServer(ThreadedServer):
         self.issued = 0
         self.valid: set[str] = set()
         self._lock = threading.Lock()
-        self._stack = ExitStack()  # other servers that this one needs
+        self._needed = ExitStack()  # other servers that this one needs
 
     def __exit__(self, *exc: object) -> None:
-        self._stack.close()
+        self._needed.close()
         super().__exit__(*exc)
 
     @property
@@ -139,7 +139,7 @@ class GoogleServer(ObjectServer):
 
             self._emulator = create_server("127.0.0.1", 0, in_memory=True, default_bucket="bucket")
             self._emulator.start()
-            self._stack.callback(self._emulator.stop)
+            self._needed.callback(self._emulator.stop)
         return self
 
     def service_account(self, folder: Path, name: str = "a") -> str:
@@ -307,7 +307,7 @@ class HubServer(ObjectServer):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self.content_url = self._stack.enter_context(self.content).endpoint_url
+        self.content_url = self._needed.enter_context(self.content).endpoint_url
         return self
 
     def put_lfs(self, path: str, body: bytes) -> None:

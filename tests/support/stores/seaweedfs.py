@@ -7,13 +7,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, closing, nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from support.lifetime import Lifetime
 from support.network.certificates import Authority
 from support.network.ports import free_port
 from support.programs.guard import GUARD_S
@@ -55,7 +56,7 @@ class S3Server:
         return f"s3://{bucket}/{key}"
 
 
-class SeaweedFS(S3Server):
+class SeaweedFS(S3Server, Lifetime):
     """Master, volume, filer and S3 gateway in one process on one address, over a temporary folder.
 
     Entering returns once an object can be stored; it raises RuntimeError with the end of the
@@ -87,21 +88,14 @@ class SeaweedFS(S3Server):
         self._authority = authority
         self._address = address
         self._port = port
-        self._stack = ExitStack()
 
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            prefix = "shardcache-seaweedfs-"
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, dir=self._root)))
-            process = self._start(folder)
-            stack.callback(_kill, process)
-            self.client = stack.enter_context(closing(self.connect(retries={"total_max_attempts": 1})))
-            self._wait_until_writable(process, folder / "log")
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def begin(self) -> None:
+        prefix = "shardcache-seaweedfs-"
+        folder = Path(self.parts.enter_context(tempfile.TemporaryDirectory(prefix=prefix, dir=self._root)))
+        process = self._start(folder)
+        self.parts.callback(_kill, process)
+        self.client = self.parts.enter_context(closing(self.connect(retries={"total_max_attempts": 1})))
+        self._wait_until_writable(process, folder / "log")
 
     def https_env(self) -> dict[str, str]:
         assert self._authority is not None
