@@ -154,7 +154,10 @@ def _make_app(daemon: aiohttp.ClientSession, token: str) -> web.Application:
 
 
 async def _pass_on(daemon: aiohttp.ClientSession, request: web.Request) -> web.StreamResponse:
-    """Stream the daemon's answer to the browser; the status is 502 if no daemon answers."""
+    """Stream the daemon's answer to the browser; the status is 502 if no daemon answers.
+
+    If the answer is cut short, so is the browser's connection: browsers cache only whole files.
+    """
     import aiohttp
     from aiohttp import web
 
@@ -174,4 +177,6 @@ async def _pass_on(daemon: aiohttp.ClientSession, request: web.Request) -> web.S
     except (aiohttp.ClientError, ConnectionError):
         if not response.prepared:
             return web.Response(status=502, text="the daemon does not answer")
+        if request.transport is not None:
+            request.transport.abort()
     return response

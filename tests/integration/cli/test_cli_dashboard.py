@@ -1,10 +1,13 @@
 """`shardcache dashboard`: the page of a daemon that only its socket leads to."""
 
 import json
+import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,10 +31,11 @@ stat -c %a "$(dirname "${{1#file://}}")" >> "{told}"
 
 @contextmanager
 def dashboard(
-    daemon: Daemon, *flags: str, env: dict[str, str] | None = None
+    daemon: Daemon, *flags: str, env: dict[str, str] | None = None, through: Path | None = None
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Run the command; yield the url that it prints, and its process."""
-    command = [sys.executable, "-m", "shardcache", "dashboard", "--json", "--socket", str(daemon.socket), *flags]
+    """Run the command; yield the url that it prints, and its process. `through`: socket, if not the daemon's own."""
+    path = str(through or daemon.socket)
+    command = [sys.executable, "-m", "shardcache", "dashboard", "--json", "--socket", path, *flags]
     environment = clean_environment(env or {})
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -56,6 +60,49 @@ def test_the_browsers_command_line_holds_no_token(daemon: Daemon, tmp_path: Path
         process.send_signal(signal.SIGINT)
         process.wait(GUARD_S)
     assert not Path(address.removeprefix("file://")).exists(), "nothing stays behind"
+
+
+@contextmanager
+def cutting_relay(daemon: Daemon, path: Path) -> Iterator[None]:
+    """Pass a socket's requests on to a daemon; of the answers with the page's files, only 2,000 bytes come back."""
+
+    def serve(client: socket.socket) -> None:
+        with client, socket.socket(socket.AF_UNIX) as upstream:
+            upstream.connect(str(daemon.socket))
+            request = client.recv(65536)
+            upstream.sendall(request.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+            left = 2000 if b"/static/" in request else 10_000_000
+            while left and (data := upstream.recv(left)):
+                client.sendall(data)
+                left -= len(data)
+
+    def accept() -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:  # shut down
+                return
+            threading.Thread(target=serve, args=[client], daemon=True).start()
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        threading.Thread(target=accept, daemon=True).start()
+        try:
+            yield
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_file_that_the_daemon_cuts_short_is_not_passed_on_as_whole(daemon: Daemon, tmp_path: Path) -> None:
+    """Browsers would keep it for a year."""
+    through = tmp_path / "relay.sock"
+    with cutting_relay(daemon, through), dashboard(daemon, "--no-open", through=through) as (url, _):
+        root = url.partition("#")[0]
+        script = re.search(r"dashboard/static/[^\"]+\.js", requests.get(root, timeout=GUARD_S).text)
+        assert script
+        with pytest.raises(requests.RequestException):
+            requests.get(root + script[0], timeout=GUARD_S)
 
 
 def test_the_url_it_prints_shows_the_page_and_nothing_else(daemon: Daemon) -> None:
