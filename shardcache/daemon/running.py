@@ -101,6 +101,7 @@ def serve(
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         run = DaemonRun(
             settings,
+            activated.path(settings.socket) or socket_path(settings.socket),
             manager,
             on_ready,
             is_private=is_private,
@@ -118,9 +119,13 @@ def serve(
 
 @dataclass(frozen=True, slots=True)
 class DaemonRun:
-    """One run of the daemon. Its fields are the arguments of `serve` and the service manager."""
+    """One run of the daemon.
+
+    Its fields are the arguments of `serve`, the path of the socket and the service manager.
+    """
 
     settings: Settings
+    socket_path: Path
     manager: ServiceNotifier
     on_ready: Callable[[Store], None]
     is_private: bool
@@ -136,9 +141,8 @@ class DaemonRun:
             The time of the stop signal by the monotonic clock, and the closed store.
         """
         settings = self.settings
-        path = activated.path(settings.socket)
-        if path is None:
-            path = socket_path(settings.socket)
+        path = self.socket_path
+        if activated.unix is None:
             await predecessor_gone(path, _STOP_LIMIT_S)
 
         log.info("starting", socket=str(path), handed_over=activated.unix is not None)
@@ -278,9 +282,8 @@ class DaemonRun:
         if idle_exit_s is not None:
             tasks.append(group.create_task(stop_when_idle(stop, drain, idle_exit_s)))
             tasks.append(group.create_task(stop_when_lost(stop, cache)))
-            path = self.settings.socket
-            if path is not None:
-                tasks.append(group.create_task(stop_when_unreachable(stop, cache, drain, path)))
+            unreachable = stop_when_unreachable(stop, cache, drain, self.socket_path)
+            tasks.append(group.create_task(unreachable))
         return tasks
 
     async def _stop(self, tasks: list[asyncio.Task[None]], drain: Drain) -> None:

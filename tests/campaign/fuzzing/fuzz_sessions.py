@@ -101,7 +101,12 @@ class World:
         self.loop.set_exception_handler(lambda _loop, context: self.mishaps.append(str(context)))
         logging.getLogger().addHandler(_Listener(self.mishaps))
         run = DaemonRun(
-            self._settings(), ServiceNotifier.take({}, 0), lambda store: None, is_private=False, second_socket=None
+            self._settings(),
+            self.socket,
+            ServiceNotifier.take({}, 0),
+            lambda store: None,
+            is_private=False,
+            second_socket=None,
         )
         self._serving = self.loop.create_task(run.serve(ActivatedSockets()))
         self.loop.run_until_complete(self._ready())

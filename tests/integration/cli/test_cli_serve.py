@@ -5,7 +5,7 @@ import pty
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import pytest
 from support.cases import first_quick
 from support.network.other_user import needs_root
 from support.programs.cli import Ran, clean_environment, shardcache
-from support.programs.daemon import Daemon, eventually, spawn
+from support.programs.daemon import Daemon, Process, eventually, spawn
 from support.programs.guard import GUARD_S
 from support.programs.raw_session import RawSession
 
@@ -106,6 +106,23 @@ def test_cache_folder_in_which_no_other_user_can_replace_files_is_used(mode: int
     with Daemon(tmp_path) as daemon:
         assert daemon.cache_dir == folder
         assert (folder / "format").exists()
+
+
+def spawn_without_socket(args: Sequence[str], env: Mapping[str, str], log: Path) -> Process:
+    """Start `serve` without the option `--socket PATH`, which comes first."""
+    command, option, _, *others = args
+    assert (command, option) == ("serve", "--socket")
+    return Daemon.usual_spawn([command, *others], env, log)
+
+
+@pytest.mark.slow
+def test_temporary_daemon_stops_once_its_default_socket_is_deleted(tmp_path: Path) -> None:
+    """As it does if an option names the socket: no client finds the daemon any more."""
+    env = {"SHARDCACHE_SOCKET": str(tmp_path / "s.sock")}
+    with Daemon(tmp_path, "--idle-exit-s", "3600", env=env, spawn=spawn_without_socket) as daemon:
+        daemon.socket.unlink()
+        assert daemon.wait() == 0
+        assert "socket deleted" in daemon.log.read_text()
 
 
 @pytest.mark.slow
