@@ -116,7 +116,7 @@ class JoinedReader(ShardReader[T_co]):
         decode_stage = replace(pipeline.decode, prefix=own_prefix, url_of=manifest.url_of)
         group = self._runtime.rank_group(first.group.named_ranks, first.urls, timeout_s)
         # If the ranks share rank 0's list of the first source's shards, they need not compare it.
-        group.settled = first.group.settled
+        group.has_manifest_of_rank_0 = first.group.has_manifest_of_rank_0
 
         # All other parts are the first source's parts.
         joined = replace(

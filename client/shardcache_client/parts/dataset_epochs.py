@@ -74,7 +74,7 @@ class DatasetEpochs:
             return samples.deal.for_ranks(group.ranks.world_size)
 
         # 2. All ranks have rank 0's counts, or the counts of an index file.
-        if group.settled or samples.manifest.counts_listed:
+        if group.has_manifest_of_rank_0 or samples.manifest.counts_listed:
             return samples.deal
 
         # 3. Another rank's node may have counted fewer shards, so whole shards are dealt.
@@ -119,7 +119,7 @@ class DatasetEpochs:
         deal = self.deal
         check_even(deal, topology)
         self._check_filters(topology)
-        group.compare(samples.manifest, counted=deal.counted)
+        group.compare_manifest(samples.manifest, counted=deal.counted)
         group.compare_options(samples.deal_options.common_options())
         self._runtime.prepare(self._parts.handover)
 

@@ -44,7 +44,7 @@ class ShardSource:
             tokens: the blocks of tokens that are samples; None for the samples of the tars.
         """
         group.refuse_resharding()
-        manifest = group.settle(self._resolved)
+        manifest = group.agree_on_manifest(self._resolved)
         if tokens is not None:
             manifest = manifest.of_blocks(tokens.count)
         return manifest

@@ -1,4 +1,4 @@
-"""The epoch that all ranks read if `set_epoch` is not called, even if one rank reads some alone.
+"""The epoch that all ranks read next if `set_epoch` is not called, even if one rank read alone.
 
 `position.bookmark` reports here when this rank begins and ends epochs, and asks which epoch follows
 after an epoch was ended early. Three terms are used throughout:
@@ -48,7 +48,7 @@ class AgreedEpochs(Epochs):
         name: name that is the same on all ranks and unique to the dataset.
         place: finds the job's key-value store.
         topology: returns the place of this process in the job.
-        compare: raises RanksError if this rank makes other batches than other ranks.
+        compare_options: raises RanksError if this rank makes other batches than other ranks.
         patience_s: maximum time for which a rank that has ended an epoch early waits for the others
             to do so. If no other rank does, the others wait for this rank in turn, so the time must
             be well below the timeout of a collective.
@@ -57,7 +57,7 @@ class AgreedEpochs(Epochs):
     name: str
     place: MeetingPlace
     topology: Callable[[], Topology]
-    compare: Callable[[], None]
+    compare_options: Callable[[], None]
     patience_s: float
 
     def __repr__(self) -> str:
@@ -73,12 +73,12 @@ class AgreedEpochs(Epochs):
         return ended if decision == _AGAIN else next_epoch
 
     def begin(self, epoch: int | None) -> None:
-        """Record that this rank reads an epoch, beyond a look. Raises what `compare` raises.
+        """Record that this rank reads an epoch, beyond a look. Raises as `compare_options` does.
 
         Args:
             epoch: number of the epoch; None for an epoch that the user has set.
         """
-        self.compare()
+        self.compare_options()
         if epoch is not None:
             self._with_passes(epoch, self._begin)
 
@@ -169,21 +169,21 @@ class AgreedEpochs(Epochs):
 
         Raises EpochMismatchError if this rank alone has ended the epoch early too often.
         """
-        waiting = (
+        finding = (
             f"rank {passes.rank} has ended epoch {passes.epoch} early, but not all other ranks have"
         )
         soon_s = min(_LOG_AFTER_S, self.patience_s)
         if passes.is_closed_within(soon_s):
             return _NEXT
 
-        log.warning("%s; waiting up to %g s for them", waiting, self.patience_s)
+        log.warning("%s; waiting up to %g s for them", finding, self.patience_s)
         if passes.is_closed_within(self.patience_s - soon_s):
             return _NEXT
         if passes.own_passes >= _MAX_PASSES:
             times = passes.own_passes
-            raise errors.EpochMismatchError(f"{waiting}; this has happened {times} times")
+            raise errors.EpochMismatchError(f"{finding}; this has happened {times} times")
         log.warning(
-            "%s within %g s; beginning epoch %d again", waiting, self.patience_s, passes.epoch
+            "%s within %g s; beginning epoch %d again", finding, self.patience_s, passes.epoch
         )
         return passes.decide(_AGAIN)
 

@@ -1,7 +1,7 @@
-"""Agreement among the readers of all ranks on numbers, such as the greatest value of any rank.
+"""Agreement among the readers of all ranks on the greatest of their values.
 
 Stages use it where the ranks' work depends on each other's data. To pack samples into blocks, for
-example, all ranks need the least number of blocks that any rank can fill.
+example, all ranks have to know if any of them has samples left.
 """
 
 import json
@@ -86,10 +86,10 @@ class Agreement:
             self._store = self._connect()
             replica = self._store.replica(self._name, rank, world_size)
             self._channel = f"{self._name}/{replica}"
-            if rank:
+            if rank != 0:
                 self._ask(self._store, {})  # A message without a value is the greeting.
 
-        if rank:
+        if rank != 0:
             answer = self._ask(self._store, {"name": name, "value": value})
             return int(answer["greatest"])
         return self._gather(self._store, name, value)

@@ -18,7 +18,7 @@ from shardcache_client.stages.stage import Agree
 
 
 class Epochs:
-    """The epochs of a rank that agrees with no others: its iterations read one after another.
+    """The epochs of a rank that agrees with no others: each of its iterations reads the next one.
 
     Each dataset counts its own epochs. `AgreedEpochs` has the same methods: with these, it records
     what this rank reads, and decides which epoch all ranks read next. Here they have no effect, and
@@ -61,10 +61,10 @@ class RankGroup:
 
     Attributes:
         named_ranks: the ranks that the user named; None for the ranks of the launcher.
-        settled: True if all ranks have the manifest of rank 0.
+        has_manifest_of_rank_0: True if all ranks have the manifest of rank 0.
     """
 
-    settled = False
+    has_manifest_of_rank_0 = False
 
     def __init__(self, named_ranks: Topology | MeshRanks | None) -> None:
         self.named_ranks = named_ranks
@@ -114,7 +114,7 @@ class RankGroup:
         """
         return self.ranks
 
-    def settle(self, resolve: Callable[[], Manifest]) -> Manifest:
+    def agree_on_manifest(self, resolve: Callable[[], Manifest]) -> Manifest:
         """Return the manifest that all ranks read; `resolve` returns this rank's own."""
         return resolve()
 
@@ -132,7 +132,7 @@ class RankGroup:
             )
         return secrets.randbits(32)
 
-    def compare(self, manifest: Manifest, *, counted: bool) -> None:
+    def compare_manifest(self, manifest: Manifest, *, counted: bool) -> None:
         """Raise ManifestMismatchError if another rank is known to read other shards.
 
         Args:
@@ -151,7 +151,7 @@ class RankGroup:
         """
         return self
 
-    def agreements(self, what: str, timeout_s: float) -> Callable[[Topology], Agree]:
+    def agreements(self, subject: str, timeout_s: float) -> Callable[[Topology], Agree]:
         """Return a function that makes a reader's `Agree` for one iteration.
 
         With an `Agree`, a reader learns the greatest value that it and the same workers of all
@@ -159,7 +159,7 @@ class RankGroup:
         function raises ConfigError if the ranks share no key-value store.
 
         Args:
-            what: subject of the agreement, in words that are the same on all ranks.
+            subject: subject of the agreement, in words that are the same on all ranks.
             timeout_s: maximum time for which a reader waits for the others.
         """
         return _agreement_of_one

@@ -35,7 +35,6 @@ _CONNECT_TIMEOUT_S = 60.0
 # Timeout for uses that can do without the store. It leaves room for torch's server, which lets some
 # connections wait for 5 s or 10 s.
 _SHORT_CONNECT_S = 30.0
-_UNKNOWN_RANKS = Topology()  # passed for the ranks where nothing asks for them
 
 
 def restarts() -> str:
@@ -83,7 +82,7 @@ class MeetingPlace:
         self._store: KeyValueStore | None = None
         # Process and address of the last attempt to connect. A forked child connects again, as it
         # must not use its parent's connection.
-        self._connected: tuple[int, StoreAddress] | None = None
+        self._last_attempt: tuple[int, StoreAddress] | None = None
 
     def __repr__(self) -> str:
         return f"MeetingPlace({_address_of_process_group() or self._inherited!r})"
@@ -109,7 +108,7 @@ class MeetingPlace:
         address = self.address()
         if address is None:
             return None
-        if self._connected != (os.getpid(), address):
+        if self._last_attempt != (os.getpid(), address):
             self._store = None
             try:
                 self._store = KeyValueStore.connect(address, _SHORT_CONNECT_S)
@@ -119,7 +118,7 @@ class MeetingPlace:
                     address,
                     exn.message,
                 )
-            self._connected = (os.getpid(), address)
+            self._last_attempt = (os.getpid(), address)
         return self._store
 
 
@@ -168,10 +167,11 @@ class KeyValueStore:
     Args:
         store: torch's store.
         where: address of the store, for messages.
-        ranks_of_job: rank of this process in the job; only `replica` needs it.
+        ranks_of_job: rank of this process in the job; None if `replica`, which needs it, is not
+            called.
     """
 
-    def __init__(self, store: Store, where: str, ranks_of_job: Topology = _UNKNOWN_RANKS) -> None:
+    def __init__(self, store: Store, where: str, ranks_of_job: Topology | None = None) -> None:
         run_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
         self._store = PrefixStore(f"shardcache/{run_id}", store)
         self._where = where
@@ -273,6 +273,7 @@ class KeyValueStore:
             rank: rank for which this process reads.
             world_size: number of such ranks.
         """
+        assert self._ranks_of_job is not None
         if world_size == self._ranks_of_job.world_size:
             return 0
         own = str(self._ranks_of_job.rank)
@@ -284,8 +285,10 @@ class KeyValueStore:
 
     def _appears(self, key: str, timeout_s: float) -> bool:
         """Return True as soon as the key has a value; False if it has none within the timeout."""
+        # With a negative timeout, torch would wait indefinitely.
+        timeout = timedelta(seconds=max(timeout_s, 0.001))
         try:
-            self._call("wait", [key], timedelta(seconds=max(timeout_s, 0.001)))
+            self._call("wait", [key], timeout)
         except RuntimeError:  # A FileStore raises nothing more specific on a timeout.
             return False
         return True

@@ -28,7 +28,7 @@ class _Search(NamedTuple):
 
 
 _vain_searches: dict[type, _Search] = {}
-"""The last search of each class of which no instance was wanted."""
+"""For each class, the last search for its instances that found none with a divided model."""
 
 
 def refuse_model_parallelism() -> None:

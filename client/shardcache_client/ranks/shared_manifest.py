@@ -1,9 +1,9 @@
 """Manifests in the job's key-value store, where they outlive a restart of the ranks.
 
 A manifest is the list of a dataset's shards. Rank 0 gets it from the daemon and publishes it, so
-that all ranks read the same shards, even if the bucket changes at this moment. The answer is the
-manifest's fingerprint, or the error of rank 0. It has a key for each restart, so that no rank gets
-an error from before the restart.
+that all ranks read the same shards, even if the bucket changes at this moment. Its answer to the
+other ranks is the manifest's fingerprint, or its error. The answer has a key for each restart, so
+that no rank gets an error from before the restart.
 """
 
 import json
@@ -76,6 +76,7 @@ def _publish(
         raise
 
     upload(store, manifest)
+    # `versions_named` is not part of the rows that are uploaded.
     facts = {"fingerprint": manifest.fingerprint, "versions_named": manifest.versions_named}
     own = json.dumps(facts)
     # Several processes may read for rank 0: all of them use the manifest of the first.

@@ -45,10 +45,11 @@ _SHARDS = ""
 # Each rank numbers its datasets and agreements in the order of creation. Those with the same number
 # belong together.
 
-# Number of datasets made in this process, by a digest of their urls and by the ranks that the user
-# named.
+# Number of datasets made in this process. The key is a digest of their urls, and the rank if the
+# user has named it by its number.
 _datasets_made: Counter[tuple[str, Topology | None]] = Counter()
-# Number of agreements made in this process, by the dataset and the subject, and by the rank.
+# Number of agreements made in this process. The key is the name of the dataset with the subject of
+# the agreement, and the rank.
 _agreements_made: Counter[tuple[str, Topology]] = Counter()
 
 
@@ -61,13 +62,12 @@ class TorchRankGroup(RankGroup):
     """Ranks that have one manifest, and agree on options and epoch.
 
     If torch.distributed is initialised, all ranks read rank 0's manifest. Otherwise each rank has
-    its own manifest, and they compare theirs.
+    its own manifest, and they compare theirs. To compare a value, the first rank that comes puts
+    its own into the store, and each later rank compares its own with that; no rank waits. A group
+    that is `alone` has no other ranks to agree with.
 
-    Datasets of different processes are matched by their urls and by whether ranks or a mesh were
-    named. Datasets that agree in these are matched by the order of their creation. To compare a
-    value, the first rank that comes puts its own into the store, and each later rank compares its
-    own with that; no rank waits. Processes restarted by torchrun may have other options and see
-    other shards than before.
+    Datasets of different processes are matched by their urls, and by whether the user named a rank,
+    a mesh or neither. Datasets that agree in these are matched by the order of their creation.
 
     A group can be pickled for DataLoader workers.
     """
@@ -89,25 +89,27 @@ class TorchRankGroup(RankGroup):
         # Signatures are left out, as each rank may have signed its urls by itself.
         identity = [without_signature(url) for url in urls]
         if named_ranks is not None:
-            identity.append(type(named_ranks).__name__)
+            identity.append(type(named_ranks).__name__)  # tells a rank from a mesh
         digest = blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()
         # A process may make datasets for several ranks that it names by number, so each rank's
         # datasets are counted separately.
         named_rank = named_ranks if isinstance(named_ranks, Topology) else None
         nth = _datasets_made[digest, named_rank]
         _datasets_made[digest, named_rank] += 1
-        # There are three names in the store: one for the dataset and all its copies, one for this
-        # copy, and the name of the copy whose options this copy has.
+        # Names in the store. All copies of a dataset have its manifest, which has this name.
         self._dataset = f"{digest}/{nth}"
+        # The name of this group alone. `of_copy` gives each copy another one.
         self._name = self._dataset
-        self._options_of = self._dataset
+        # The name under which options are compared. Copies with the same options share it.
+        self._options_name = self._dataset
         self._url = next(iter(urls), "")
         self._timeout_s = timeout_s
         self._place = MeetingPlace()
         self._inherited: Topology | None = None  # ranks of the process that pickled this group
         # Id of the process that has made a comparison. The key is `_SHARDS` or names of options.
+        # The id tells a forked process, which has not compared yet, from its parent, which has.
         self._compared: dict[str, int] = {}
-        self._copies = 0  # number of copies without a name that were made of this dataset
+        self._unnamed_copies = 0  # number of unnamed copies that were made of this dataset
 
     # This process's place in the job. It is determined at each call, as datasets are created before
     # their worker processes.
@@ -134,7 +136,7 @@ class TorchRankGroup(RankGroup):
 
     # One manifest, one seed and one order for all ranks.
 
-    def settle(self, resolve: Callable[[], Manifest]) -> Manifest:
+    def agree_on_manifest(self, resolve: Callable[[], Manifest]) -> Manifest:
         """Return rank 0's manifest, or this process's if torch.distributed is not initialised.
 
         See `share`.
@@ -145,7 +147,7 @@ class TorchRankGroup(RankGroup):
             store = KeyValueStore.of_process_group()
         if store is None:
             return resolve()
-        self.settled = True
+        self.has_manifest_of_rank_0 = True
         name = f"manifest/{self._dataset}/{self.ranks.world_size}"
         return share(store, name, self.ranks, resolve, self._timeout_s, self._url)
 
@@ -162,7 +164,7 @@ class TorchRankGroup(RankGroup):
         own = str(randbits(32))
         return int(store.set_if_unset(f"seed/{self._name}", own))
 
-    def compare(self, manifest: Manifest, *, counted: bool) -> None:
+    def compare_manifest(self, manifest: Manifest, *, counted: bool) -> None:
         """Raise ManifestMismatchError if another rank has other shards or another selection.
 
         The other rank is the first rank that compared. Of a rank's workers, only the first worker
@@ -178,10 +180,10 @@ class TorchRankGroup(RankGroup):
             store = self._place.store()
         if store is None:
             return
-        # Each process compares once. The process id tells a forked process, which has not compared
-        # yet, from its parent, which has.
+        # Each process compares the shards once, as all copies of the dataset have them. A selection
+        # may be a copy's own, so it is always compared.
         is_compared = self._compared.get(_SHARDS) == os.getpid()
-        if not self.settled and not is_compared:
+        if not self.has_manifest_of_rank_0 and not is_compared:
             self._compare_shards(store, _compared_part(manifest, counted=counted))
             self._compared[_SHARDS] = os.getpid()
         if manifest.selection:
@@ -235,7 +237,7 @@ class TorchRankGroup(RankGroup):
             return
 
         mine = {name: repr(value) for name, value in options.items()}
-        rank, first = self._first_value(store, f"order/{names}", self._options_of, mine)
+        rank, first = self._first_value(store, f"order/{names}", self._options_name, mine)
         for option, value in mine.items():
             if first.get(option) != value:
                 raise errors.RanksError(
@@ -251,6 +253,9 @@ class TorchRankGroup(RankGroup):
         self, store: KeyValueStore, kind: str, name: str, mine: Any
     ) -> tuple[int, Any]:
         """Store a value unless another rank has stored one; return the first rank and its value.
+
+        Only ranks of the same start of the job are compared: after a restart by torchrun, options
+        and shards may be others than before.
 
         Args:
             store: the job's store.
@@ -276,31 +281,32 @@ class TorchRankGroup(RankGroup):
     def of_copy(self, name: str = "") -> "TorchRankGroup":
         """Return the group of a copy of the dataset.
 
-        Ranks match copies by their name. Copies without a name are matched by the order in which
-        they are made, and may differ from the dataset in their options.
+        Ranks match copies by their name, and unnamed copies by the order in which they are made.
         """
         group = copy(self)
         if name:
+            # A named copy, such as a loader's, has the dataset's options. So it shares `_compared`:
+            # what was compared for one of them is not compared again for the other.
             group.rename(f"{self._name}/{name}")
             return group
-        self._copies += 1
-        group.rename(f"{self._name}+{self._copies}")
-        group.compare_options_again()
+        self._unnamed_copies += 1
+        group.rename(f"{self._name}+{self._unnamed_copies}")
+        group.compare_options_separately()
         return group
 
     def rename(self, name: str) -> None:
         """Give this group another name in the store, among the copies of the dataset."""
         self._name = name
-        self._copies = 0
+        self._unnamed_copies = 0
 
-    def compare_options_again(self) -> None:
+    def compare_options_separately(self) -> None:
         """Compare options under the name of this copy, as they may differ from the dataset's."""
-        self._options_of = self._name
+        self._options_name = self._name
         self._compared = {}
 
-    def agreements(self, what: str, timeout_s: float) -> Callable[[Topology], Agree]:
+    def agreements(self, subject: str, timeout_s: float) -> Callable[[Topology], Agree]:
         """Return a function that returns a reader's agreement; see `RankGroup`."""
-        kind = f"{self._dataset}/{what}"
+        kind = f"{self._dataset}/{subject}"
         _agreements_made[kind, self.ranks] += 1
         nth = _agreements_made[kind, self.ranks]
         return partial(agreement_of, f"{kind}/{nth}", timeout_s, self._place)
@@ -314,15 +320,15 @@ class TorchRankGroup(RankGroup):
             name=self._name,
             place=self._place,
             topology=self.topology,
-            compare=partial(self._compare_with_first, batches),
+            compare_options=partial(self._compare_with_first, batches),
             patience_s=min(self._timeout_s, _PATIENCE_S),
         )
 
 
 def _compared_part(manifest: Manifest, *, counted: bool) -> Manifest:
     """Return the part of a manifest that ranks compare: all shards, with counts if `counted`."""
-    planned = manifest.planned
+    with_joined_shards = manifest.planned
     if counted:
-        return planned
-    unknown = [-1] * len(planned)
-    return Manifest(planned.shards.with_samples(unknown))
+        return with_joined_shards
+    unknown = [-1] * len(with_joined_shards)
+    return Manifest(with_joined_shards.shards.with_samples(unknown))

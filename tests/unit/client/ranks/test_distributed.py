@@ -272,12 +272,12 @@ def test_restarted_rank_does_not_get_the_error_from_before(server: TCPStore, env
 def test_the_shard_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> None:
     """A rank with another version of a shard than the rank that came first is told which shard, and both versions."""
     first, second, third = datasets(url)
-    second.compare(manifest(), counted=True)
-    third.compare(manifest(), counted=True)
+    second.compare_manifest(manifest(), counted=True)
+    third.compare_manifest(manifest(), counted=True)
     told = r"rank 0 would read different shards than rank 1: shard 3 is s3://b/3.tar \(version c, .*version b,"
     for _ in range(2):  # whoever tries again is told again
         with pytest.raises(ManifestMismatchError, match=told):
-            first.compare(manifest(last_version="c"), counted=True)
+            first.compare_manifest(manifest(last_version="c"), counted=True)
 
 
 @pytest.mark.slow
@@ -326,53 +326,53 @@ def test_a_large_manifest_goes_in_pieces(env: pytest.MonkeyPatch, server: TCPSto
     shards = [ShardRef(f"s3://b/{number}.tar", secrets.token_hex(16)) for number in range(200)]
     first, second, _ = datasets(url)
     before = server.num_keys()
-    first.compare(Manifest.of(shards), counted=False)
+    first.compare_manifest(Manifest.of(shards), counted=False)
     assert server.num_keys() - before > 3  # what is compared, the number of pieces, and more than one piece
     with pytest.raises(ManifestMismatchError, match="shard 199 is"):
-        second.compare(Manifest.of([*shards[:-1], ShardRef("s3://b/other.tar")]), counted=False)
+        second.compare_manifest(Manifest.of([*shards[:-1], ShardRef("s3://b/other.tar")]), counted=False)
 
 
 def test_ranks_that_join_other_shards_get_an_error(env: pytest.MonkeyPatch, url: str) -> None:
     """It names the first of the shards, which are read beside the same ones on both ranks."""
     first, second, _ = datasets(url)
     columns = [JoinedManifest("cap.", Manifest.of([ShardRef(f"s3://b/{name}.tar")])) for name in ("cap", "other")]
-    first.compare(replace(manifest(), columns=tuple(columns[:1])), counted=False)
+    first.compare_manifest(replace(manifest(), columns=tuple(columns[:1])), counted=False)
     with pytest.raises(ManifestMismatchError, match=r"other\.tar .* here and s3://b/cap\.tar"):
-        second.compare(replace(manifest(), columns=tuple(columns[1:])), counted=False)
+        second.compare_manifest(replace(manifest(), columns=tuple(columns[1:])), counted=False)
 
 
 def test_datasets_are_distinguished_by_urls_and_turn(env: pytest.MonkeyPatch, url: str) -> None:
     """The second dataset of the same urls may list other shards, as may one of other urls, on all ranks alike."""
     earlier, later, other = datasets(url)[0], datasets(url)[0], datasets(url + "x")[0]
     for number, dataset in enumerate([earlier, later, other], 1):
-        dataset.compare(manifest(number), counted=True)
+        dataset.compare_manifest(manifest(number), counted=True)
 
 
 def test_counts_that_change_nothing_are_not_compared(env: pytest.MonkeyPatch, url: str) -> None:
     """A rank whose daemon has counted some of the shards meanwhile reads as one that has counted none."""
     first, second, third = datasets(url)
     uncounted = manifest(counts=False)
-    first.compare(uncounted, counted=False)
-    second.compare(Manifest.of([manifest()[0], *list(uncounted)[1:]]), counted=False)
+    first.compare_manifest(uncounted, counted=False)
+    second.compare_manifest(Manifest.of([manifest()[0], *list(uncounted)[1:]]), counted=False)
     with pytest.raises(ManifestMismatchError, match="samples 5"):
-        third.compare(manifest(), counted=True)
+        third.compare_manifest(manifest(), counted=True)
 
 
 @pytest.mark.slow
 def test_restarted_job_may_list_again(env: pytest.MonkeyPatch, url: str) -> None:
     """torchrun's store outlives a restart; what the ranks had before it is nobody's business after."""
     first, second, _ = datasets(url)
-    first.compare(manifest(3), counted=True)
+    first.compare_manifest(manifest(3), counted=True)
     env.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    second.compare(manifest(4), counted=True)
+    second.compare_manifest(manifest(4), counted=True)
 
 
 def test_ranks_without_a_store_iterate_without_comparing(env: pytest.MonkeyPatch, server: TCPStore, url: str) -> None:
     """A rank that was named as the only one, and a store that is gone: iteration goes on."""
     keys = server.num_keys()
-    TorchRankGroup(Topology(), [url], 5.0).compare(manifest(), counted=True)
+    TorchRankGroup(Topology(), [url], 5.0).compare_manifest(manifest(), counted=True)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         env.setenv("MASTER_PORT", str(unused.getsockname()[1]))
-        datasets(url)[2].compare(manifest(), counted=True)
+        datasets(url)[2].compare_manifest(manifest(), counted=True)
     assert server.num_keys() == keys
