@@ -215,7 +215,7 @@ class TorchRankGroup(RankGroup):
             )
 
     def compare_options(self, options: Mapping[str, object]) -> None:
-        """Raise RanksError if options differ from those of the first rank; see `compare`.
+        """Raise RanksError if options differ from those of the first rank that compared.
 
         Options are compared by their `repr`. Ranks with different options would read shares of
         different orders: some samples would be read twice, and others never.
@@ -312,10 +312,7 @@ class TorchRankGroup(RankGroup):
         return partial(agreement_of, f"{kind}/{nth}", timeout_s, self._place)
 
     def epochs(self, batches: Mapping[str, object]) -> Epochs:
-        """Return the count of epochs that all ranks agree on.
-
-        They also agree on these options of their batches.
-        """
+        """Return the count of epochs that all ranks agree on; they also compare these options."""
         return AgreedEpochs(
             name=self._name,
             place=self._place,
