@@ -1,10 +1,10 @@
 """Patterns, prefixes and index files of users, resolved to lists of shards.
 
-To resolve a pattern means to list the shards that it matches, if necessary by asking its origin. A
-list is known to a user if the user was given it here, or has sent it as a list of their own: the
-user's readers can then name it by its fingerprint, a hash, in place of sending it. An index file
-lists shards with their sample counts. Readers' sessions and `Cache` resolve patterns here; S3
-clients' requests ask for single objects.
+To resolve a pattern means to list the shards that it matches, if necessary by asking its origin. An
+index file lists shards with their sample counts. A `Listing` is a list of shards with their names
+in plans. A user knows a list if it was resolved here for the user, or if the user has sent it. The
+user's readers can then name it by its fingerprint, a hash, in place of sending it. Readers'
+sessions and `Cache` resolve patterns here; S3 clients' requests ask for single objects.
 """
 
 import asyncio
@@ -146,8 +146,8 @@ class Manifests:
             known = await self._admit(listing, peer)
             url = listing.shards.urls[0]
             self._origins.origin(url).expect(url)  # the origin prepares for further requests
-            # Both lists have the same shards. But the known one may have been sent by a user: then
-            # its counts do not come from this daemon's catalogue, which `remembered` has to tell.
+            # Both lists have the same shards and counts. But if a user has sent the known one, then
+            # its `remembered` leaves out the counts that come from this daemon's catalogue.
             if known.remembered != listing.remembered:
                 return listing
             return known
@@ -181,10 +181,10 @@ class Manifests:
         # are looked up again after the history has stored further counts.
         changes = self._history.changes
         previous = reusable.listing
-        if changes != reusable.filled_after and -1 in previous.shards.samples:
+        listing = previous
+        has_new_counts = changes != reusable.filled_after
+        if has_new_counts and -1 in previous.shards.samples:
             listing = await self._filled(previous)
-        else:
-            listing = previous
         self._reusable[key] = _ReusableListing(reusable.listed_s, listing, changes)
         if listing is not previous:  # the user's list with fewer counts is no longer of use
             fingerprint = await _fingerprint(previous)
@@ -230,7 +230,7 @@ class Manifests:
         """
         key = tuple(fingerprints)
         if (peer, key) in self._known:
-            lock = self._lock(*key)  # each request may make a large copy, to be read in another way
+            lock = self._lock(*key)  # one request at a time, as `read_as` may make a large copy
         else:
             # Lists have to be joined, or one is unknown. That is done for one request of a user at
             # a time, as the lists may be large.
@@ -290,8 +290,8 @@ class Manifests:
     def _keep(self, key: Fingerprints, peer: Peer, listing: Listing) -> Listing:
         """Make a list the most recently used one; forget the least recently used if necessary.
 
-        Returns the list, or the same one if it is known to another user: users share lists, to save
-        memory.
+        Returns the list. If another user knows an equal list, that one is kept and returned in its
+        place, to save memory.
         """
         for (_, other_key), other in self._known.items():
             if other_key == key:
@@ -354,7 +354,8 @@ class Manifests:
         if wanted == "files":
             joined = await self._with_versions(joined)
         for listing in self._known.values():
-            if listing.shards is joined:  # the same object: its index file has not changed
+            # The shards of one index file that has not changed are the same object, by `_indexes`.
+            if listing.shards is joined:
                 return listing
         return await asyncio.to_thread(Listing, joined)
 
@@ -401,15 +402,15 @@ class Manifests:
             """Make one attempt, of which `Downloader.ask` makes several if necessary."""
             return expand(pattern, self._origins, received, self._indexes, wanted)
 
-        row = [_KIND, pattern]
+        row_key = [_KIND, pattern]
         if wanted != "samples":
-            row.append(wanted)  # the pattern may match other objects than those with samples
+            row_key.append(wanted)  # the pattern may match other objects than those with samples
         try:
             shards = await self._downloader.ask(pattern, request)
         except OriginUnavailableError as exn:
             last: Shards | None = None
             if not _is_secret(pattern):
-                last = await self._history.catalogue.get(*row, parse=listing_of)
+                last = await self._history.catalogue.get(*row_key, parse=shards_of_row)
             if last is None:
                 raise
             log.warning(
@@ -420,7 +421,7 @@ class Manifests:
             return last
         packed = await asyncio.to_thread(_row_of, pattern, shards)
         if packed is not None:
-            await self._history.catalogue.put(packed, *row)
+            await self._history.catalogue.put(packed, *row_key)
         return shards
 
     def _forget_stale(self, now_s: float) -> None:
@@ -471,8 +472,8 @@ def _with_version(ref: ShardRef, obj: RemoteObject | None) -> ShardRef:
     return ref._replace(version=obj.version, size_bytes=obj.size_bytes)
 
 
-def listing_of(row: object) -> Shards:
-    """Return the listing in a row of the catalogue. Blocks.
+def shards_of_row(row: object) -> Shards:
+    """Return the shards in a row of the catalogue. Blocks.
 
     Raises ValueError for any other value.
     """
@@ -485,7 +486,7 @@ def listing_of(row: object) -> Shards:
 
 
 def _row_of(pattern: str, shards: Shards) -> str | None:
-    """Return a listing as a row for the catalogue; None if a url contains secrets. Blocks."""
+    """Return shards as a row for the catalogue; None if a url contains secrets. Blocks."""
     if _is_secret(pattern) or any(map(_is_secret, shards.urls)):
         return None
     return b64encode(shards.packed).decode()

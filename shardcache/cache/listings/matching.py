@@ -14,7 +14,9 @@ from shardcache.tarindex.key_splits import key_split_in
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """Return a predicate: does a stored url match any of the patterns, by the rules of `expand`?
+    """Return a predicate: does a stored url match any of the patterns?
+
+    Patterns match as they do in `expansion`, which resolves patterns for readers.
 
     Blocks, as a pattern with braces may expand to millions of urls. Raises ConfigError.
     """
@@ -25,10 +27,10 @@ def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
     urls = frozenset(texts)  # globs are among them, as a url may contain a glob's characters
 
     def matches(url: str) -> bool:
-        place = canonical(_stored(url))
-        if place in urls or place.startswith(prefixes):
+        text = canonical(_stored(url))
+        if text in urls or text.startswith(prefixes):
             return True
-        return any(glob.fullmatch(place) for glob in globs)
+        return any(glob.fullmatch(text) for glob in globs)
 
     return matches
 

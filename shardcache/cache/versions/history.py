@@ -45,6 +45,7 @@ class FetchedVersion:
     def from_row(cls, row: object) -> "FetchedVersion":
         """Build from a row's value. Raises ValueError for any other value."""
         match row:
+            # To Python, a bool is an int.
             case [str(version), None | int() as samples] if not isinstance(samples, bool):
                 # JSON may hold half a surrogate pair, which is not text: this raises ValueError.
                 version.encode()
@@ -62,7 +63,7 @@ class History:
 
     Attributes:
         catalogue: the database with these rows.
-        changes: the number of versions and counts stored since the start.
+        changes: rises each time versions and counts have been stored.
     """
 
     def __init__(self, store: Store) -> None:
@@ -98,8 +99,8 @@ class History:
         """Add the rows of cached shards that have none."""
         cached = self._store.shards
         shards = [cached[key] for key in keys if key in cached]
-        peeked = await self._store.peek(shards)
-        readable = [facts for facts in peeked if facts is not None]
+        # `peek` returns None for a sidecar that cannot be read.
+        readable = [facts for facts in await self._store.peek(shards) if facts is not None]
         # The first row of a url counts. If a url is cached both as a shard and as a plain file, the
         # first row has to be that of the shard, which has a count.
         readable.sort(key=lambda facts: facts.samples is None)

@@ -1,9 +1,9 @@
 """Requests to origins for the present version of cached shards.
 
 `Leasing` has a shard revalidated before it serves the cached version, if a reader wants the latest.
-An origin is silent if its last answer did not come in time. A signed url has a signature in its
-query that permits reading for a time. Its cached bytes are served only to callers whose signature
-the origin has accepted.
+An origin is silent once it has let a reader wait for `_GRACE_S` without an answer, until it answers
+a request within `_TIMEOUT_S`. A signed url has a signature in its query that permits reading for a
+time. Its cached bytes are served only to callers whose signature the origin has accepted.
 """
 
 import asyncio
@@ -47,8 +47,8 @@ class Revalidation:
     origin answers slowly, it gets one request at a time, and no reader waits for the answer. An
     answer stays valid for `_ttl_s` seconds.
 
-    The name of a shard, here and in plans, stands for its url and for the version that the reader
-    wants, if the reader named one; `name_of` makes it.
+    Shards have their names in plans, which `shard_listing.name_of` makes of a url and, if the
+    reader named one, of a version.
 
     Attributes:
         questions: the pending requests, by the shard's name. The result of each is the error for
@@ -67,7 +67,7 @@ class Revalidation:
     )
     # Number of pending requests, by origin.
     _under_way: Counter[str] = field(default_factory=Counter, init=False)
-    _silent: set[str] = field(default_factory=set, init=False)  # origins that do not answer in time
+    _silent: set[str] = field(default_factory=set, init=False)  # the silent origins
     # Locks of the signed urls that are being checked, by url.
     _signature_locks: WeakValueDictionary[str, asyncio.Lock] = field(
         default_factory=WeakValueDictionary,
@@ -87,7 +87,7 @@ class Revalidation:
         if not self._is_stale(name):
             return
         if origin in self._silent and self._under_way[origin]:
-            return  # an origin that does not answer in time gets one request at a time
+            return  # a silent origin gets one request at a time
 
         # 1. There is one request for all readers of the shard.
         question = self.questions.get(name)
@@ -131,12 +131,12 @@ class Revalidation:
         lock = self._signature_locks.setdefault(ref.url, asyncio.Lock())
         async with lock:  # one request serves all readers of the url
             if self.allows(ref.url):
-                return
+                return  # the request of another reader, which held the lock, was accepted
             asked_s = time.monotonic()
             obj = await self._stat_signed(ref.url)
         key = shard_key(place_of(ref.url, is_file=ref.is_file), obj.version)
         self._check_length(key, obj)
-        # The answer also states the latest version, which a reader gets that has named none. A
+        # A reader that named no version gets the latest one, which the answer also states. A
         # transfer may have asked more recently than this request: its answer then stays.
         if ref.version is None and self._planner.checked_at_s(name) < asked_s:
             self._planner.learn(name, key, checked_at_s=time.monotonic())
@@ -147,7 +147,8 @@ class Revalidation:
         None if the origin fails, refuses the request or does not answer in time: the cached version
         is served then. Raises the origin's other errors, and its refusal of a signed url.
         """
-        self._counters.fetched(url, size_bytes=0, requests=1)  # the bill has failed requests, too
+        # The request is counted even if it fails, as stores charge for it.
+        self._counters.fetched(url, size_bytes=0, requests=1)
         try:
             async with asyncio.timeout(_TIMEOUT_S) as limit:
                 return await self._origins.origin(url).stat(url)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.access.rules import AllowList, AllowRule, Peer
-from shardcache.cache.listings.manifests import ListingLimits, Manifests, listing_of
+from shardcache.cache.listings.manifests import ListingLimits, Manifests, shards_of_row
 from shardcache.cache.planner import Planner
 from shardcache.cache.scrubber import ScrubProgress
 from shardcache.cache.versions.history import FetchedVersion, History
@@ -176,7 +176,7 @@ def test_any_row_is_a_version_with_a_count_or_a_value_error(row: object) -> None
 def test_any_row_is_a_listing_or_a_value_error(row: object) -> None:
     """Only a whole list of shards, with one shard or more, is taken for one."""
     try:
-        found = listing_of(row)
+        found = shards_of_row(row)
     except ValueError:
         return
     assert len(found) > 0
