@@ -119,9 +119,8 @@ class Lane:
 def gaps(lanes: Iterable[Lane]) -> list[Use]:
     """Return the soonest use of each shard that is not cached, over all jobs.
 
-    The result has two kinds of uses: first the soonest `_MAX_GAPS` uses, whatever the state of the
-    shard; then, of the later uses, those whose shards are being fetched. The page needs the second
-    kind to show the job that each transfer is for.
+    First come the soonest `_MAX_GAPS` uses. Of the later uses, those whose shards are being fetched
+    follow: the page needs them to show the job that each transfer is for.
     """
     soonest: dict[str, Use] = {}
     for use in sorted(use for lane in lanes for use in lane.gaps):

@@ -178,8 +178,8 @@ class LiveView:
 
 def longest_wait_s(readers: Iterable[Reader]) -> float | None:
     """Return the length of the longest present wait of these readers; None if none waits."""
-    starts_s = [reader.clock.since_s for reader in readers]
-    waiting_since_s = [start_s for start_s in starts_s if start_s is not None]
-    if not waiting_since_s:
+    # The clock of a reader has the start of the present wait; None while the reader does not wait.
+    starts_s = [reader.clock.since_s for reader in readers if reader.clock.since_s is not None]
+    if not starts_s:
         return None
-    return round(time.monotonic() - min(waiting_since_s), 1)
+    return round(time.monotonic() - min(starts_s), 1)

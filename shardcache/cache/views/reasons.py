@@ -61,7 +61,7 @@ class Reasons:
                 f"{stage.value} for a range: {self.space_in_words()}, {in_use} of ranges in use; "
                 f"ranges are read in turn ({self._space.remedy}, or read smaller ranges)"
             )
-        return self._of_network(stage, transfer)
+        return self._with_cause(stage, transfer)
 
     def of_transfer(self, transfer: Transfer) -> str:
         """Return the reason for which a transfer has not finished yet."""
@@ -71,10 +71,10 @@ class Reasons:
         if stage is Stage.SPACE:
             needs = "each rank needs space for shuffle_window + 1 shards, two without shuffling"
             return f"{stage.value}: {self.space_in_words()}; {needs} ({self._space.remedy})"
-        return self._of_network(stage, transfer)
+        return self._with_cause(stage, transfer)
 
-    def _of_network(self, stage: Stage, transfer: Transfer) -> str:
-        """Return a stage, with the last failed request or, without one, the limit that holds."""
+    def _with_cause(self, stage: Stage, transfer: Transfer) -> str:
+        """Return a stage with its cause: the last failed request or, without one, the limit."""
         failure = self._downloader.failing.get(transfer.ref.url)
         if failure:
             return f"{stage.value}; {failure}"

@@ -150,8 +150,9 @@ class StatusPage:
         if any(reader.unresolved for reader in readers):
             return 0.0  # the reader waits for its listing, and has no shard yet
         schedule = self._planner.schedule
-        coming = [transfer.name for transfer in self._transfers.all()]
+        # A shard that is being fetched needs no further fetch, but it is missing until then.
         needs_no_fetch = self._prefetcher.needs_no_fetch
+        coming = [transfer.name for transfer in self._transfers.all()]
         needs_s = [schedule.covered_until_s(reader, needs_no_fetch, coming) for reader in readers]
         soonest_s = min(needs_s, default=math.inf)
         return _time_until_s(soonest_s, schedule.now_s)
