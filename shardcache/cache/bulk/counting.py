@@ -139,10 +139,10 @@ class Counting:
         if ref.samples is not None and ref.size_bytes is not None:
             return _Counted(ref, is_known=True)
 
-        name = name_of(ref)
+        name = name_of(ref)  # the version is known, so the name is the shard's key
         if name in self._store.shards:
             async with self._leasing.published(ref) as published:  # this records the use
-                return _Counted(_ref_with_count(published.facts), published.hit)
+                return _Counted(_ref_with_count(published.facts), is_known=published.hit)
 
         # The shard is fetched without a lease. It may be evicted for the next shard at once, and a
         # lease would then fetch it again.
@@ -181,7 +181,7 @@ class Counting:
                 published.shard.suspicion = exn.message
                 raise
         complete = _ref_with_count(published.facts)._replace(tokens=tokens)
-        return _Counted(complete, published.hit)
+        return _Counted(complete, is_known=published.hit)
 
 
 def _ref_of(obj: RemoteObject, samples: int | None = None) -> ShardRef:

@@ -266,6 +266,7 @@ class Inventory:
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)
             url = stored_url(file.partial.obj.url)
+            # Parts that a transfer of the whole object has taken over are no longer listed.
             if file.is_kept_by_part and is_meant(url):
                 yield file, url
 

@@ -73,7 +73,7 @@ class Round:
         self._transfers = transfers
         self._send = send
         self._counts = Counter(dict.fromkeys((FETCHED, unfetched_state, FAILED), 0))
-        self._arriving: set[str] = set()  # names of the shards that are visited now
+        self._visiting: set[str] = set()  # names of the shards that are visited now
         self._done_bytes = 0
         self._fetched_bytes = 0
         sizes = [ref.size_bytes for ref in refs if ref.size_bytes is not None]
@@ -114,7 +114,7 @@ class Round:
         """
         for ref in todo:
             name = name_of(ref)
-            self._arriving.add(name)
+            self._visiting.add(name)
             try:
                 outcome = await visit(ref)
             except ShardcacheError as exn:
@@ -123,7 +123,7 @@ class Round:
             else:
                 await self._report(ref, outcome)
             finally:
-                self._arriving.discard(name)
+                self._visiting.discard(name)
             # Cached shards take no waiting, so a hundred thousand of them would block the event
             # loop.
             await asyncio.sleep(0)
@@ -144,9 +144,9 @@ class Round:
             await self._send(self._progress())
 
     def _progress(self) -> Event:
-        """Return an event with the present progress; arriving shards count as far as they are."""
+        """Return an event with the present progress, including shards that have arrived in part."""
         done_bytes = self._done_bytes
-        for name in self._arriving:
+        for name in self._visiting:
             transfer = self._transfers.get(name)
             if transfer is not None:
                 done_bytes += transfer.arrived_bytes

@@ -49,6 +49,8 @@ class Warming:
         CapacityError as soon as the shards together are known to exceed the cache's capacity.
         """
         unique = list(dict.fromkeys(refs))
+        # A url without a version stands for the version that was cached last, even before a
+        # restart, if that is still the latest.
         await self._leasing.recall(ref for ref in unique if ref.version is None)
         # The order is random, so that nodes which warm the same shards do not all request the same
         # shard at the same time.
@@ -188,6 +190,6 @@ def _completed(ref: ShardRef, obj: RemoteObject | None, *, versions: bool) -> Sh
     if obj is None:
         return ref
     version = ref.version
-    if versions and not version:
+    if versions and version is None:
         version = obj.version
-    return ref._replace(size_bytes=obj.size_bytes, version=version or None)
+    return ref._replace(size_bytes=obj.size_bytes, version=version)
