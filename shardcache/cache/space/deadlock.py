@@ -71,7 +71,7 @@ def check_progress(
 
 
 def _is_blocked(claim: KeyClaim) -> bool:
-    """Return whether a claim waits for space, or for the turn of a claim that waits for space."""
+    """Return whether a claim waits for space, or behind a claim that waits for space."""
     if claim.wanted_bytes > 0:
         return True
     return claim.claim_ahead is not None and _is_blocked(claim.claim_ahead)

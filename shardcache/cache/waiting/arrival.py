@@ -8,11 +8,12 @@ of a part is written before the header of its response has been checked. Only at
 download do the checks show whether the whole shard is sound. So a reader may learn then that the
 beginning it has read belongs to a corrupt shard.
 
-Once a shard of any origin has passed every check, readers with nothing else to read get its files
-before the files are published. So no reader waits for a disk that is slow to sync the files.
+A partial is the file that a shard is downloaded into. To publish a shard means to sync its files to
+the disk, and to give them their names in the cache. Once a shard of any origin has passed every
+check, readers with nothing else to read get its files before they are published. So no reader waits
+for a disk that is slow to sync the files.
 
 `Fetcher` offers and fills an `Arrival`, `Publisher` publishes it, and a connected reader reads it.
-A partial is the file that a shard is downloaded into.
 """
 
 from collections.abc import Callable

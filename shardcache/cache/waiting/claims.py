@@ -9,7 +9,7 @@ urgent it is.
 A wait (`Wait`) belongs to one caller. The wait is for the whole object, or for a range of the
 object's bytes. An object is divisible if its ranges can be fetched by themselves.
 
-A turn is the permission to do work that only one claim may do at a time, such as inflating a shard.
+Only one claim at a time inflates its shard, such as by decompressing it. Others wait behind it.
 """
 
 import asyncio
@@ -48,8 +48,9 @@ class KeyClaim:
             waits for none.
         serves_ranges: True while the claim waits for space for the whole object, and readers get
             ranges of it in the meantime.
-        claim_ahead: the claim for whose turn this one waits; None if it waits for no turn.
-        waits_since_s: start of the wait for space or for a turn, by the monotonic clock.
+        claim_ahead: the claim that inflates its shard while this one waits behind it; None if this
+            one does not wait for another claim.
+        waits_since_s: start of the wait for space or for another claim, by the monotonic clock.
         checked_s: time of the last check for a deadlock, by the monotonic clock.
     """
 
@@ -224,7 +225,7 @@ class KeyClaim:
 
     @contextlib.contextmanager
     def waiting_behind(self, other: "KeyClaim") -> Iterator[None]:
-        """Mark the claim as waiting for another claim's turn to end, during the block."""
+        """Mark the claim as waiting, during the block, until another has inflated its shard."""
         self.claim_ahead = other
         self.waits_since_s = time.monotonic()
         try:

@@ -40,17 +40,17 @@ class Turns:
         done = 0
         while done < len(items):
             async with self._lock:
-                max_done = min(done + _MAX_ITEMS, len(items))
+                stop = min(done + _MAX_ITEMS, len(items))
                 until_s = time.perf_counter() + _TURN_S
-                while done < max_done:
+                while done < stop:
                     act(items[done : done + _PIECE])
                     done += _PIECE
                     if time.perf_counter() > until_s:
                         break
-                # The event loop runs other tasks before this turn ends, so before the next turn.
+                # The lock is still held here, so that other tasks run before anybody's next turn.
                 await asyncio.sleep(0)
 
     async def wait(self) -> None:
-        """Wait for the caller's turn, which lasts until the caller's next await."""
+        """Wait for the caller's turn, which begins with the return and ends at the next await."""
         async with self._lock:
             await asyncio.sleep(0)

@@ -121,4 +121,5 @@ class Wait:
 def longest_wait(waits: Collection[Wait]) -> Wait | None:
     """Return the wait of the reader that has waited for longest; None if no reader waits."""
     waiting = [wait for wait in waits if wait.idle_since_s is not None]
+    # `or 0.0` never applies: the type checker cannot know that none is None.
     return min(waiting, key=lambda wait: wait.idle_since_s or 0.0, default=None)
