@@ -437,7 +437,7 @@ class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
                 ),
             )
             self._ranges = resources.enter_context(closing(RangeFile(session, position=0)))
-            self._resources = resources.pop_all()
+            self._resources = resources.pop_all()  # `close` closes them
 
     def close(self) -> None:
         """Close the file, and release it in the cache."""

@@ -5,10 +5,10 @@ range of the file. The receiver maps the same file once, and keeps that map as l
 the file lives.
 
 The file must stay cached until the receiver has mapped it. The cache does not evict files that a
-process has mapped. So the worker keeps its own map until it has no Buffer of the shard any more,
-not even in a queue, and every message with such a Buffer was acknowledged. The shard is then
-settled. Until then, the worker also keeps its lease, so that the cache does not try to evict the
-file in vain. A loan is the worker's record of one such file.
+process has mapped. So the worker keeps its own map as long as it has any Buffer of the shard, even
+in a queue, or as long as a message with such a Buffer has not been acknowledged. A loan is the
+worker's record of one such file, and is settled once neither is the case. Until then, the worker
+also keeps its lease, so that the cache does not try to evict the file in vain.
 """
 
 import mmap

@@ -1,5 +1,6 @@
 """The form of the values of each extension of a shard: copied bytes, or Buffers.
 
+A value is one member of the tar, and its extension is the end of the member's name, such as `jpg`.
 A Buffer is a view of the mapped shard without a copy. Small values are cheaper to copy, so the form
 depends on the sizes of an extension's values.
 """

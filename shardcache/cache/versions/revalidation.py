@@ -1,8 +1,8 @@
 """Requests to origins for the present version of cached shards.
 
 `Leasing` has a shard revalidated before it serves the cached version, if a reader wants the latest.
-An origin is silent once it has let a reader wait for `_GRACE_S` without an answer, until it answers
-a request within `_TIMEOUT_S`. A signed url has a signature in its query that permits reading for a
+An origin is silent once it has let a reader wait for `_GRACE_S` without an answer, until a request
+to it ends within `_TIMEOUT_S`. A signed url has a signature in its query that permits reading for a
 time. Its cached bytes are served only to callers whose signature the origin has accepted.
 """
 
@@ -47,8 +47,8 @@ class Revalidation:
     origin answers slowly, it gets one request at a time, and no reader waits for the answer. An
     answer stays valid for `_ttl_s` seconds.
 
-    Shards have their names in plans, which `shard_listing.name_of` makes of a url and, if the
-    reader named one, of a version.
+    A shard goes by its name in plans. `shard_listing.name_of` makes the name of the shard's url,
+    and of the version if the reader named one.
 
     Attributes:
         questions: the pending requests, by the shard's name. The result of each is the error for

@@ -45,7 +45,7 @@ class Reasons:
         self._downloader = downloader
 
     def of_wait(self, wait: Wait | None, transfer: Transfer) -> str:
-        """Return the reason for which a reader still waits, for a range of an object or for all.
+        """Return the reason for which a reader still waits for a shard, or for a range of it.
 
         Args:
             wait: the reader's wait; None if the reader waits for more of an arriving shard.
@@ -74,7 +74,7 @@ class Reasons:
         return self._with_cause(stage, transfer)
 
     def _with_cause(self, stage: Stage, transfer: Transfer) -> str:
-        """Return a stage with its cause: the last failed request or, without one, the limit."""
+        """Return a stage with the last failed request or, without one, the limit that holds."""
         failure = self._downloader.failing.get(transfer.ref.url)
         if failure:
             return f"{stage.value}; {failure}"
