@@ -49,7 +49,6 @@ class HubOrigin(StoreOrigin):
     well. A mirror of the Hub may state neither SHA-256 nor SHA-1. Without a checksum, nothing would
     show that two parts are from different versions of the file. So such a file is fetched in one
     answer instead of in parts.
-
     """
 
     listed_version = "blob_id"  # git's SHA-1 in a listing
