@@ -1,9 +1,9 @@
 """Object stores that are read with whichever of a user's credentials has the permission.
 
-A private daemon serves several jobs of one user, and their sessions may hand over different
-credentials. `PermittedOrigin` tries one set after another until the store permits a request. A
-candidate is the store as opened with one set of credentials. The table is the `[[origin]]` section
-for the store in the daemon's config.
+A private daemon serves the readers of one user. Each reader's session, that is, its connection to
+the daemon, may hand over other credentials. `PermittedOrigin` tries one set after another until the
+store permits a request. A candidate is the store as opened with one set of credentials. The table
+is the `[[origin]]` section for the store in the daemon's config.
 """
 
 import asyncio
@@ -43,8 +43,8 @@ _Result = TypeVar("_Result")
 class CredentialedOrigin(Origin):
     """An object store that is read with one set of credentials.
 
-    They come from the first of these that has any: its `Setup`, the table, and the places in which
-    the store's package looks.
+    The credentials come from the first of these that has any: its `Setup`, the table, and the
+    places in which the store's package looks.
 
     Attributes:
         credentials_kind: kind of the credentials that sessions hand over for this store.

@@ -42,8 +42,8 @@ def reason_to_bypass(table: OriginTable) -> str:
     if not row.has_tier:
         return f"only S3 and web servers can have a tier, not {protocol}://"
 
-    # The tier is asked with presigned urls, so it can be used only with options that these support.
-    if row.presigned_options is None:  # they support any option
+    # S3's requests to a tier have presigned urls, so the options must be such as these support.
+    if row.presigned_options is None:  # requests have no presigned urls: any option can be used
         return ""
     unsupported = sorted(set(table.storage_options) - row.presigned_options)
     if unsupported:

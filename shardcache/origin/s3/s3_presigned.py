@@ -1,7 +1,7 @@
 """Requests to presigned urls: how they are made, and which buckets accept them.
 
-`S3Origin` sends its HEADs and GETs this way. Where it cannot, the SDK makes the request. `fs` is an
-s3fs filesystem; `where` is an object's bucket and key as parameters of the SDK.
+`S3Origin` sends its HEADs and GETs this way. Where it cannot, the SDK (botocore, by s3fs) makes the
+request. `fs` is an s3fs filesystem; `where` is an object's bucket and key as parameters of the SDK.
 """
 
 import time

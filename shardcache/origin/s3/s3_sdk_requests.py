@@ -1,7 +1,7 @@
 """Requests that the SDK makes, in cases where a presigned url cannot be used.
 
-`S3Origin` calls these functions. `fs` is an s3fs filesystem; `where` is an object's bucket and key
-as parameters of the SDK.
+`S3Origin` calls these functions. The SDK is botocore, by s3fs. `fs` is an s3fs filesystem; `where`
+is an object's bucket and key as parameters of the SDK.
 """
 
 from collections.abc import Mapping

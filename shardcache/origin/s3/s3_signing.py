@@ -1,8 +1,8 @@
 """Presigned urls of S3, modelled on the SDK's own, which take three times as long to make.
 
-`S3Origin` reads by these urls. The form of a bucket's urls is their common beginning and the region
-that they are signed for; it is taken from the first url, which the SDK makes. The tier is an
-optional cache that the nodes of a cluster share in front of the store.
+`S3Origin` reads by these urls. The SDK is botocore, by s3fs. The form of a bucket's urls is their
+common beginning and the region that they are signed for; it is taken from the first url, which the
+SDK makes. The tier is an optional cache that the nodes of a cluster share in front of the store.
 """
 
 import re

@@ -3,10 +3,11 @@
 A worker runs each request as an `Exchange` in a thread of its own. The exchange finds a connection,
 sends the request, reads the answer's head, and writes the body if the answer is the expected one.
 
-A request is primed if it was sent ahead of its exchange. A body is held if it waits in memory until
-the daemon commits it. An idle connection is one that is kept open after an earlier request. The
-gate is the exchange's link to the daemon's messages: it pauses the exchange, limits its bytes,
-commits its body and cancels it.
+A part is the unit in which a file is checksummed and recorded. A request is primed if it was sent
+ahead of its exchange. A body is held if it waits in memory until the daemon commits it. An idle
+connection is one that is kept open after an earlier request. The gate is the exchange's link to the
+daemon's messages: it pauses and cancels the exchange, commits its body, and grants it byte credit,
+the number of bytes of the body that may be read.
 """
 
 import ctypes

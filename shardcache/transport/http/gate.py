@@ -1,8 +1,9 @@
 """Link between the thread that reads an answer and the thread that takes the daemon's messages.
 
-A worker has one `Gate` for each request, which the daemon can pause and cancel. The daemon also
-grants byte credit: the number of bytes of the body that may be read. A held body waits in memory
-until the daemon commits it, that is, allows it to be written.
+A worker is a process that sends requests for the daemon. It has one `Gate` for each request, by
+which the daemon pauses and cancels the request. The daemon also grants byte credit: the number of
+bytes of the body that may be read. A held body waits in memory until the daemon commits it, that
+is, allows it to be written.
 """
 
 import concurrent.futures

@@ -1,7 +1,7 @@
 """Heads of HTTP messages: written for requests, read from answers.
 
-A head is everything before the body: the request line or status line, and the headers. Exchanges
-use this module in place of http.client's own parser, which is slower and less strict.
+A head is everything before the body: the request line or status line, and the headers. `Exchange`
+uses this module in place of http.client's own parser, which is slower and less strict.
 """
 
 import base64

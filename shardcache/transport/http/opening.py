@@ -1,9 +1,9 @@
 """Connections to HTTP servers: direct, through a proxy's tunnel, or to this node's nginx.
 
-A worker's exchanges call `open_connection` when the pool has no idle connection to a server. The
-tier is a cache that the nodes of a cluster share; its front is the nginx on each node, which is
-reached through a Unix socket. A host is near if its name leads to this node or to its cloud's
-metadata service; `far_only` refuses such hosts.
+An exchange, which is one request and its answer, calls `open_connection` when the pool has no idle
+connection to a server. The tier is a cache that the nodes of a cluster share; its front is the
+nginx on each node, which is reached through a Unix socket. A host is near if its name leads to this
+node or to its cloud's metadata service; `far_only` refuses such hosts.
 """
 
 import asyncio

@@ -1,8 +1,9 @@
 """Connections that are kept open for the next request, and requests that are sent ahead.
 
-A worker has one `Pool`, which the threads of all its exchanges share. An idle connection is one
-that is kept open and carries no request. A primed request is sent ahead of its exchange, that is,
-before the worker is asked for the body.
+A worker is a process that sends requests for the daemon, and an exchange is one request and its
+answer. A worker has one `Pool`, which the threads of all its exchanges share. An idle connection is
+one that is kept open and carries no request. A primed request is sent ahead of its exchange, that
+is, before the daemon asks the worker for the body.
 
 A NAT or load balancer may drop an idle connection without notice to either end. A request sent over
 such a connection is lost, and the connection stays silent: no answer comes. So a request over a
