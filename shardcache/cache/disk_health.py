@@ -206,7 +206,7 @@ class DiskHealth:
             self._check_began_s = None
 
     def _record(self, error: DiskError | None) -> None:
-        """Record the result of a check; if the disk's state changes, log that and wake waiting tasks.
+        """Record the result of a check; log a change of the disk's state, and wake waiting tasks.
 
         Args:
             error: the disk's error; None if it is healthy.

@@ -121,8 +121,8 @@ def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
 
 def _url_prefix(text: str) -> str:
     """Return a path as an absolute path; return a url, or the beginning of a url, unchanged."""
-    # `absolute_url` keeps a text with "://", but would take "s3", which begins a url, for a path. So
-    # a text without a slash counts as a path only if it exists or begins with "file:".
+    # `absolute_url` keeps a text with "://", but would take "s3", which begins a url, for a path.
+    # So a text without a slash counts as a path only if it exists or begins with "file:".
     may_be_path = "/" in text or text.startswith("file:") or os.path.lexists(text)
     return absolute_url(text) if may_be_path else text
 
