@@ -206,7 +206,7 @@ def _pipeline(parts: Mapping[str, DatasetParts]) -> PipelineBySource:
     shards = [len(source.manifest) for source in parts.values()]
     first_shards = tuple(accumulate(shards[:-1], initial=0))
     pipelines = {name: source.pipeline for name, source in parts.items()}
-    return PipelineBySource(sources=pipelines, firsts=first_shards)
+    return PipelineBySource(sources=pipelines, first_shards=first_shards)
 
 
 def _scattered(parts: Mapping[str, DatasetParts]) -> ScatteredRanges | None:

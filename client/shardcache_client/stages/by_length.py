@@ -60,6 +60,7 @@ class ByLength:
     on_error: Handler
     agreement: Callable[[Topology], Agree]
 
+    # In each round, all ranks read equally many samples, and make equally many batches of them.
     is_in_step = True
 
     @property
@@ -114,9 +115,9 @@ class _Rounds:
         start = self._facts.start
         given_before = start.given  # batches of the first round given before the state was taken
         previous = self._read_previous(start)
-        # Place of the sample that is repeated if the first buffer gets none.
-        spare = previous.shortest_place if previous else None
-        buffer = SampleBuffer(start.group, start.first, spare)
+        # Place of the sample that is repeated if the first buffer gets no sample.
+        to_repeat = previous.shortest_place if previous else None
+        buffer = SampleBuffer(start.group, start.first, to_repeat)
         self._fill(buffer, self._stage.sort_buffer)
         while True:
             need = fewest(buffer.lengths, self._stage.max_tokens)
@@ -124,8 +125,8 @@ class _Rounds:
             if not count:
                 break
 
-            # Each batch has at least one sample. So this rank repeats samples if it has fewer than
-            # the agreed number of batches.
+            # Each batch has at least one sample. So this reader repeats a sample for each batch for
+            # which it has none.
             self._repeated += max(0, count - len(buffer.samples))
             if not buffer.samples:
                 buffer.borrow(previous)
@@ -138,7 +139,7 @@ class _Rounds:
     def _read_previous(self, start: Mark) -> SampleBuffer | None:
         """Read again the samples given before the first group, as one of them may be repeated.
 
-        Returns None if the state says that this is not needed, or if there are no such samples.
+        Returns None if the start is a mark without such samples, or if all of them are refused.
         """
         if not start.again:
             return None

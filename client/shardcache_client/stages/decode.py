@@ -68,12 +68,13 @@ class Decode:
         if isinstance(decode, str):
             decoder_of = by_extension(decode)
         elif decode is not None:
-            decoded = Members(decode, others=True)
+            decoded = Members(decode, others=True)  # members that are not named are read as well
             decoder_of = by_table(decode)
-            if selected is not None:
+            if selected is None:
+                selected = decoded
+                required = decoded.names
+            else:
                 _check_none_left_out(decoded, required)
-            required = required or decoded.names
-            selected = selected or decoded
 
         if isinstance(missing, Mapping):
             _check_values(missing, required)
@@ -97,9 +98,13 @@ class Decode:
                 samples themselves.
         """
         prefix = self.prefix if joined_prefix is None else joined_prefix
-        reads = None if self.members is None else self.members.reads
-        decodes = None if self.decoder_of is None else self._decodes
-        return View(reads, self.blocks, prefix, decodes, self._unmatched(prefix))
+        return View(
+            reads=None if self.members is None else self.members.reads,
+            blocks=self.blocks,
+            prefix=prefix,
+            decodes=None if self.decoder_of is None else self._decodes,
+            unmatched=self._unmatched(prefix),
+        )
 
     def _decodes(self, extension: str) -> bool:
         """Return True if this stage decodes the members with an extension."""
@@ -127,6 +132,7 @@ class Decode:
 
         Raises MissingMemberError, and DecodeError with the member's name.
         """
+        # Extensions of the members that have another name in the sample, by that name.
         extensions: Mapping[str, str] = {}
         if self.members is not None:
             sample, extensions = self.members.choose(sample)

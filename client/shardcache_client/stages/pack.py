@@ -318,7 +318,11 @@ class _Groups:
         samples_left = len(samples)
         for given, numbers in enumerate(blocks, 1):
             samples_left -= len(numbers)
-            block_samples = [samples[at] for at in numbers] or self._repeatable()
+            block_samples = [samples[at] for at in numbers]
+            # If other ranks need a block for which this rank has no sample, it repeats one.
+            is_repeated = not block_samples
+            if is_repeated:
+                block_samples = self._repeatable()
             for sample in block_samples:
                 beyond |= 1 << (sample.place - start.place)
             if given <= given_before:
@@ -329,7 +333,7 @@ class _Groups:
             # samples, on which the mark after that block depends.
             self._read(self._stage.window - samples_left)
             block = self._stage.block_of(block_samples)
-            if not numbers:  # other ranks need a block, and this rank has no sample left
+            if is_repeated:
                 self._repeated += 1
             if given < len(blocks):
                 yield block, Mark(start.place, number, given, beyond, again=start.again)

@@ -132,11 +132,11 @@ class PipelineBySource(Pipeline):
 
     Attributes:
         sources: the pipelines by the names of their sources, in the order of the manifest.
-        firsts: for each source, the number in the manifest of its first shard.
+        first_shards: for each source, the number in the manifest of its first shard.
     """
 
     sources: Mapping[str, Pipeline] = field(default_factory=dict)
-    firsts: tuple[int, ...] = ()
+    first_shards: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
         """Return True if the mixture's stages or any source's pipeline does anything."""
@@ -155,11 +155,11 @@ class PipelineBySource(Pipeline):
     @property
     def named_sources(self) -> tuple[Sequence[str], Sequence[int]]:
         """The names of the sources, and the number of each source's first shard."""
-        return tuple(self.sources), self.firsts
+        return tuple(self.sources), self.first_shards
 
     def view(self, shard: int, joined_prefix: str | None = None) -> View:
         """Return the form in which samples of a shard are read; see `Pipeline`."""
-        source = bisect_right(self.firsts, shard) - 1
+        source = bisect_right(self.first_shards, shard) - 1
         pipelines = list(self.sources.values())
         return pipelines[source].view(shard, joined_prefix)
 

@@ -22,7 +22,7 @@ class SampleBuffer:
     Attributes:
         number: number of buffers before this buffer.
         first: first place from which samples are read for this buffer.
-        spare: place of a sample, given earlier, that is repeated if this buffer gets no sample;
+        to_repeat: place of a sample, given earlier, that is repeated if this buffer gets no sample;
             None if there is no earlier sample.
         samples: the samples, with None in place of each sample that has been given.
         lengths: number of tokens of each sample.
@@ -32,7 +32,7 @@ class SampleBuffer:
 
     number: int
     first: int
-    spare: int | None = None
+    to_repeat: int | None = None
     samples: list[Any] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
@@ -84,10 +84,10 @@ class SampleBuffer:
 
     @property
     def shortest_place(self) -> int | None:
-        """Place of the sample that is repeated, which may be `spare`; None without a sample."""
+        """Place of the sample that is repeated, which may be `to_repeat`; None without a sample."""
         if self.places:
             return self.places[self._shortest]
-        return self.spare
+        return self.to_repeat
 
     @property
     def gone(self) -> int:
@@ -106,12 +106,12 @@ class SampleBuffer:
         # are refused again.
         passed = self._passed if given else 0
         has_own = bool(self.places) and self.places[-1] >= self.first
-        if has_own or self.spare is None:
+        if has_own or self.to_repeat is None:
             return Mark(self.first, self.number, given, passed)
-        # This buffer may get no sample of its own. A reader that resumes must then read the spare
-        # sample again. So the mark begins at the spare's place, with bits for all places before
-        # this buffer's first place, whose samples were given.
-        again = self.first - self.spare
+        # This buffer may get no sample of its own. A reader that resumes must then read the sample
+        # to repeat again. So the mark begins at that sample's place, with bits for all places from
+        # there to this buffer's first place, whose samples were given.
+        again = self.first - self.to_repeat
         all_before = (1 << again) - 1
         beyond = (passed << again) | all_before
-        return Mark(self.spare, self.number, given, beyond, again)
+        return Mark(self.to_repeat, self.number, given, beyond, again)

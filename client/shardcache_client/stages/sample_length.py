@@ -24,6 +24,7 @@ def length_of(sample: Any, value: Any, max_tokens: int) -> int:
         value: what the user's function returned for the sample.
     """
     try:
+        # The value may be a scalar of numpy or torch, which `plain` turns into a number.
         length: int = whole().converted(plain(value))
     except (TypeError, ValueError):
         what = f"length {shown(value)}, which is not a whole number"

@@ -42,8 +42,8 @@ class Mark(NamedTuple):
         group: number of groups before this group.
         given: number of items of the group that were given.
         beyond: bit n is set if the sample at `place + n` was given, or refused.
-        again: number of places, from `place` on, that precede the group and were given. A resuming
-            reader reads them again, as one of their samples is repeated if the group has none.
+        again: number of places from `place` to the group's first place. Their samples were given; a
+            reader that resumes reads them again, to repeat one of them if the group has no sample.
     """
 
     place: int = 0
