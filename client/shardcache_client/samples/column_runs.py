@@ -29,10 +29,10 @@ class ColumnRuns:
 
     `MappedShard` uses this class for a shard with a column that has a run decoder.
 
-    If a sample lacks a value, or a value cannot be decoded, samples are cut one by one. Cutting one
-    by one relies on the places of all members in the shard; decoding a run checks the places that
-    it uses. So `tables` may be opened without checking the members: `check_members` does so before
-    samples are cut one by one.
+    If a sample lacks a value, or a value cannot be decoded, samples are cut one by one. For this,
+    the places of all members in the shard must have been checked; for decoding a run, they need
+    not, as it checks the places that it uses. So the members of `tables` may be unchecked:
+    `check_members` is called before samples are cut one by one.
 
     Args:
         tables: index of the shard.
@@ -63,25 +63,27 @@ class ColumnRuns:
 
         Raises the errors of `cut`, and CorruptShardError if a member lies outside of the shard.
         """
-        # The number of samples of average size that are decoded together.
-        sample_bytes = self._size_bytes // max(1, len(self._tables))
+        sample_bytes = self._size_bytes // max(1, len(self._tables))  # the average
         at_once = min(_MAX_SAMPLES, _MAX_BYTES // max(1, sample_bytes))
         if at_once < _MIN_SAMPLES:
             yield from self._one_by_one(start, stop)
             return
         first = start
         while first < stop:
-            last = min(first + at_once, stop)
-            end = self._end_of_run(first, last)
-            # After a short run, or one that cannot be decoded together, all samples up to `last`
-            # are cut one by one.
-            samples = self._together(first, end) if end - first >= _MIN_SAMPLES else None
+            max_end = min(first + at_once, stop)
+            run_end = self._end_of_run(first, max_end)
+            samples: list[Sample] | None = None
+            if run_end - first >= _MIN_SAMPLES:
+                samples = self._together(first, run_end)
+
+            # In place of a short run, or one that cannot be decoded together, all samples up to
+            # `max_end` are cut one by one.
             if samples is None:
-                yield from self._one_by_one(first, last)
-                first = last
+                yield from self._one_by_one(first, max_end)
+                first = max_end
             else:
                 yield from samples
-                first = end
+                first = run_end
 
     def _one_by_one(self, start: int, stop: int) -> Iterator[Sample]:
         """Return samples, each cut by itself. Raises the errors of `in_order`."""
@@ -96,19 +98,21 @@ class ColumnRuns:
         """
         tables = self._tables
         width = len(self._columns)
-        first = tables.member_ends[start - 1] if start else 0
-        last = tables.member_ends[stop - 1]
+        first_member = tables.member_ends[start - 1] if start else 0
+        end_member = tables.member_ends[stop - 1]
         # A sample of a run has one member of each column, in the order of the columns. Comparing
         # bytes is faster than a loop over the samples.
         members_of_each = array("I", range(width)).tobytes()
-        if tables.extension_ids[first:last].tobytes() != members_of_each * (stop - start):
+        if tables.extension_ids[first_member:end_member].tobytes() != members_of_each * (
+            stop - start
+        ):
             return start
         if tables.faults and not tables.faults.keys().isdisjoint(range(start, stop)):
             return start
         # Each member of a sample but the first has to begin where the previous sample's member of
         # the same column ends. That member is `width` places before it in the tables.
-        next_starts = tables.starts[first + width : last]
-        ends = tables.ends[first : last - width]
+        next_starts = tables.starts[first_member + width : end_member]
+        ends = tables.ends[first_member : end_member - width]
         if next_starts.tobytes() == ends.tobytes():
             return stop
         # The run ends where the format's next batch of rows begins. All columns of a batch end at
@@ -124,8 +128,8 @@ class ColumnRuns:
         """Return the samples of a run; None to cut them one by one."""
         tables = self._tables
         width = len(self._columns)
-        first = tables.member_ends[start - 1] if start else 0
-        last = tables.member_ends[stop - 1]
+        first_member = tables.member_ends[start - 1] if start else 0
+        end_member = tables.member_ends[stop - 1]
         url = self._url
         samples: list[Sample] = [
             {"__key__": key, "__url__": url} for key in keys_between(tables, start, stop)
@@ -135,8 +139,8 @@ class ColumnRuns:
                 if column is None:
                     continue
                 name, _, _ = column
-                starts = tables.starts[first + nth : last : width]
-                ends = tables.ends[first + nth : last : width]
+                starts = tables.starts[first_member + nth : end_member : width]
+                ends = tables.ends[first_member + nth : end_member : width]
                 values = self._values_of(column, self._run_decoders[nth], starts, ends)
                 for sample, value in zip(samples, values, strict=True):
                     sample[name] = value

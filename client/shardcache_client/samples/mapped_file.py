@@ -39,12 +39,12 @@ def open_file(path: Path, size_bytes: int, inode: int | None = None) -> int:
         flags |= os.O_NOFOLLOW
     fd = os.open(path, flags)
     stat = os.fstat(fd)
-    is_wanted = inode is None or inode == stat.st_ino
-    if is_wanted and stat.st_size == size_bytes:
+    is_named_file = inode is None or inode == stat.st_ino
+    if is_named_file and stat.st_size == size_bytes:
         return fd
 
     os.close(fd)
-    if not is_wanted:
+    if not is_named_file:
         raise FileNotFoundError(errno.ENOENT, "another file has taken its place", str(path))
     raise CorruptShardError(f"{path} has {stat.st_size} bytes instead of {size_bytes}")
 

@@ -45,7 +45,8 @@ class Members:
 
     Attributes:
         names: names that the members have in samples.
-        unread: extensions seen in shards whose members are not read, up to a limit.
+        unread: extensions of members that shards have and that are not read, up to a limit; for
+            errors.
     """
 
     def __init__(self, names: Iterable[str], *, others: bool = False) -> None:
@@ -118,8 +119,8 @@ class Members:
     def choose(self, sample: Sample) -> tuple[Sample, Mapping[str, str]]:
         """Return a sample with only the first of its alternatives, under their common name.
 
-        Members keep the tar's order. A second mapping is returned for members that were renamed:
-        the extension in the tar, by the name in the sample. Raises SampleError if one pattern fits
+        Members keep the tar's order. The second result has the members that were renamed: their
+        extensions in the tar, by their names in the sample. Raises SampleError if one pattern fits
         two members.
         """
         if self._are_plain:

@@ -33,9 +33,9 @@ class Rows:
     """The samples of a shard whose values can be decoded all at once.
 
     If values are large, or a sample cannot be decoded by one call, each value is decoded by itself.
-    Decoding values by themselves relies on the places of all members in the shard; decoding rows
-    checks the places that it uses. So `tables` may be opened without checking the members:
-    `check_members` does so before any value is decoded by itself.
+    For this, the places of all members in the shard must have been checked; for decoding rows, they
+    need not, as it checks the places that it uses. So the members of `tables` may be unchecked:
+    `check_members` is called before any value is decoded by itself.
 
     Args:
         tables: index of the shard, whose samples have their members in the order of its bytes.
@@ -94,23 +94,23 @@ class Rows:
 
         def cut_row(number: int, sample: Sample | None = None) -> Sample:
             """Return a sample by its number, or add its members to `sample` and return that."""
-            first = member_ends[number - 1] if number else 0
-            last = member_ends[number]
+            first_member = member_ends[number - 1] if number else 0
+            end_member = member_ends[number]
             # A row is always a new sample. Members are added to another one value by value.
             if sample is not None:
                 return self._cut_one(number, sample)
             # A sample without members may also be a bad sample, for which `_cut_one` raises.
-            if first == last:
+            if first_member == end_member:
                 return self._cut_one(number)
-            begin = starts[first]
-            end = ends[last - 1]
-            is_small = end - begin <= (last - first) * _SMALL_BYTES
+            begin = starts[first_member]
+            end = ends[end_member - 1]
+            is_small = end - begin <= (end_member - first_member) * _SMALL_BYTES
             if not is_small or not begin <= end <= size_bytes:
                 return self._cut_one(number)
             # The call returns one row, for the bytes from the sample's first member to its last.
             # The decoder has to know the column of the first.
             try:
-                (row,) = decode_rows(extension_ids[first], data[begin:end])
+                (row,) = decode_rows(extension_ids[first_member], data[begin:end])
             except FAILURES:
                 # Decoding value by value raises an error that names the column.
                 return self._cut_one(number)
@@ -128,16 +128,16 @@ class Rows:
         at_once = self._rows_at_once(start, stop)
         keys = keys_in_order(tables, start, stop)
         for first in range(start, stop, at_once):
-            last = min(first + at_once, stop)
-            rows = self._rows(first, last)
+            end = min(first + at_once, stop)
+            rows = self._rows(first, end)
             if rows is None:
                 # `cut` reads the keys of these samples itself, so the iterator of keys is replaced
                 # by one that begins after them.
-                yield from cut(tables, self._columns, url, first, last)
-                keys = keys_in_order(tables, last, stop)
+                yield from cut(tables, self._columns, url, first, end)
+                keys = keys_in_order(tables, end, stop)
                 continue
-            # With `strict`, `zip` would take one key more than there are rows, to see that none is
-            # left. That key belongs to the next sample.
+            # Not `strict`: `zip` would then take a further key after the last row, to see that none
+            # is left. That key belongs to the next sample.
             for row, key in zip(rows, keys):  # noqa: B905
                 row["__key__"] = key
                 row["__url__"] = url
@@ -150,12 +150,12 @@ class Rows:
         then decoded by itself.
         """
         tables = self._tables
-        first = tables.member_ends[start - 1] if start else 0
-        last = tables.member_ends[stop - 1] if stop else 0
-        members = last - first
+        first_member = tables.member_ends[start - 1] if start else 0
+        end_member = tables.member_ends[stop - 1] if stop else 0
+        members = end_member - first_member
         if not members:
             return 1
-        size_bytes = tables.ends[last - 1] - tables.starts[first]
+        size_bytes = tables.ends[end_member - 1] - tables.starts[first_member]
         if size_bytes > members * _SMALL_BYTES:
             return stop - start
         at_once = _ROWS_BYTES * (stop - start) // max(1, size_bytes)
@@ -164,23 +164,23 @@ class Rows:
     def _rows(self, start: int, stop: int) -> list[Sample] | None:
         """Return samples without keys and urls; None to decode each value by itself."""
         tables = self._tables
-        first = tables.member_ends[start - 1] if start else 0
-        last = tables.member_ends[stop - 1]
+        first_member = tables.member_ends[start - 1] if start else 0
+        end_member = tables.member_ends[stop - 1]
         # If the samples have no members, they may be bad samples, for which `cut` raises.
-        if first == last:
+        if first_member == end_member:
             return None
-        begin = tables.starts[first]
-        end = tables.ends[last - 1]
-        are_small = end - begin <= (last - first) * _SMALL_BYTES
+        begin = tables.starts[first_member]
+        end = tables.ends[end_member - 1]
+        are_small = end - begin <= (end_member - first_member) * _SMALL_BYTES
         if not are_small or not begin <= end <= tables.header["size_bytes"]:
             return None
-        # Bad samples are cut one by one, which raises their error. A single sample is good if it
-        # has members, as bad samples have none.
-        may_be_unusable = tables.faults and stop - start > 1
-        if may_be_unusable and not tables.faults.keys().isdisjoint(range(start, stop)):
+        # If one of the samples is bad, they are cut one by one, which raises its error. A single
+        # sample is good here: it has members, and bad samples have none.
+        may_have_bad_one = tables.faults and stop - start > 1
+        if may_have_bad_one and not tables.faults.keys().isdisjoint(range(start, stop)):
             return None
         try:
-            rows = self._decode_rows(tables.extension_ids[first], self._data[begin:end])
+            rows = self._decode_rows(tables.extension_ids[first_member], self._data[begin:end])
         except FAILURES:
             return None
         # A sample without members may be missing from the rows. The other rows would then get the

@@ -98,25 +98,24 @@ def cut(
     that cannot be decoded. Either ends the iterator.
     """
     faults = tables.faults
-    # Members are numbered through the whole shard. `first_member` is the first one of the next
-    # sample, and `member_end` the number after the sample's last one.
+    # Members are numbered through the whole shard: a sample has the members from `first_member` up
+    # to, but without, `end_member`.
     first_member = tables.member_ends[start - 1] if start else 0
     end_of_all = tables.member_ends[stop - 1] if stop else 0
+    # An iterator over the members of all samples, from which each sample takes its own.
     members = zip(
         map(columns.__getitem__, tables.extension_ids[first_member:end_of_all]),
         tables.starts[first_member:end_of_all],
         tables.ends[first_member:end_of_all],
         strict=True,
     )
-    member_ends = tables.member_ends[start:stop]
+    end_members = tables.member_ends[start:stop]
     keys = keys_in_order(tables, start, stop)
-    for number, (member_end, key) in enumerate(zip(member_ends, keys, strict=True), start):
+    for number, (end_member, key) in enumerate(zip(end_members, keys, strict=True), start):
         if number in faults:
             raise _sample_error(tables, number, url)
         sample: Sample = {"__key__": key, "__url__": url}
-        # `members` is an iterator over the members of all samples. The sample's own members come
-        # next.
-        for column, first_byte, end_byte in islice(members, member_end - first_member):
+        for column, first_byte, end_byte in islice(members, end_member - first_member):
             if column is None:
                 continue
             extension, tar, decode = column
@@ -128,7 +127,7 @@ def cut(
                     raise _undecodable(extension, key, url, exn) from exn
             sample[extension] = value
         yield sample
-        first_member = member_end
+        first_member = end_member
 
 
 def keys_in_order(tables: Tables, start: int, stop: int) -> Iterator[str]:
