@@ -3,9 +3,9 @@
 import socket
 
 from support.network.http_requests import Request
-from support.network.scripted_server import Reply, ScriptedServer, answer, head
+from support.network.scripted_server import Reply, ScriptedServer, answer
 from support.programs.guard import GUARD_S
-from support.stores.mischief import Ending
+from support.stores.mischief import Ending, part_of
 
 
 class Canary(ScriptedServer):
@@ -72,21 +72,19 @@ class Canary(ScriptedServer):
 
     def _file(self, path: str, request: Request) -> Reply:
         data = self.files[path]
-        asked = request.part
-        wanted = range(len(data))[asked or slice(None)]
-        start, stop = wanted.start, wanted.stop
-        if asked and not self.bytewise:
-            self.wait(path, stop)
         etag = f'"{hash(data)}"' if self.etag is None else self.etag
+        begun, wanted = part_of(len(data), request.part, {"etag": etag, "accept-ranges": "bytes"})
+        start, stop = wanted.start, wanted.stop
+        if request.part and not self.bytewise:
+            self.wait(path, stop)
         if request.headers.get("if-match", etag) != etag:
             return Reply(answer(b"", status="412 Precondition Failed"))
-        headers = [f"Content-Length: {stop - start}", *([f"ETag: {etag}"] if etag else [])]
-        headers.append(f"Content-Range: bytes {start}-{stop - 1}/{len(data)}" if asked else "Accept-Ranges: bytes")
-        begun = head(*headers, status="206 Partial Content" if asked else "200 OK")
+        if not etag:
+            del begun.headers["etag"]
         if request.method == "HEAD":
-            return Reply(begun)
-        if asked and not self.bytewise:
-            return Reply(begun + data[start:stop])
+            return Reply(begun.head())
+        if request.part and not self.bytewise:
+            return Reply(begun.head() + data[start:stop])
 
         def send(sock: socket.socket) -> None:
             sent = start
@@ -95,7 +93,7 @@ class Canary(ScriptedServer):
                 sock.sendall(data[sent:until])
                 sent = until
 
-        return Reply(begun, then=send)
+        return Reply(begun.head(), then=send)
 
 
 class GatedStore(Canary):

@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import hmac
 import json
-import re
 import ssl
 import threading
 import time
@@ -24,11 +23,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from shardcache.transport.between.checksums import crc32c
 from support.network.http_requests import Request, answered
-from support.stores.mischief import Answer, Ending
+from support.stores.mischief import Answer, Ending, part_of
 from support.stores.spoiling_server import ThreadedServer
-
-_RANGE = re.compile(r"bytes=([0-9]+)-([0-9]+)")
-
 
 Answered = tuple[int, Mapping[str, str], bytes]
 
@@ -70,18 +66,16 @@ class ObjectServer(ThreadedServer):
         self.versions[path] += 1
 
     async def ask(self, request: Request) -> Answer:
-        status, headers, body = await asyncio.to_thread(
-            self.answer, request.method, request.target, request.headers, request.body
-        )
+        status, headers, body = await asyncio.to_thread(self._answered, request)
         sent = {"content-length": str(len(body))} | {name.lower(): value for name, value in headers.items()}
         is_cut = int(sent["content-length"]) > len(body)
         return Answer(status, sent, body, ending=Ending.CLOSE if is_cut else Ending.STAY)
 
-    def answer(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answered:
+    def _answered(self, request: Request) -> Answered:
         with self._lock:
-            self.requests.append((method, target, headers))
-            refusal = self.refusals.pop(0) if self.refusals and self.is_object(target) else None
-        return refusal or self.reply(method, target, headers, body)
+            self.requests.append((request.method, request.target, request.headers))
+            refusal = self.refusals.pop(0) if self.refusals and self.is_object(request.target) else None
+        return refusal or self.reply(request)
 
     def issue(self) -> Answered:
         with self._lock:
@@ -95,20 +89,15 @@ class ObjectServer(ThreadedServer):
     def is_object(self, target: str) -> bool:
         return True
 
-    def reply(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answered:
+    def reply(self, request: Request) -> Answered:
         raise NotImplementedError
 
 
-def ranged(body: bytes, wanted: str | None, headers: Mapping[str, str]) -> Answered:
-    """Return a body, or the range of it that a header wants."""
-    if wanted is None:
-        return 200, headers, body
-    found = _RANGE.fullmatch(wanted)
-    assert found is not None, wanted
-    first, last = int(found[1]), min(int(found[2]), len(body) - 1)
-    if first > last:
-        return 416, {"Content-Range": f"bytes */{len(body)}"}, b""
-    return 206, {**headers, "Content-Range": f"bytes {first}-{last}/{len(body)}"}, body[first : last + 1]
+def ranged(body: bytes, request: Request, headers: Mapping[str, str]) -> Answered:
+    """Return a body, or the range of it that a request wants."""
+    assert request.part is not None or "range" not in request.headers, "a Range that cannot be read"
+    answer, wanted = part_of(len(body), request.part, headers)
+    return answer.status, answer.headers, body[wanted.start : wanted.stop]
 
 
 class GoogleServer(ObjectServer):
@@ -160,20 +149,21 @@ class GoogleServer(ObjectServer):
     def is_object(self, target: str) -> bool:
         return not target.startswith(("/token", "/storage/", "/upload/"))
 
-    def reply(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answered:
+    def reply(self, request: Request) -> Answered:
+        target = request.target
         if target == "/token":
-            return self._issue_to(body)
+            return self._issue_to(request.body)
         bucket = unquote(target).split("/")[4 if target.startswith("/storage/v1/b/") else 1]
-        token = headers.get("authorization", "").removeprefix("Bearer ")
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
         if token not in self.valid and (token or bucket not in self.public):
             return 401, {"WWW-Authenticate": "Bearer"}, b"<Error><Code>AuthenticationRequired</Code></Error>"
         if self.buckets.get(self._addresses.get(token, ""), bucket) != bucket:
             return 403, {}, b"<Error><Code>AccessDenied</Code></Error>"
         if not self.is_object(target):
-            return self._emulated(method, target, headers, body)
-        if headers.get("x-goog-user-project") != self.payers.get(bucket):
+            return self._emulated(request.method, target, request.headers, request.body)
+        if request.headers.get("x-goog-user-project") != self.payers.get(bucket):
             return 400, {}, b"<Error><Code>UserProjectMissing</Code></Error>"
-        return self._object(unquote(target), headers)
+        return self._object(unquote(target), request)
 
     def _issue_to(self, body: bytes) -> Answered:
         """Issue a token to the account that an assertion names."""
@@ -184,11 +174,11 @@ class GoogleServer(ObjectServer):
         self._addresses[json.loads(answer[2])["access_token"]] = address
         return answer
 
-    def _object(self, path: str, headers: Mapping[str, str]) -> Answered:
+    def _object(self, path: str, request: Request) -> Answered:
         if path not in self.bodies and not self._uploaded(path):
             return 404, {}, b"<Error><Code>NoSuchKey</Code></Error>"
         body, generation = self.bodies[path], str(1_700_000_000_000_000 + self.versions[path])
-        if headers.get("x-goog-if-generation-match", generation) != generation:
+        if request.headers.get("x-goog-if-generation-match", generation) != generation:
             return 412, {}, b"<Error><Code>PreconditionFailed</Code></Error>"
         crc = base64.b64encode(crc32c(body, 0).to_bytes(4, "big")).decode()
         found = {
@@ -197,10 +187,10 @@ class GoogleServer(ObjectServer):
             "x-goog-hash": f"crc32c={crc},md5=AAAAAAAAAAAAAAAAAAAAAA==",
         }
         if encoding := self.encodings.get(path):
-            if "gzip" not in headers.get("accept-encoding", ""):
+            if "gzip" not in request.headers.get("accept-encoding", ""):
                 return 200, found, gzip.decompress(body)  # the range is ignored, as documented
             found["Content-Encoding"] = encoding
-        return ranged(body, headers.get("range"), found)
+        return ranged(body, request, found)
 
     def _uploaded(self, path: str) -> bool:
         """Take an object over from the emulator, if it is there."""
@@ -248,10 +238,11 @@ class AzureServer(ObjectServer):
         """Return the variables by which a managed identity's tokens are found."""
         return {"IDENTITY_ENDPOINT": f"{self.endpoint_url}/identity", "IDENTITY_HEADER": "h"}
 
-    def reply(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answered:
-        if not self.is_object(target):
+    def reply(self, request: Request) -> Answered:
+        if not self.is_object(request.target):
             return self.issue()
-        path, _, query = target.partition("?")
+        headers = request.headers
+        path, _, query = request.target.partition("?")
         token = headers.get("authorization", "").removeprefix("Bearer ")
         if token and (token not in self.valid or "x-ms-version" not in headers):
             return 401, {"x-ms-error-code": "InvalidAuthenticationInfo"}, b""
@@ -264,7 +255,7 @@ class AzureServer(ObjectServer):
             return 412, {"x-ms-error-code": "ConditionNotMet"}, b""
         md5 = base64.b64encode(hashlib.md5(blob, usedforsecurity=False).digest()).decode()
         name = "x-ms-blob-content-md5" if "range" in headers else "Content-MD5"
-        return ranged(blob, headers.get("range"), {"ETag": etag, name: md5})
+        return ranged(blob, request, {"ETag": etag, name: md5})
 
     def _is_permitted(self, path: str, query: str) -> bool:
         container = path.split("/")[1]
@@ -314,10 +305,10 @@ class HubServer(ObjectServer):
         self.put(path, body)
         self.lfs.add(path)
 
-    def reply(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answered:
-        target = target.removeprefix("http://hub.example")  # as a proxy is asked
+    def reply(self, request: Request) -> Answered:
+        target = request.target.removeprefix("http://hub.example")  # as a proxy is asked
         path = unquote(target)
-        token = headers.get("authorization", "").removeprefix("Bearer ")
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
         if token != self.TOKEN and token not in self.tokens:
             return 401, {"X-Error-Code": "RepoNotFound"}, b""
         if f"{self.tokens.get(token, '')}/" not in f"{path}/":
@@ -332,8 +323,8 @@ class HubServer(ObjectServer):
         if (found := self.bodies.get(path)) is None:
             return 404, {"X-Error-Code": "EntryNotFound"}, b""
         if path not in self.lfs:
-            others = self.mixed.get(path) if method == "GET" else None
-            return ranged(others.pop(0) if others else found, headers.get("range"), {"ETag": f'"{git_sha(found)}"'})
+            others = self.mixed.get(path) if request.method == "GET" else None
+            return ranged(others.pop(0) if others else found, request, {"ETag": f'"{git_sha(found)}"'})
         sha = hashlib.sha256(found).hexdigest()
         tag = self.tags.get(path, sha)
         linked = {"X-Linked-ETag": f'"{tag}"', "X-Linked-Size": str(len(found)), "X-Repo-Commit": "c" * 40}
@@ -384,13 +375,13 @@ class _Content(ObjectServer):
         self.signed += 1
         return f"/lfs/{sha}?X-Amz-Expires=3600&X-Amz-Signature={self.signed}"
 
-    def reply(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answered:
-        path, _, query = target.partition("?")
+    def reply(self, request: Request) -> Answered:
+        path, _, query = request.target.partition("?")
         number = int(query.rpartition("=")[2] or 0)
-        if "authorization" in headers or number not in range(self.signed + 1)[-self.valid_urls :]:
+        if "authorization" in request.headers or number not in range(self.signed + 1)[-self.valid_urls :]:
             return 403, {}, b"<Error><Message>Request has expired</Message></Error>"
         found = self.mixed.pop(0) if self.mixed else self.bodies[path]
-        status, headers_sent, data = ranged(found, headers.get("range"), {"ETag": '"of the content"'})
+        status, headers_sent, data = ranged(found, request, {"ETag": '"of the content"'})
         if not self.cuts:
             return status, headers_sent, data
         self.cuts -= 1
