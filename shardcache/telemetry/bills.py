@@ -167,7 +167,9 @@ class Bills:
 
     def to_json(self, client: Hashable = None) -> dict[str, Any]:
         """Return the bill of a client, or of the node for None; see `Bill.to_json`."""
-        return self._by_client[client].to_json()
+        # Asking for the bill of a client that is forgotten must not make one, which would stay.
+        bill = self._by_client.get(client, Bill())
+        return bill.to_json()
 
     def _add(
         self,

@@ -1,5 +1,6 @@
 """cache/readers/readers.py: who is connected, in which job, and which jobs of the past are still shown."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from shardcache.cache.listings.shard_listing import Listing
 from shardcache.errors import ProtocolError
 from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import MAX_JOB_CHARS, ShardRef
+from shardcache.telemetry.bills import Bill
 from support.shards.open_cache import ground
 
 PAST_JOBS = 32
@@ -37,6 +39,10 @@ async def test_jobs_that_have_ended_are_shown_up_to_a_number(tmp_path: Path) -> 
     assert names == ["stays", *(f"past-{number}" for number in range(PAST_JOBS, 2 * PAST_JOBS)), "new"]
 
 
+def count_of_bills() -> int:
+    return sum(isinstance(each, Bill) for each in gc.get_objects())
+
+
 async def test_bills_of_jobs_that_are_forgotten_go_with_them(tmp_path: Path) -> None:
     """Those of the jobs that are still shown stay."""
     async with ground(tmp_path) as here:
@@ -52,6 +58,9 @@ async def test_bills_of_jobs_that_are_forgotten_go_with_them(tmp_path: Path) -> 
         readers.add("new", 7)
         assert bills.to_json(jobs[0]) == bills.to_json(("nobody", 7))
         assert bills.to_json(jobs[1]) != bills.to_json(("nobody", 7))
+        before = count_of_bills()
+        bills.to_json(("another", 7))
+        assert count_of_bills() == before, "asking for a bill makes none that stays"
 
 
 async def test_reader_that_leaves_takes_its_plan_along(tmp_path: Path) -> None:
