@@ -118,7 +118,7 @@ class Pool:
     def _pop(self, server: Server) -> HttpConnection | None:
         """Remove and return the idle connection that was used last; None if there is none."""
         with self._lock:
-            idle = self._idle[server]
+            idle = self._idle.get(server)
             return idle.pop() if idle else None
 
     def keep(self, server: Server, connection: HttpConnection) -> None:
@@ -198,8 +198,10 @@ class Pool:
     def _drop(self, before_s: float) -> None:
         """Close the idle connections whose last answer ended before `before_s`."""
         with self._lock:
-            for idle in self._idle.values():
+            for server, idle in list(self._idle.items()):
                 for connection in idle[:]:
                     if connection.is_idle_since_before(before_s):
                         idle.remove(connection)
                         connection.close()
+                if not idle:
+                    del self._idle[server]

@@ -1,6 +1,7 @@
 """One request of a transport worker over a real server: which bodies are written, which connections are used again."""
 
 import errno
+import gc
 import http.client
 import io
 import random
@@ -19,6 +20,7 @@ from shardcache.transport.between.parts import RECORD, PartFileError, Parts
 from shardcache.transport.http.exchange import Exchange
 from shardcache.transport.http.gate import CancelledError, Gate
 from shardcache.transport.http.http_heads import HeadError
+from shardcache.transport.http.opening import Server
 from shardcache.transport.http.pool import Pool
 from support.network.certificates import Authority
 from support.network.scripted_server import Reply, ScriptedServer, answer, chunked, head
@@ -299,12 +301,20 @@ def test_a_new_connection_may_keep_silent_for_any_time(rig: Rig) -> None:
 
 
 def test_an_idle_connection_is_closed_after_a_while(rig: Rig) -> None:
-    """A network may forget it."""
+    """A network may forget it. Nothing of its server stays in memory either."""
     rig.pool = Pool(idle_s=0.0)
     with ScriptedServer(answer(DATA)) as server:
         assert rig.fetch(server).sums
+        assert servers_at(server.url())
         rig.pool.expire()
         server.wait_closed(1)
+        assert not servers_at(server.url())
+
+
+def servers_at(url: str) -> list[Server]:
+    """Return the servers in memory with the address of a url."""
+    gc.collect()
+    return [each for each in gc.get_objects() if isinstance(each, Server) and f"//{each.netloc}" in url]
 
 
 def test_parts_before_a_cut_are_recorded(rig: Rig) -> None:
