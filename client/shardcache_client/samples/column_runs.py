@@ -170,7 +170,7 @@ class ColumnRuns:
         begin = starts[0]
         end = ends[-1]
         # The members may be unchecked, so numbers of a damaged index must not be relied on.
-        if not begin <= end <= self._size_bytes:
+        if not begin <= ends[0] <= end <= self._size_bytes:
             raise ValueError("values outside of the shard")
         if decode_run is not None:
             return decode_run(data[begin:end], begin, ends)

@@ -135,3 +135,19 @@ def test_forged_places_of_values_are_damage(tmp_path: Path, table: str, row: int
             shard.cutter()
         with pytest.raises(CorruptShardError, match="contradict"):
             shard.column_spans(range(COUNT))
+
+
+@pytest.mark.parametrize("column", range(7))
+def test_first_value_that_ends_before_its_start_is_damage(tmp_path: Path, column: int) -> None:
+    """Though the next value begins at that end: neither is taken for another value."""
+
+    def forge(samples: tables.Samples) -> None:
+        end = samples.starts[column] - 1
+        samples.ends[column] = samples.starts[7 + column] = end
+
+    rows = [row_of(number) for number in range(COUNT)]
+    with (
+        closing(mapped(tmp_path / "a.arrow", rows, forge=forge)) as shard,
+        pytest.raises(CorruptShardError, match="contradict"),
+    ):
+        list(shard.samples())
