@@ -119,7 +119,7 @@ def _check_owner(context: Context, place: Path) -> Finding:
         return report(
             f"{place} belongs to another user",
             cause,
-            f"chown -R {user_name(uid)} {place}   # as root",
+            f"chown -R {user_name(uid)} {shlex.quote(str(place))}   # as root",
         )
     permissions = permissions_of(place)
     writers = other_writers(place, uid)

@@ -265,12 +265,12 @@ async def test_doctor_names_a_socket_left_by_a_killed_daemon(tmp_path: Path) -> 
 @needs_root
 async def test_doctor_warns_of_a_folder_of_another_user(tmp_path: Path) -> None:
     """Files of two users in one cache end in a daemon that may not remove its own."""
-    CacheFolder.take(Layout(tmp_path / "cache"), None).close()
-    os.chown(tmp_path / "cache" / "partial", STRANGER.uid, -1)
-    found = (await look(cache_dir=tmp_path / "cache", socket=tmp_path / "s.sock"))["cache.folder"]
+    CacheFolder.take(Layout(tmp_path / "a cache"), None).close()
+    os.chown(tmp_path / "a cache" / "partial", STRANGER.uid, -1)
+    found = (await look(cache_dir=tmp_path / "a cache", socket=tmp_path / "s.sock"))["cache.folder"]
     assert found.state == "warning"
-    assert f"{tmp_path}/cache/partial belongs to {STRANGER.uid}" in found.cause
-    assert "chown -R root" in found.remedy
+    assert f"{tmp_path}/a cache/partial belongs to {STRANGER.uid}" in found.cause
+    assert f"chown -R root '{tmp_path}/a cache'" in found.remedy
 
 
 # Stores that are well, down, forbidden, late, or asked in the wrong way
