@@ -193,16 +193,15 @@ class HuggingFace(_RowBlocks):
 
 
 def _load_split(name: str, split: str | None) -> datasets.Dataset:
-    """Load one split of a dataset. Raises InputError, ConfigError for several splits."""
+    """Load one split of a dataset. Raises InputError, ConfigError for a missing or wrong split."""
     import datasets  # here, since only users of such datasets need it
 
+    is_saved = not name.startswith(HUB)
     try:
-        if name.startswith(HUB):
-            dataset = datasets.load_dataset(name.removeprefix(HUB), split=split)
-        else:
+        if is_saved:
             dataset = datasets.load_from_disk(name)
-            if isinstance(dataset, datasets.DatasetDict) and split in dataset:
-                return dataset[split]
+        else:
+            dataset = datasets.load_dataset(name.removeprefix(HUB), split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as exn:
         raise InputError(
             f"cannot load the dataset ({exn})",
@@ -210,9 +209,18 @@ def _load_split(name: str, split: str | None) -> datasets.Dataset:
             remedy="check its name and --split",
         ) from exn
     if isinstance(dataset, datasets.DatasetDict):
+        if split in dataset:
+            return dataset[split]
         raise ConfigError(
             f"the dataset has several splits, and {split or 'none'} is chosen",
             url=name,
             remedy=f"choose one with --split: {', '.join(dataset)}",
+        )
+    # A saved dataset without splits may be one split of another dataset, and then has its name.
+    if is_saved and split not in (None, str(dataset.split)):
+        raise ConfigError(
+            f"the dataset has no split {split}",
+            url=name,
+            remedy="omit --split, which writes all of the dataset, or name another folder",
         )
     return dataset

@@ -587,3 +587,6 @@ def test_a_saved_dataset_becomes_samples(tmp_path: Path) -> None:
     assert shardcache(*command).json["written"] == 0
     assert shardcache("write", *ALONE, tmp_path / "saved" / "train", tmp_path / "whole", "--shuffle", "1").code == 0
     assert len(samples(tmp_path / "whole")) == 4
+    wrong = shardcache("write", *ALONE, tmp_path / "saved" / "train", tmp_path / "wrong", "--split", "test")
+    assert wrong.code == USAGE
+    assert "the dataset has no split test" in wrong.err
