@@ -22,6 +22,8 @@ from shardcache.store.store import Store
 log = structlog.get_logger()
 
 _KIND = "shard"  # kind of these rows in the catalogue
+# Kind of the row with the number of cached shards that had no row of their own after a rebuild.
+_ROWLESS_KIND = "rowless shards"
 _SAMPLES_LIMIT = 2**63  # SQLite, and the columns of a list of shards, hold numbers below this
 _SIDECARS_AT_ONCE = 256  # number of sidecars that are read at a time
 
@@ -79,32 +81,45 @@ class History:
 
         This is a no-op if there are at least as many rows as cached shards. Rows are lost together,
         when an empty database replaces a damaged one. As each cached shard has stored a row, fewer
-        rows than shards are taken as a sign of such a loss. The comparison cannot show that single
-        rows are damaged: a lookup that finds such rows calls this with `damaged`.
+        rows than shards are taken as a sign of such a loss. Versions or forms of one url share a
+        row, though: each rebuild stores the number of shards that have none of their own. The
+        comparison cannot show that single rows are damaged: a lookup that finds such rows calls
+        this with `damaged`.
 
         Args:
             damaged: True if rows are known to be damaged, so that their number says nothing.
         """
         shards = self._store.shards
         async with self._rebuilding:
-            if not damaged and await self.catalogue.count(_KIND) >= len(shards):
+            rowless = await self.catalogue.get(_ROWLESS_KIND, parse=_number) or 0
+            if not damaged and await self.catalogue.count(_KIND) + rowless >= len(shards):
                 return
             log.info("rebuilding sample counts from the sidecars", shards=len(shards))
             latest_first = list(reversed(shards))  # the store has them in the order of their use
-            for first in range(0, len(latest_first), _SIDECARS_AT_ONCE):
-                await self._restore(latest_first[first : first + _SIDECARS_AT_ONCE])
+            # The first row of a url counts. If a url is cached both as a shard and as a plain file,
+            # the first row has to be that of the shard, which has a count.
+            for has_count in (True, False):
+                for first in range(0, len(latest_first), _SIDECARS_AT_ONCE):
+                    keys = latest_first[first : first + _SIDECARS_AT_ONCE]
+                    await self._restore(keys, has_count=has_count)
+            rowless = max(0, len(shards) - await self.catalogue.count(_KIND))
+            await self.catalogue.put(rowless, _ROWLESS_KIND)
             self.changes += 1
 
-    async def _restore(self, keys: Sequence[str]) -> None:
-        """Add the rows of cached shards that have none."""
+    async def _restore(self, keys: Sequence[str], *, has_count: bool) -> None:
+        """Add the rows of cached shards whose urls have none.
+
+        Args:
+            keys: keys of the shards.
+            has_count: True to add those with a sample count, False to add the others.
+        """
         cached = self._store.shards
         shards = [cached[key] for key in keys if key in cached]
         # `peek` returns None for a sidecar that cannot be read.
-        readable = [facts for facts in await self._store.peek(shards) if facts is not None]
-        # The first row of a url counts. If a url is cached both as a shard and as a plain file, the
-        # first row has to be that of the shard, which has a count.
-        readable.sort(key=lambda facts: facts.samples is None)
-        await self.catalogue.add_many([_row_of(facts) for facts in readable])
+        peeked = await self._store.peek(shards)
+        readable = [facts for facts in peeked if facts is not None]
+        rows = [_row_of(facts) for facts in readable if (facts.samples is not None) == has_count]
+        await self.catalogue.add_many(rows)
 
     async def remember(self, facts: Facts) -> None:
         """Store a shard's version and sample count."""
@@ -173,3 +188,10 @@ class History:
 def _row_of(facts: Facts) -> tuple[tuple[str, str], list[object]]:
     """Return the key and the value of a shard's row."""
     return (_KIND, facts.url), FetchedVersion(facts.version, facts.samples).to_row()
+
+
+def _number(row: object) -> int:
+    """Return the number in a row. Raises ValueError for any other value."""
+    if type(row) is int and row >= 0:
+        return row
+    raise ValueError("the row is not a number")
