@@ -281,7 +281,9 @@ def phase_of(ranks: object, batch_size: object, batches: object, beyond: object 
         raise ValueError("a phase has bits of places for other ranks than its own")
     bits = tuple(map(hexadecimal, beyond))
     if not isinstance(batches, list | tuple):
-        return BatchPhase(rank_count, size, count(batches, 1), bits)
+        # A reader in the first group of a stage has passed only places beyond its batches.
+        least = 0 if bits else 1
+        return BatchPhase(rank_count, size, count(batches, least), bits)
     each = tuple(count(taken) for taken in batches)
     if len(each) != rank_count:
         raise ValueError("a phase has numbers of batches for other ranks than its own")

@@ -27,7 +27,9 @@ from shardcache_client.order.topology import Topology
 from shardcache_client.position.mixture_change import MixtureLoad
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.rank_state import RankState
+from shardcache_client.position.staged_state import Reached, StagedState
 from shardcache_client.position.state import find_states
+from shardcache_client.stages.stage import Mark
 from support.cases import examples
 from support.shards.dealt import source, walk
 
@@ -449,6 +451,20 @@ def test_states_stay_small_however_often_a_mixture_changes() -> None:
         state = job.state(over=False)
         sizes.append(len(state))
     assert max(sizes) < 1200
+
+
+def test_change_within_the_first_group_of_a_stage_is_in_states_that_can_be_loaded() -> None:
+    """A single reader has then passed no samples but some beyond its place."""
+    job = Job(Run({"a": 1, "b": 1}, 60, 1, ()), None)
+    mixture = job.deal.mixture_of(0)
+    reached = Reached(Mark(place=0, given=1, beyond=0b101))
+    staged = StagedState(job.dataset, Progress(), 0, 1, 1, reached, mixture=mixture)
+    changed = Run({"a": 3, "b": 1}, 60, 1, ())
+    load = MixtureLoad([staged], changed.deal_options(), changed.manifest, changed.ranks)
+    (state,) = load.states_after_change()
+    data = json.loads(json.dumps(state.to_json()))
+    (loaded,) = find_states(data)
+    assert json.loads(json.dumps(loaded.to_json())) == data
 
 
 @pytest.mark.parametrize(
