@@ -121,12 +121,14 @@ DECODERS: Mapping[str, Decoder] = {
 
 def _texts(cells: bytes, begin: int, ends: memoryview) -> list[str]:
     """Return consecutive texts; a `RunDecoder`."""
-    stops = [end - begin for end in ends.tolist()]
+    borders = [0, *[end - begin for end in ends.tolist()]]
+    if borders != sorted(borders):
+        raise ValueError("a text that ends before it begins")
     joined = text(cells)
     # In ASCII, each byte is a character, so the offsets of bytes are those of characters.
     if joined.isascii():
-        return [joined[start:stop] for start, stop in pairwise((0, *stops))]
-    return [text(cells[start:stop]) for start, stop in pairwise((0, *stops))]
+        return [joined[start:stop] for start, stop in pairwise(borders)]
+    return [text(cells[start:stop]) for start, stop in pairwise(borders)]
 
 
 def _run_decoder(code: str) -> RunDecoder:

@@ -151,3 +151,19 @@ def test_first_value_that_ends_before_its_start_is_damage(tmp_path: Path, column
         pytest.raises(CorruptShardError, match="contradict"),
     ):
         list(shard.samples())
+
+
+def test_later_text_that_ends_before_its_start_is_damage(tmp_path: Path) -> None:
+    """As other values are: it is not read as an empty text before a longer one."""
+    row = 290
+    column = 3
+
+    def forge(samples: tables.Samples) -> None:
+        samples.ends[7 * row + column] = samples.starts[7 * (row + 1) + column] = 0
+
+    rows = [row_of(number) for number in range(COUNT)]
+    with (
+        closing(mapped(tmp_path / "a.arrow", rows, forge=forge)) as shard,
+        pytest.raises(CorruptShardError, match="contradict"),
+    ):
+        list(shard.samples())
