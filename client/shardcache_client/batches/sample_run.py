@@ -84,7 +84,7 @@ class SampleRun:
         # Bad places that no substitute fills: all or none.
         self._left_out = Bad() if self._has_substitutes else self._bad
         self._yielded = 0
-        self._before = 0  # places passed since the progress and before this run
+        self._before = 0  # places after the progress that were passed before this run
         self._batch_size = form.batch_size
         if part is not None:
             self._before = part.samples

@@ -1,9 +1,10 @@
 """Substitutes for bad samples: samples of the whole epoch, from the shares of all ranks.
 
 A bad sample is one that cannot be read or decoded. If the user's handler skips it, another sample
-takes its place in the batch, so that all ranks keep their number of batches. The spare of a place
-is the samples among which its substitutes are found: all samples of the epoch; or of one source, if
-each batch of a mixture is of one source.
+takes its place in the batch, so that all ranks keep their number of batches.
+
+The spare of a place is the samples among which its substitutes are found: all samples of the epoch.
+If a mixture makes each batch of one source, the spare is all samples of the place's source.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Substitutes:
     places need substitutes, these mostly come from shards that are already open.
 
     Args:
-        spare: returns the spare of a place of the rank.
+        spare: returns the spare of a place in the rank's epoch.
         manifest: the shards of the dataset.
         lone: reads single samples.
     """

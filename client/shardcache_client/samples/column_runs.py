@@ -29,10 +29,10 @@ class ColumnRuns:
 
     `MappedShard` uses this class for a shard with a column that has a run decoder.
 
-    If a sample lacks a value, or a value cannot be decoded, samples are cut one by one. For this,
-    the places of all members in the shard must have been checked; for decoding a run, they need
-    not, as it checks the places that it uses. So the members of `tables` may be unchecked:
-    `check_members` is called before samples are cut one by one.
+    If a sample lacks a value, or a value cannot be decoded, samples are cut one by one. Only this
+    needs the places of all members to be checked before: decoding a run checks the places that it
+    uses. So the members of `tables` may be unchecked; `check_members` is called before samples are
+    cut one by one.
 
     Args:
         tables: index of the shard.
@@ -103,9 +103,8 @@ class ColumnRuns:
         # A sample of a run has one member of each column, in the order of the columns. Comparing
         # bytes is faster than a loop over the samples.
         members_of_each = array("I", range(width)).tobytes()
-        if tables.extension_ids[first_member:end_member].tobytes() != members_of_each * (
-            stop - start
-        ):
+        members_of_run = members_of_each * (stop - start)
+        if tables.extension_ids[first_member:end_member].tobytes() != members_of_run:
             return start
         if tables.faults and not tables.faults.keys().isdisjoint(range(start, stop)):
             return start

@@ -33,9 +33,9 @@ class Rows:
     """The samples of a shard whose values can be decoded all at once.
 
     If values are large, or a sample cannot be decoded by one call, each value is decoded by itself.
-    For this, the places of all members in the shard must have been checked; for decoding rows, they
-    need not, as it checks the places that it uses. So the members of `tables` may be unchecked:
-    `check_members` is called before any value is decoded by itself.
+    Only this needs the places of all members to be checked before: decoding rows checks the places
+    that it uses. So the members of `tables` may be unchecked; `check_members` is called before any
+    value is decoded by itself.
 
     Args:
         tables: index of the shard, whose samples have their members in the order of its bytes.
