@@ -18,7 +18,9 @@ import structlog
 from shardcache.cache.waiting.turns import Turns
 from shardcache.config.amounts import DiskAmount
 from shardcache.errors import CacheError, CapacityError
+from shardcache.redact import HIDDEN
 from shardcache.shared.units import size, user_name
+from shardcache.shared.urls.url_names import is_stored_as_is
 from shardcache.store.disk.finishing import finished
 from shardcache.store.folder.pins_file import Pin, read_pins, write_pins
 from shardcache.store.keys import is_key_of_own_bytes
@@ -289,7 +291,12 @@ def _has_own_bytes(shard: Shard) -> bool:
     A pin keeps the form that shards are cached in, such as the decompressed tar.
     """
     facts = shard.facts
-    return facts is not None and is_key_of_own_bytes(shard.key, facts.url, facts.version)
+    if facts is None:
+        return False
+    if HIDDEN in facts.url:  # the key was made of the whole url, whose secret is not known here
+        is_unchanged = facts.samples is None and facts.size_bytes == facts.origin_bytes
+        return is_unchanged and not is_stored_as_is(facts.url)
+    return is_key_of_own_bytes(shard.key, facts.url, facts.version)
 
 
 def _without(pin: Pin | None, uid: int | None) -> Pin | None:

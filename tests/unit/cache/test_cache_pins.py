@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from shardcache.cache.space.residency import Residency
 from shardcache.errors import CapacityError, DiskFullError
 from shardcache.store.folder.layout import Layout
 from shardcache.store.folder.pins_file import Pin, read_pins, write_pins
-from shardcache.store.keys import shard_key
+from shardcache.store.keys import shard_key, stored_url
 from shardcache.store.store import Store
 from support.programs.still_loop import turns
 from support.shards.stores import Kept, kept_in, open_store, publish
@@ -95,16 +96,20 @@ async def test_last_of_several_pins_on_one_url_counts(pins: Pins, residency: Res
     assert list(pins) == [last]
 
 
+@pytest.mark.parametrize("url", ["s3://bucket/a.tar.gz", "ftp://user:secret@host/a.tar.gz"])
 @pytest.mark.parametrize("version", ["1", "2"])
 async def test_a_compressed_file_does_not_take_the_pin_of_its_shard(
-    pins: Pins, residency: Residency, store: Store, version: str
+    pins: Pins, residency: Residency, store: Store, version: str, url: str
 ) -> None:
     """A tar that is read both for its samples and as it is, is cached twice; the pin keeps what was pinned."""
-    url = "s3://bucket/a.tar.gz"
     shard = await publish(store, url, version="1")
+    assert shard.facts is not None
+    shard.facts = replace(shard.facts, url=stored_url(url), origin_bytes=shard.size_bytes // 2)
     residency.arrived(shard)
-    await pins.add([Pin(url, shard.key, shard.kept_bytes, frozenset({7}))])
+    await pins.add([Pin(stored_url(url), shard.key, shard.kept_bytes, frozenset({7}))])
     file = await publish(store, url, version=version, is_file=True)
+    assert file.facts is not None
+    file.facts = replace(file.facts, url=stored_url(url), samples=None)
     residency.arrived(file)
     assert (shard.pinned, file.pinned) == (True, False)
 
