@@ -5,10 +5,13 @@ object only if it replaces a certain version. With `If-None-Match: *`, S3 stores
 there is no object at this key yet.
 """
 
+import asyncio
+import hashlib
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from botocore.exceptions import ParamValidationError
 
@@ -34,6 +37,8 @@ _SILENCE_S = 60  # time without a received byte after which a request has failed
 # Texts of the errors of stores, and of releases of botocore, that do not support conditions for
 # uploads.
 _NO_CONDITIONS = re.compile(r"\(NotImplemented\)|Unknown parameter in input")
+# Part of the text of the error if a condition is not met.
+_REFUSED = "(PreconditionFailed)"
 
 
 class Uploads:
@@ -68,7 +73,7 @@ class Uploads:
             put = partial(put_file, str(path), target, max_concurrency=_CONCURRENT_PARTS)
             is_stored = False
             if replaced is not None:
-                is_stored = await _put_on_condition(put, replaced)
+                is_stored = await _put_on_condition(put, replaced, partial(_has, fs, where, path))
             if not is_stored:
                 await put(chunksize=_PART_BYTES)
 
@@ -81,7 +86,11 @@ class Uploads:
         await self._sessions.close()
 
 
-async def _put_on_condition(put: Callable[..., Awaitable[None]], replaced: str) -> bool:
+async def _put_on_condition(
+    put: Callable[..., Awaitable[None]],
+    replaced: str,
+    has_file: Callable[[], Awaitable[bool]],
+) -> bool:
     """Upload a file on the condition that it replaces a certain version.
 
     Returns False, and has uploaded nothing, if the store or botocore does not support conditions.
@@ -89,12 +98,30 @@ async def _put_on_condition(put: Callable[..., Awaitable[None]], replaced: str) 
     Args:
         put: uploads the file with the given options.
         replaced: the version to replace; "" if there must be no object yet.
+        has_file: returns whether the store has an object with the bytes of the file.
     """
     condition = {"IfMatch": f'"{replaced}"'} if replaced else {"IfNoneMatch": "*"}
     try:
         await put(chunksize=_NO_PARTS_BYTES, **condition)
     except (OSError, ParamValidationError) as exn:
-        if not _NO_CONDITIONS.search(f"{exn!r} {exn.__cause__!r}"):
+        reason = f"{exn!r} {exn.__cause__!r}"
+        if _NO_CONDITIONS.search(reason):
+            return False
+        # The SDK repeats a request whose answer was lost. If the store had carried it out, the
+        # object is there, and the repeated request is refused.
+        is_refused = _REFUSED in reason
+        if not is_refused or not await has_file():
             raise
-        return False
     return True
+
+
+async def _has(fs: Any, where: Mapping[str, Any], path: Path) -> bool:
+    """Return whether an object has the bytes of a local file, by its ETag.
+
+    The ETag of an object that was sent whole is the MD5 of its bytes, unless the store encrypts it
+    with a key of a user; then this returns False.
+    """
+    head = await head_by_sdk(fs, where)
+    etag = head.get("etag", "").strip('"')
+    data = await asyncio.to_thread(path.read_bytes)
+    return etag == hashlib.md5(data, usedforsecurity=False).hexdigest()

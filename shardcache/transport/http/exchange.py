@@ -97,6 +97,8 @@ class Exchange:
                     return self._ask(pool, connection)
             except StaleError:
                 self._gate.check()  # a cancellation makes the connection fail, too
+                # From now on, a cancellation says nothing about the connection that has failed.
+                self._gate.unanswered_since_s = None
 
         # 3. a new connection.
         try:

@@ -35,6 +35,7 @@ from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples
 from support.stores import aws_env
 from support.stores.buckets import Bucket, read_range, read_whole, use_aws
+from support.stores.faulty_proxy import FaultyProxy
 from support.stores.faulty_s3 import FaultyS3
 from support.stores.mischief import Mischief
 
@@ -396,7 +397,25 @@ async def test_an_upload_replaces_the_version_that_it_names(moto: Bucket, origin
     origin, old = origins.origin(url), (await origins.origin(url).stat(url)).version
     new.write_bytes(b"new")
     assert (await origin.upload(new, url, old)).version != old
+    new.write_bytes(b"newer")
     for replaced in (old, ""):
         with pytest.raises(ShardChangedError):
             await origin.upload(new, url, replaced)
-    assert (await origin.upload(new, f"{moto.url}/other.json", "")).size_bytes == 3
+    assert (await origin.upload(new, f"{moto.url}/other.json", "")).size_bytes == 5
+
+
+async def test_an_upload_whose_answer_was_lost_is_no_other_upload(
+    moto: Bucket, origins: Origins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The SDK repeats it, and the store refuses that, as the object is there; another object is still one."""
+    url, new = f"{moto.url}/index.json", tmp_path / "index.json"
+    new.write_bytes(b"new")
+    with FaultyProxy(moto.server.endpoint_url) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint_url)
+        proxy.fail(Mischief.RESET_AT_ONCE, method="PUT", times=1)
+        origin = origins.origin(url)
+        assert (await origin.upload(new, url, "")).size_bytes == 3
+        assert proxy.done[Mischief.RESET_AT_ONCE] == 1
+        new.write_bytes(b"newer")
+        with pytest.raises(ShardChangedError):
+            await origin.upload(new, url, "")

@@ -268,6 +268,20 @@ def test_an_idle_connection_that_was_closed_costs_nothing(ending: Ending, rig: R
         assert rig.pool.patience_s == patience_s  # nothing is held against other connections
 
 
+def test_a_closed_connection_is_not_called_silent_later(rig: Rig) -> None:
+    """By a request that was sent again over a new connection, and is cancelled there, before its answer."""
+    sent_again = threading.Event()
+    silent = Reply(b"", Ending.HANG, then=lambda _: sent_again.set())
+    with ScriptedServer(answer(DATA), Reply(b"", Ending.RESET), silent) as server:
+        assert rig.fetch(server).sums
+        asked = rig.begin(server)
+        sent_again.wait()
+        assert rig.gate.unanswered_since_s is None
+        rig.gate.cancel()
+        with pytest.raises(CancelledError):
+            asked.result()
+
+
 def test_an_idle_connection_that_keeps_silent_is_given_up(rig: Rig) -> None:
     """The question is asked over a new one, and all others that were idle as long are closed."""
     asked_s: list[float] = []
