@@ -116,10 +116,7 @@ class JoinedReader(ShardReader[T_co]):
         decode_stage = replace(pipeline.decode, prefix=own_prefix, url_of=manifest.url_of)
         group = self._runtime.rank_group(first.group.named_ranks, first.urls, timeout_s)
         # Ranks that share rank 0's lists of the shards of all sources need not compare these lists.
-        sources = (first, *(source for _, source in others))
-        group.has_manifest_of_rank_0 = all(
-            source.group.has_manifest_of_rank_0 for source in sources
-        )
+        group.has_manifest_of_rank_0 = all(p.group.has_manifest_of_rank_0 for p in parts.values())
 
         # All other parts are the first source's parts.
         joined = replace(
