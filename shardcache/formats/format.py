@@ -179,6 +179,10 @@ class Format:
             )
         return None
 
+    def has_image_files(self, encoding: str) -> bool:
+        """Return True if a column's cells are image files, from which `decoder` makes images."""
+        return False
+
     def run_decoder(self, encoding: str) -> RunDecoder | None:
         """Return the decoder of many cells at once; None if cells are decoded one by one.
 

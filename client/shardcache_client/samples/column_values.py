@@ -109,7 +109,8 @@ def column_decoders(
     for extension, encoding in zip(extensions, encodings, strict=True):
         name = view.prefix + extension
         is_read = view.reads is None or view.reads(name)
-        if not encoding or not is_read or view.takes_bytes(name):
+        is_image_file = format_.has_image_files(encoding)
+        if not encoding or not is_read or view.takes_bytes(name, is_image_file):
             decoders.append(None)
             continue
         try:

@@ -31,6 +31,9 @@ class Decode:
         missing: treatment of a sample that lacks a required member: raise, skip the sample, or take
             the member's value from this mapping.
         decoder_of: returns the decoder of a member; None to leave all members as they are.
+        decoded_types: types of the values that are decoded; None for all types. Decoders by
+            extension decode bytes alone: where a format stores numbers or texts, these are the
+            values, whatever the column's name.
         members: the members to read; None for all.
         blocks: the blocks of tokens that are samples; None for the samples of the tars.
         prefix: prefix of the members of a joined dataset's first source; "" without a join.
@@ -41,6 +44,7 @@ class Decode:
     required: tuple[str, ...] = ()
     missing: Missing = "error"
     decoder_of: DecoderOf | None = None
+    decoded_types: tuple[type, ...] | None = None
     members: Members | None = None
     blocks: TokenBlocks | None = None
     prefix: str = ""
@@ -65,8 +69,10 @@ class Decode:
         required = () if selected is None else selected.names
 
         decoder_of: DecoderOf | None = None
+        decoded_types: tuple[type, ...] | None = None
         if isinstance(decode, str):
             decoder_of = by_extension(decode)
+            decoded_types = _types_of_bytes()
         elif decode is not None:
             decoded = Members(decode, others=True)  # members that are not named are read as well
             decoder_of = by_table(decode)
@@ -78,7 +84,7 @@ class Decode:
 
         if isinstance(missing, Mapping):
             _check_values(missing, required)
-        return cls(required, missing, decoder_of, members=selected, blocks=blocks)
+        return cls(required, missing, decoder_of, decoded_types, selected, blocks)
 
     @cached_property
     def is_needed(self) -> bool:
@@ -103,6 +109,7 @@ class Decode:
             blocks=self.blocks,
             prefix=prefix,
             decodes=None if self.decoder_of is None else self._decodes,
+            keeps_values=self.decoded_types is not None,
             unmatched=self._unmatched(prefix),
         )
 
@@ -154,7 +161,7 @@ class Decode:
 
         if self.decoder_of is not None:
             for name in sample:
-                if name.startswith("__"):
+                if name.startswith("__") or not self._is_decodable(sample[name]):
                     continue
                 decoder = self.decoder_of(name, extensions.get(name, name))
                 if decoder is not None:
@@ -164,6 +171,10 @@ class Decode:
         if absent:
             sample |= {name: deepcopy(defaults[name]) for name in absent}
         return sample
+
+    def _is_decodable(self, value: Any) -> bool:
+        """Return True if a value has a type that is decoded."""
+        return self.decoded_types is None or isinstance(value, self.decoded_types)
 
     def _decode(self, sample: Sample, name: str, decoder: Decoder) -> None:
         """Replace a member by its value. Raises DecodeError."""
@@ -180,6 +191,13 @@ class Decode:
                 url=url,
                 remedy="fix the member or its decoder",
             ) from exn
+
+
+def _types_of_bytes() -> tuple[type, ...]:
+    """Return the types of members whose values are their bytes. Needs numpy, as Buffers do."""
+    from shardcache_client.sharing.buffer import Buffer
+
+    return bytes, Buffer
 
 
 def _members_of(members: Iterable[str] | None) -> Members | None:

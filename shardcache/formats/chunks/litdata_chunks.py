@@ -113,6 +113,11 @@ class LitDataFormat(Format):
             return cell_values.DECODERS.get(encoding.removeprefix(_CELL))
         return litdata_values.decoder(encoding)
 
+    def has_image_files(self, encoding: str) -> bool:
+        """As `Format.has_image_files`."""
+        kind, _, _ = encoding.partition(":")
+        return kind in litdata_values.IMAGE_FILES
+
     def companion_of(self, data: bytes, url: str) -> str:
         """Return the part of an index.json's `config` that describes the leaves, as JSON."""
         try:

@@ -70,6 +70,9 @@ _ARRAY_HEAD = struct.Struct("<2I")
 _MAX_DIMENSIONS = 64
 _PICKLED = frozenset(("pickle", "graph", "graph:pickle"))
 
+IMAGE_FILES = frozenset(("jpeg", "image"))
+"""The encodings, up to a colon, of leaves that are image files."""
+
 
 def _flag(data: bytes) -> bool:
     """Return the value of a leaf of the type bool."""
@@ -101,7 +104,7 @@ def decoder(encoding: str) -> Decoder | None:
     if encoding == "pil":
         check_pillow()
         return raw_image
-    if kind in ("jpeg", "image", "jpeg_array"):
+    if kind in IMAGE_FILES or kind == "jpeg_array":
         check_pillow()
         _check_torch()
         return _images if kind == "jpeg_array" else _image

@@ -57,6 +57,10 @@ class MdsFormat(Format):
         """Return the decoder of an encoding as MDS names it; see `mds_values`."""
         return mds_values.decoder(encoding)
 
+    def has_image_files(self, encoding: str) -> bool:
+        """As `Format.has_image_files`."""
+        return encoding in mds_values.IMAGE_FILES
+
     def listed(self, index: Mapping[str, Any]) -> Iterator[ListedShard] | None:
         """Return the shards in an index.json of MDS; None if it is of another format."""
         rows = index.get("shards")

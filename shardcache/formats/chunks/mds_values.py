@@ -89,6 +89,9 @@ def _image_files(data: bytes) -> list[Any]:
     return [image_file(each) for each in items_of(data)]
 
 
+IMAGE_FILES = frozenset(("jpeg", "png"))
+"""The encodings of columns whose cells are image files."""
+
 _PLAIN: dict[str, Decoder] = {
     "str": text,
     "int": number_decoder("q"),

@@ -1,6 +1,7 @@
 """Zips, JSON Lines, TFRecord, ArrayRecord and parquet files, through a daemon: samples as from tars."""
 
 import gzip
+import io
 import json
 import lzma
 from collections.abc import Iterable
@@ -9,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from shardcache.errors import CorruptShardError, SampleError, UnsupportedShardError
 from shardcache_client.dataset import Joined, Mixture, ShardDataset
@@ -30,6 +34,7 @@ from support.shards.file_formats import (
 )
 from support.shards.reading import keys_of, write_index
 from support.shards.tars import make_tar
+from support.shards.tf_records import example, framed
 
 DATA = TESTS / "data" / "formats"
 
@@ -144,6 +149,57 @@ def test_files_and_tars_are_mixed_and_joined(folder: Path, tars: Path, daemon: D
     assert sum("text" in sample for sample in mixed) == SAMPLES
     joined = list(Joined(dict(zip(("", "tar"), sources(), strict=True))))
     assert [int(sample["label"]) for sample in joined] == [int(sample["tar.cls"]) for sample in joined]
+
+
+def png(pixels: Any) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+
+
+def typed_file(name: str, columns: Row) -> bytes:
+    """Return a file of a format with one sample."""
+    if name.endswith(".jsonl"):
+        return json.dumps(columns).encode() + b"\n"
+    if name.endswith(".parquet"):
+        data = io.BytesIO()
+        pq.write_table(pa.Table.from_pylist([columns]), data)
+        return data.getvalue()
+    kinds = {bytes: "bytes_list", int: "int64_list", float: "float_list"}
+    features = {}
+    for column, value in columns.items():
+        items = value if isinstance(value, list) else [value]
+        features[column] = (kinds[type(items[0])], items)
+    # In the second Example, each column has two items, so that none is stored as plain bytes.
+    return framed(example(features), example({name: (kind, items * 2) for name, (kind, items) in features.items()}))
+
+
+NUMBERS: Row = {"cls": 5, "cls2": 1.5, "id": -7, "index": [1, 2], "inx": 0}
+OTHERS: Row = {"json": "[1]", "txt": "5", "jpg": "no file", "mp": {"a": [1]}}
+FILES: Row = {"left.cls": b"5", "jsn": b"[1]", "png": png(NOISE)}
+
+
+@pytest.mark.parametrize("zero_copy", [False, True])
+@pytest.mark.parametrize(
+    ("name", "values", "files"),
+    [
+        ("a.parquet", NUMBERS | OTHERS, FILES),
+        ("a.jsonl", NUMBERS | OTHERS, {}),
+        ("a.tfrecord", NUMBERS, FILES),
+    ],
+)
+def test_decoders_by_extension_get_bytes_alone(
+    tmp_path: Path, daemon: Daemon, name: str, values: Row, files: Row, zero_copy: bool
+) -> None:
+    """Numbers, texts and lists are values already, whatever the name of their column."""
+    (tmp_path / name).write_bytes(typed_file(name, values | files))
+    dataset = ShardDataset(f"file://{tmp_path / name}", socket=daemon.socket, decode="rgb8", zero_copy=zero_copy)
+    first = next(iter(dataset))
+    decoded = {"left.cls": 5, "jsn": [1], "png": NOISE} if files else {}
+    np.testing.assert_equal(first, {"__key__": "000000000", "__url__": first["__url__"], **values, **decoded})
 
 
 def test_files_numbered_behind_their_suffix_are_read(folder: Path, daemon: Daemon) -> None:

@@ -1,11 +1,15 @@
 """Shards of other formats, as their own libraries wrote them: the same values, in any order, from one download."""
 
+import io
 import json
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from shardcache.errors import DecodeError, NotFoundError, UnsupportedShardError
 from shardcache_client import ShardReader
@@ -20,6 +24,9 @@ from support.stores.buckets import Bucket
 DATA = TESTS / "data/formats"
 SAMPLES = 11
 FORMATS = ["mds", "litdata"]
+
+LEAF = {"type": None, "context": None, "children_spec": []}
+"""A leaf of a sample as LitData's `data_spec` describes it."""
 
 one = pytest.mark.parametrize("kind", ["mds", pytest.param("litdata", marks=pytest.mark.slow)])
 """For what comes after the format: quick for one of them."""
@@ -135,6 +142,48 @@ def test_named_decoders_get_the_bytes_of_a_column(daemon: Daemon, kind: str) -> 
     assert first["Name"] == "sämple 0".encode()
     assert first["count"] == 0
     assert "data" not in first
+
+
+def write_typed_set(kind: str, columns: dict[str, tuple[str, bytes]], folder: Path) -> str:
+    """Write a set of one sample, whose columns have an encoding and bytes each; return its url."""
+    names = list(columns)
+    encodings = [encoding for encoding, _ in columns.values()]
+    cells = [cell for _, cell in columns.values()]
+    lists = {"column_names": names, "column_encodings": encodings, "column_sizes": [None] * len(names)}
+    config = {"format": "mds", "version": 2, "compression": None, **lists}
+    head = json.dumps(config).encode() if kind == "mds" else b""
+    body = struct.pack(f"<{len(cells)}I", *map(len, cells)) + b"".join(cells)
+    start = 12 + len(head)  # after the number of samples, 1, and the start and end of that sample
+    shard = struct.pack("<3I", 1, start, start + len(body)) + head + body
+    if kind == "mds":
+        (folder / "0.mds").write_bytes(shard)
+        return f"file://{folder}/0.mds"
+    index = json.loads((DATA / "litdata/plain/index.json").read_text())
+    spec = {"type": "builtins.dict", "context": json.dumps(names), "children_spec": [LEAF] * len(names)}
+    index["config"] |= {"data_format": encodings, "data_spec": json.dumps([1, spec])}
+    index["chunks"] = [{"chunk_bytes": len(shard), "chunk_size": 1, "dim": None, "filename": "chunk-0-0.bin"}]
+    (folder / "index.json").write_text(json.dumps(index))
+    (folder / "chunk-0-0.bin").write_bytes(shard)
+    return f"file://{folder}/"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_decoders_by_extension_get_bytes_and_images(daemon: Daemon, tmp_path: Path, kind: str) -> None:
+    """Numbers, texts and arrays are values already, whatever the name of their column."""
+    file = io.BytesIO()
+    Image.new("RGB", (6, 4), "red").save(file, "JPEG")
+    columns = {
+        "cls": ("int", struct.pack("<q", 5)),
+        "cls2": ("bytes", b"7"),
+        "jpg": ("jpeg", file.getvalue()),
+        "json": ("str", b"[1]"),
+        "npy": ({"mds": "ndarray:uint8:3", "litdata": "no_header_numpy:4"}[kind], b"123"),
+    }
+    url = write_typed_set(kind, columns, tmp_path)
+    (found,) = described(ShardReader(url, socket=daemon.socket, decode="rgb8"))
+    pixels = np.asarray(Image.open(file))
+    values = {"cls": 5, "cls2": 7, "jpg": pixels, "json": "[1]", "npy": np.frombuffer(b"123", np.uint8)}
+    assert found == {name: describe(value) for name, value in values.items()}
 
 
 @one
