@@ -53,6 +53,7 @@ def demo(data: Path | None, as_json: bool) -> None:
     _require("torch", "moto", "flask", "PIL")
     # SIGTERM causes the same orderly shutdown as Ctrl-C.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    # Modules that only the demo needs are imported in functions: `shardcache --help` starts sooner.
     import asyncio
 
     say: Callable[[str], object] = _say_nothing
@@ -129,19 +130,22 @@ async def _run(folder: Path, say: Callable[[str], object]) -> DemoOutcome:
     return DemoOutcome(keys, dataset["shards"], dataset["bytes"], epochs, fetched_bytes)
 
 
-async def _train(node: DemoNode, urls: str) -> list[Epoch]:
-    """Run both jobs at the same time; return the epochs that each has read."""
+async def _train(node: DemoNode, url: str) -> list[Epoch]:
+    """Run both jobs at the same time; return the epochs that each has read.
+
+    Args:
+        node: the node, whose daemon is running.
+        url: url of the dataset's index file.
+    """
     import asyncio
 
     # The jobs have different seeds and so read in different orders, but one download serves both.
     async def train_first() -> list[list[Any]]:
-        return [await node.train(urls, name="first", job="first", seed=0)]
+        return [await node.train(url, name="first", job="first", seed=0)]
 
     async def train_second() -> list[list[Any]]:
-        stopped = await node.train(
-            urls, name="second", job="second", seed=1, stop_after=_STOP_AFTER
-        )
-        resumed = await node.train(urls, name="resumed", job="second", seed=1, ranks=1)
+        stopped = await node.train(url, name="second", job="second", seed=1, stop_after=_STOP_AFTER)
+        resumed = await node.train(url, name="resumed", job="second", seed=1, ranks=1)
         return [stopped, resumed]
 
     try:

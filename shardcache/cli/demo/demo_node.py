@@ -1,7 +1,11 @@
 """The demo's object store, and its node: a daemon, and the commands and jobs that it serves.
 
 `demo_command` uses `s3_server` and a `DemoNode`. Each process that the node starts is ended when
-the context that started it exits.
+the context that started it exits. A command is a list of a Python module, which is run as by
+`python -m`, and its arguments. A job is a training job; each of its ranks is a process.
+
+Modules that take long to import, such as asyncio, are imported in functions: `shardcache --help`
+imports this module, too, and starts sooner so.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
     from asyncio.subprocess import Process
 
 RANKS = 2
-"""Number of processes of a training job."""
+"""Number of ranks of a training job."""
 
 _EPOCHS = 2
 _SHARD_SIZE = "150kB"
@@ -39,16 +43,20 @@ endpoint_url = "{endpoint}"
 region = "us-east-1"
 storage_options = {{ key = "demo", secret = "demo" }}
 """
+# Variables of every process.
 _ENV = {
+    # The credentials of the demo's store are in `_CONFIG`. The user's own are not looked up.
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     "NO_PROXY": "127.0.0.1",
     "PYTHONSAFEPATH": "1",  # keeps modules in the working folder from shadowing the demo's
 }
+# Further variables of commands and jobs: a rank computes in one thread, and ranks reach each other
+# over the loopback interface.
 _JOB_ENV = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 _GRACE_S = 10  # time between SIGTERM and SIGKILL
-_RETRY_S = 0.05
-_LOG_LINES = 60
+_RETRY_S = 0.05  # interval between attempts to reach a daemon that is starting
+_LOG_LINES = 60  # number of lines of a log that an error shows
 
 
 @contextmanager
@@ -95,8 +103,10 @@ class DemoNode:
         command = ["shardcache", "write", images, f"s3://{_BUCKET}"]
         command += ["--classes", "--shuffle=0", f"--shard-size={_SHARD_SIZE}"]
         command += [f"--config={self._config}", "--json"]
-        await self._run_job("write", command)
-        summary: Json = json.loads(self._log("write").read_text().splitlines()[-1])
+        await self._run_command("write", command)
+        # The summary is the last line of the command's output, which goes to its log.
+        output = self._log_path("write").read_text()
+        summary: Json = json.loads(output.splitlines()[-1])
         return summary
 
     @asynccontextmanager
@@ -124,7 +134,7 @@ class DemoNode:
 
     async def train(
         self,
-        urls: str,
+        url: str,
         *,
         name: str,
         job: str,
@@ -135,11 +145,11 @@ class DemoNode:
         """Run a training job, from its checkpoint if there is one; return each rank's report.
 
         Args:
-            urls: url of the dataset.
+            url: url of the dataset's index file.
             name: name of this run, from which its log and the folder of its reports are named.
             job: name of the job. All runs of a job share one checkpoint.
             seed: seed of the shuffle.
-            ranks: number of processes.
+            ranks: number of ranks.
             stop_after: number of batches of the last epoch after which the job writes its
                 checkpoint and stops; None to read to the end.
         """
@@ -147,26 +157,26 @@ class DemoNode:
         reports.mkdir()
         program = Path(__file__).with_name("demo_training.py")
         command: list[Any] = ["torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-        command += [f"--nproc-per-node={ranks}", program, urls, f"--job={job}", f"--seed={seed}"]
+        command += [f"--nproc-per-node={ranks}", program, url, f"--job={job}", f"--seed={seed}"]
         command += [f"--epochs={_EPOCHS}", f"--reports={reports}"]
         command += [f"--checkpoint={self._folder / job}.pt"]
         if stop_after is not None:
             command.append(f"--stop-after={stop_after}")
-        await self._run_job(name, command)
+        await self._run_command(name, command)
         return [json.loads((reports / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
 
     async def status(self) -> Json:
         """Return the daemon's status page."""
         return await common.in_thread(AdminClient(self._socket).status)
 
-    async def _run_job(self, name: str, command: list[Any]) -> None:
-        """Run a Python module to its end; raise ShardcacheError if it fails.
+    async def _run_command(self, name: str, command: list[Any]) -> None:
+        """Run a command to its end; raise ShardcacheError if it fails.
 
         The process finds the daemon by a variable, and needs no credentials.
 
         Args:
             name: name of the process, for its log and for errors.
-            command: module and arguments.
+            command: a Python module and its arguments.
         """
         env = {SOCKET_ENV: str(self._socket)} | _JOB_ENV
         async with self._running(name, command, env) as process:
@@ -180,16 +190,16 @@ class DemoNode:
         command: list[Any],
         env: dict[str, str],
     ) -> AsyncIterator[Process]:
-        """Run a Python module in a process, which has ended when the context exits.
+        """Run a command in a process, which has ended when the context exits.
 
         Args:
             name: name of the process, for its log.
-            command: module and arguments.
+            command: a Python module and its arguments.
             env: variables in addition to the node's.
         """
         import asyncio
 
-        with self._log(name).open("wb") as log:
+        with self._log_path(name).open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -198,7 +208,8 @@ class DemoNode:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Ctrl-C reaches only the demo, which then stops its processes in order.
+                # The process leads a group of its own: Ctrl-C reaches only the demo, which then
+                # stops its processes in order.
                 start_new_session=True,
             )
         try:
@@ -206,18 +217,23 @@ class DemoNode:
         finally:
             try:
                 if process.returncode is None:
+                    # SIGTERM goes to the process alone, which then stops its own children.
                     process.terminate()
                     with suppress(TimeoutError):
                         await asyncio.wait_for(process.wait(), _GRACE_S)
             finally:
+                # The process is still running after the time to stop, or this task was cancelled
+                # while it waited for that. SIGKILL goes to the whole group, as a process that is
+                # killed cannot stop its children.
                 if process.returncode is None:
                     os.killpg(process.pid, signal.SIGKILL)
                     await process.wait()
 
-    def _log(self, name: str) -> Path:
+    def _log_path(self, name: str) -> Path:
+        """Return the path of the file that has all output of a process."""
         return self._folder / f"{name}.log"
 
     def _failure(self, name: str, message: str) -> ShardcacheError:
         """Return an error with the end of a process's log."""
-        tail = self._log(name).read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        tail = self._log_path(name).read_text(errors="replace").splitlines()[-_LOG_LINES:]
         return ShardcacheError("\n    ".join([f"{message}; the end of its log:", *tail]))

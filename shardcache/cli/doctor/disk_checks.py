@@ -2,6 +2,8 @@
 
 `runner` calls the public functions in this order. Each returns findings, the lines of the report.
 The operator is the user who runs the daemon, or would run it; other users only read from the cache.
+`context.cache_dir` is the cache's folder, and `context.own_cache_dir` is the same folder for the
+operator, but None for other users.
 """
 
 import os
@@ -33,7 +35,8 @@ from shardcache.store.folder.permissions import other_writers
 # Stands for a folder that the operator has to choose.
 _LOCAL_FOLDER = "/path/on/local/disk"
 
-# The disk's speed is measured in blocks, up to a number of bytes and a time in each direction.
+# The disk's speed is measured in blocks, up to a number of bytes and a time for writing, and for
+# reading likewise.
 _BLOCK_BYTES = 4 * 1024**2
 _MAX_BYTES = 256 * 1024**2
 _LIMIT_S = 2.0
@@ -61,6 +64,7 @@ def _check_readable(place: Path) -> Finding:
     blocking = barrier(place, os.R_OK | os.X_OK)
     if blocking is None:
         return ok(f"{place} exists, and {this_user()} may read it")
+    # `barrier` also returns a path that does not exist.
     if not blocking.exists():
         cause = (
             "readers open the daemon's files by path; "
@@ -103,6 +107,8 @@ def _check_writable(context: Context, place: Path) -> Finding:
 def _check_owner(context: Context, place: Path) -> Finding:
     """Check that an existing folder belongs to the daemon's user, who alone may write to it."""
     layout = Layout(place)
+    # `context.uid` is the user of the running daemon. If it is None, the daemon is taken to run as
+    # the user of the doctor.
     uid = os.geteuid() if context.uid is None else context.uid
     parts = (place, layout.shards, layout.partial, layout.quarantine, layout.catalogue)
     foreign = [part for part in parts if part.exists() and part.stat().st_uid != uid]
@@ -173,6 +179,8 @@ def space(context: Context) -> Finding:
     if context.status is None:
         used_bytes = _allocated_bytes(place)
     else:
+        # The daemon may run with another capacity than the doctor's options say. It may also run
+        # with another --min-free, but that is not on its status page.
         capacity_bytes = context.status["cache"]["capacity_bytes"]
         used_bytes = context.status["cache"]["used_bytes"]
     # The size to which the cache could grow with the space that is free now.
@@ -200,12 +208,7 @@ def space(context: Context) -> Finding:
         cause = f"the filesystem is too small for the capacity: {can_grow}"
         options = {"capacity": _rounded_down(reachable_bytes)}
         return _with_better_options(
-            context,
-            found,
-            cause,
-            options,
-            note="   # or a larger disk",
-            **figures,
+            context, found, cause, options, note="   # or a larger disk", **figures
         )
     cause = f"other files use the rest: {can_grow}"
     return warning(found, cause, f"{show_largest}   # remove unneeded files", **figures)
@@ -234,8 +237,8 @@ def _with_better_options(
 ) -> Finding:
     """Return a warning with the remedy to start a daemon with better options.
 
-    The command also has the other options that the doctor was given, unless a daemon is running,
-    since that daemon may have been started with different options.
+    If no daemon runs, the command also has the other options that the doctor was given. A running
+    daemon may have been started with other options than these, so they are left out then.
 
     Args:
         context: has the options that the doctor was given.
@@ -245,15 +248,19 @@ def _with_better_options(
         note: a comment after the command.
         figures: measurements.
     """
-    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
-    command = f"shardcache serve {flags}"
     if context.status is None:
         command = start_command(context, options)
+    else:
+        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
+        command = f"shardcache serve {flags}"
     return replace(warning(found, cause, f"{command}{note}", **figures), proposes=options)
 
 
 def speed(context: Context) -> Finding | list[Finding]:
-    """Write an unnamed file for at most two seconds, flush it, and read it back from the disk."""
+    """Measure the rates of writing and reading, with a file that has no name on the disk.
+
+    The file is written, flushed to the disk, and read back from the disk.
+    """
     if context.quick:
         return skipped("not measured with --quick")
     if context.own_cache_dir is None:
@@ -264,7 +271,8 @@ def speed(context: Context) -> Finding | list[Finding]:
     if context.settings is not None:
         min_free_bytes = context.settings.min_free.of(total_bytes)
     spare_bytes = max(0, free_bytes - min_free_bytes)
-    blocks = min(_MAX_BYTES, spare_bytes // _SPARE_DIVISOR) // _BLOCK_BYTES
+    max_bytes = min(_MAX_BYTES, spare_bytes // _SPARE_DIVISOR)
+    blocks = max_bytes // _BLOCK_BYTES
     if not blocks:
         return skipped("not enough free space to measure")
     block = os.urandom(_BLOCK_BYTES)  # random bytes, since some disks compress
@@ -281,8 +289,8 @@ def speed(context: Context) -> Finding | list[Finding]:
             return len(os.pread(fd, _BLOCK_BYTES, offset))
 
         written_bytes, write_rate = _measure(write, blocks * _BLOCK_BYTES, flush)
-        # The page cache is dropped, so that the bytes are read from the disk.
-        # The offset and the length of 0 stand for the whole file.
+        # The file is dropped from the page cache, so that its bytes are read from the disk. The
+        # offset 0 and the length 0 stand for the whole file.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         _, read_rate = _measure(read, written_bytes, lambda: None)
     # `runner` gives the first finding the name of the check, `disk.write`.

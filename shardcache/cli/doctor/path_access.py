@@ -19,9 +19,9 @@ def permissions_of(path: Path) -> str:
 
 
 def barrier(path: Path, mode: int) -> Path | None:
-    """Return the path that denies this user access to `path`; None if nothing does.
+    """Return the first path on the way to `path` that keeps this user from it; None if none does.
 
-    The result is `path` itself, or a folder above it.
+    The result is `path` itself or a folder above it: it denies the access, or does not exist.
 
     Args:
         path: path of a file or folder.
