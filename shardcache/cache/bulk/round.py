@@ -36,7 +36,7 @@ class ShardOutcome(NamedTuple):
 
     Attributes:
         state: name of the counter that the shard adds to.
-        origin_bytes: the shard's size at the origin.
+        origin_bytes: the shard's size at the origin, whether or not it was fetched.
         details: further fields of the shard's event.
     """
 
@@ -74,8 +74,8 @@ class Round:
         self._send = send
         self._counts = Counter(dict.fromkeys((FETCHED, unfetched_state, FAILED), 0))
         self._visiting: set[str] = set()  # names of the shards that are visited now
-        self._done_bytes = 0
-        self._fetched_bytes = 0
+        self._done_bytes = 0  # size of the visited shards at their origins
+        self._fetched_bytes = 0  # size of those among them that were fetched
         sizes = [ref.size_bytes for ref in refs if ref.size_bytes is not None]
         self.total_bytes = sum(sizes) or None
 
@@ -99,7 +99,12 @@ class Round:
                     workers.create_task(self._work(visit, todo))
             progress_task.cancel()
         await self._send(self._progress())
-        return {"shards": len(self._refs), **self._counts, "origin_bytes": self._fetched_bytes}
+        return {
+            "shards": len(self._refs),
+            **self._counts,
+            # Only what came from the origins, unlike the `origin_bytes` of a `ShardOutcome`.
+            "origin_bytes": self._fetched_bytes,
+        }
 
     async def _work(
         self,
@@ -165,7 +170,9 @@ async def reporting(
     downloader: Downloader,
     send: Send,
 ) -> AsyncIterator[None]:
-    """Report, during the block, failed attempts at the request that has failed most often.
+    """Report, during the block, requests that fail and are repeated.
+
+    While several requests fail, only the one with the most attempts is reported.
 
     Args:
         urls: the urls that the requests are for.
@@ -181,14 +188,16 @@ async def reporting(
 
 
 async def _report_failures(urls: Collection[str], downloader: Downloader, send: Send) -> None:
-    """Send each failed attempt at the request that has failed most often, as an event."""
+    """Send an event whenever the failed attempt to report has changed; see `reporting`."""
     last_sent = None
     while True:
         await asyncio.sleep(_PROGRESS_S)
-        failures = [(failure, url) for url, failure in downloader.failing.items() if url in urls]
-        if not failures:
+        failing = [(attempt, url) for url, attempt in downloader.failing.items() if url in urls]
+        if not failing:
             continue
-        failure, url = max(failures)  # failures compare by the number of the attempt
-        if failure != last_sent:
-            last_sent = failure
-            await send({"event": "retrying", "url": redact(url), "message": str(failure)})
+        # Failed attempts compare by their numbers first: the 3rd attempt is greater than the 2nd.
+        attempt, url = max(failing)
+        # The attempt stays the same until the request has failed once more.
+        if attempt != last_sent:
+            last_sent = attempt
+            await send({"event": "retrying", "url": redact(url), "message": str(attempt)})

@@ -1,9 +1,14 @@
 """A transfer of one shard from origin to cache, as its callers and the status pages see it.
 
-`Transfers` makes and ends transfers, `Fetcher` does their work. An object is divisible if its
-ranges can be fetched by themselves, because the origin checks the version with each request. A
-transfer can begin with requests for ranges of an object alone. With the first request for the whole
-object, the transfer fetches the whole object from then on.
+`Transfers` makes and ends transfers, `Fetcher` does their work. A `Wait` is one caller that waits
+for the shard, or for a range of its object's bytes. An object is divisible if its ranges can be
+fetched by themselves: the origin then checks with each request that the version is the same.
+
+As long as callers request only ranges of a divisible object, a transfer fetches only these. From
+the first request for the whole object on, it fetches the whole object.
+
+Several transfers can be of the same object, as plans may name a shard by its version or by its url
+alone. They have one claim (`claims`), under which one of them works for all.
 """
 
 import asyncio
@@ -14,7 +19,7 @@ from typing import Any
 from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.stages import Stage, Stages
-from shardcache.cache.waiting.waits import PostponedError, PriorityClass, Wait, longest_wait
+from shardcache.cache.waiting.waits import PostponedError, PriorityClass, Wait
 from shardcache.errors import ShardcacheError
 from shardcache.fetch.reads import UnfinishedParts
 from shardcache.shared.protocol import ShardRef
@@ -30,7 +35,8 @@ class Transfer:
     Attributes:
         name: the shard's name in plans.
         ref: the shard.
-        requested_class: priority class of the most urgent request, not counting readers that wait.
+        requested_class: priority class of the most urgent request. Readers that wait do not count
+            here, but in `priority_class`.
         is_whole: False while only ranges of the object are wanted.
         is_divisible: False once the object is known to be available only as a whole.
         give_up_reason: the reason for which the whole object was given up, while ranges of it are
@@ -42,7 +48,8 @@ class Transfer:
         total_bytes: size of the object; None until the origin has reported it.
         arriving: early access to the shard, while it can be offered.
         part_file: the file with the parts that have arrived, for readers of ranges.
-        moved: notified when any of the above changes.
+        moved: notified after a change that waiting tasks have to see, such as arrived bytes. All
+            transfers of the same object share it.
         outcome: the shard once the transfer has succeeded, or the error. The result None means that
             only ranges were wanted, and that all of them have been fetched.
         task: the task that does the work; None until it is started.
@@ -67,16 +74,19 @@ class Transfer:
 
     @property
     def priority_class(self) -> PriorityClass:
-        """Present priority class: `WAITING` while a reader waits, otherwise `requested_class`."""
-        has_waiting_reader = longest_wait(self.waits) is not None
-        return PriorityClass.WAITING if has_waiting_reader else self.requested_class
+        """Present priority class: `WAITING` while a reader with nothing else to read waits.
+
+        Otherwise `requested_class`.
+        """
+        has_idle_reader = any(wait.idle_since_s is not None for wait in self.waits)
+        return PriorityClass.WAITING if has_idle_reader else self.requested_class
 
     def join(self, moved: Signal, part_file: PartFile | None) -> None:
-        """Share the signal and the parts of other transfers of the same object.
+        """Share the signal and the parts of the claim with its other transfers.
 
         Args:
-            moved: the signal that all these transfers share from now on.
-            part_file: the file with the parts that have arrived; None if there is none yet.
+            moved: the claim's signal.
+            part_file: the claim's file with the parts that have arrived; None if there is none yet.
         """
         previous = self.moved
         self.moved = moved
@@ -94,6 +104,8 @@ class Transfer:
     def give_up_whole(self, exn: ShardcacheError | PostponedError) -> None:
         """Want only ranges of the object from now on. Waits for ranges go on.
 
+        The caller notifies `moved` once this is done for all transfers that share it.
+
         Args:
             exn: the reason. If it is an error, the waits for the whole object end with this error.
                 PostponedError does not end them.
@@ -103,9 +115,9 @@ class Transfer:
         self.is_whole = False
         self.give_up_reason = exn
         if isinstance(exn, ShardcacheError):
-            for wait in self.waits:
-                if wait.bytes is None:
-                    wait.error = exn
+            whole_waits = (wait for wait in self.waits if wait.bytes is None)
+            for wait in whole_waits:
+                wait.error = exn
 
     def begin(self, total_bytes: int) -> None:
         """Begin a download of `total_bytes`, of which nothing has been received yet."""
@@ -116,7 +128,8 @@ class Transfer:
     def offer(self, partial: Partial) -> Arrival:
         """Offer early access to the shard, while its bytes arrive in `partial`."""
         self.arriving = Arrival(partial, self.waits, self.unfinished, self.moved)
-        # The parts belong to this transfer, so they are not evicted one by one.
+        # Files that are kept by part have their parts evicted one by one. The parts of this file
+        # belong to the transfer, which needs all of them for the shard.
         self.part_file = PartFile(partial, is_kept_by_part=False)
         return self.arriving
 

@@ -16,8 +16,10 @@ from shardcache.server.listening.limits import Limits
 from shardcache.server.listening.tcp_token import token_hash
 
 _CONNECTIONS = 64  # maximum number of connections over TCP
+_LIFETIME_S = 60.0  # time after which a connection is closed, even if it is in use
 
-TCP_LIMITS = Limits(_CONNECTIONS, per_user=_CONNECTIONS, limit_s=60.0)
+# The users of TCP are not known, so they count as one user.
+TCP_LIMITS = Limits(_CONNECTIONS, per_user=_CONNECTIONS, limit_s=_LIFETIME_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def listening(
         DaemonError: the address cannot be bound.
     """
     if http is None and not activated:
-        yield Listener()
+        yield Listener()  # without sockets: there is no TCP
         return
     if http is not None and activated:
         raise ConfigError("--http conflicts with the activated TCP socket", remedy="omit --http")
