@@ -1,7 +1,8 @@
 """Methods of datasets that return datasets of some of their samples.
 
 `Divisible` is the base of datasets whose samples can be chosen by number, and `Selecting` of those
-that have tables of their samples.
+that have tables of their samples. A choice is the samples of one shard that a dataset keeps; each
+method makes the choices of all shards, and `_selected` the dataset of these.
 """
 
 from abc import ABC, abstractmethod
@@ -10,9 +11,11 @@ from typing import Self, SupportsIndex
 
 from shardcache.tarindex.contents import IndexEntry, Row
 from shardcache_client.arguments.values import FUNCTION, SAMPLE_NUMBERS, SPLIT_RULES, checked
-from shardcache_client.order.shards.choices import By, Choices, split, subset
+from shardcache_client.order.shards.choices import By, Choices
+from shardcache_client.order.shards.choices import split as choices_of_split
+from shardcache_client.order.shards.choices import subset as choices_of_subset
 from shardcache_client.order.shards.manifest import Manifest
-from shardcache_client.parts.sample_tables import select
+from shardcache_client.parts.sample_tables import select as choices_of_select
 
 
 def counts_of(manifest: Manifest) -> Sequence[int]:
@@ -38,13 +41,15 @@ class Divisible(ABC):
     def subset(self, numbers: Iterable[SupportsIndex]) -> Self:
         """Return a dataset of the samples with these numbers, such as `range(1000)`; see `select`.
 
-        Samples are numbered in the order of `urls`, as by `indexed`. The subset has each of them
-        once, in that order or its own shuffle's. Needs no table.
+        Samples are numbered in the order of `urls`, as by `indexed`. The subset has each sample
+        once, whatever the order of `numbers`: it is read in the order of `urls`, or shuffled if the
+        dataset shuffles. Needs no table.
 
         Raises ConfigError if the samples are not counted, or `numbers` is empty; IndexError for a
         number out of range.
         """
-        return self._selected(subset(counts_of(self.manifest), map(int, numbers)))
+        choices = choices_of_subset(counts_of(self.manifest), map(int, numbers))
+        return self._selected(choices)
 
     @checked(**SPLIT_RULES)
     def split(self, *fractions: float, seed: int = 0, by: By = "samples") -> list[Self]:
@@ -67,10 +72,8 @@ class Divisible(ABC):
         Raises ConfigError if the samples are not counted, for wrong fractions, or if a part would
         be empty.
         """
-        return [
-            self._selected(choices)
-            for choices in split(counts_of(self.manifest), fractions, seed, by)
-        ]
+        parts = choices_of_split(counts_of(self.manifest), fractions, seed, by)
+        return [self._selected(choices) for choices in parts]
 
 
 class Selecting(Divisible):
@@ -98,13 +101,14 @@ class Selecting(Divisible):
         ranks that select different samples are an error. The dataset begins with the epoch of this
         one, and keeps epochs and states of its own.
 
-        The entries are in a table of all samples, `index.samples` beside `index.json`, which
-        `shardcache write` makes. The command `shardcache index URL... -o index.json --samples`
-        writes both for other shards. With `--metadata json` it keeps the samples' `json` members in
-        the table.
+        The entries are in a table of all samples, `index.samples` beside `index.json`. `shardcache
+        write` makes both files. For shards that were written by other programs, make both with
+        `shardcache index URL... -o index.json --samples`. If `--metadata json` is added, the table
+        also has the samples' `json` members.
 
         Raises ConfigError if the urls are not index files, if the table is missing or belongs to
         other shards, if no sample is selected, or if `entry.metadata` is read from a table without
-        metadata; and what reading the table and the predicate raise.
+        metadata. Raises the errors of reading the table, and those that the predicate raises.
         """
-        return self._selected(select(self.manifest, self._rows_of_tables(), predicate))
+        choices = choices_of_select(self.manifest, self._rows_of_tables(), predicate)
+        return self._selected(choices)

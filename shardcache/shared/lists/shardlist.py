@@ -23,7 +23,7 @@ WIDS_VERSION = 1
 MAX_SHARDS = 2_000_000
 
 _COUNTS = ("filesize", "nsamples", "ntokens")  # in the order of `ShardColumns`
-_TYPES_OF_ETAGS = {str, type(None)}
+_ETAG_TYPES = {str, type(None)}
 _MAX_COUNT = 2**63
 _SHOWN_CHARS = 100  # number of characters of a wrong row that an error shows
 
@@ -67,6 +67,8 @@ def _row(shard: ShardRef, relative_to: str | None) -> str:
 
 def _relative(url: str, folder: str) -> str:
     """Return a url relative to a folder's, which ends in "/"; unchanged if that is not possible."""
+    if not url.startswith(folder):
+        return url
     path = url.removeprefix(folder)
     # Readers normalise relative urls, which would change a key that contains `//` or `./`.
     if path != posixpath.normpath(path) or path.startswith(("/", ".")):
@@ -85,11 +87,13 @@ def read(data: bytes, max_shards: int = MAX_SHARDS) -> Iterator[ShardColumns]:
     text = JsonText(source)
     count = None
     for name in text.members():
+        # A "shardlist" that is no list is read like the members that are ignored, so it counts as
+        # missing.
         if name == "shardlist" and text.begins("["):
             if count is not None:
                 raise ValueError('it has more than one "shardlist"')
             count = 0
-            for rows in text.items():
+            for rows in text.items():  # many rows at a time
                 count += len(rows)
                 if count > max_shards:
                     raise ValueError(f"it lists more than {max_shards:,} shards")
@@ -123,10 +127,11 @@ def _columns(rows: list[Any]) -> ShardColumns:
 def _are_sound(columns: ShardColumns) -> bool:
     """Return whether all rows are well-formed, by the same rules as `_fault` but faster."""
     urls, etags, *counts = columns
-    if _types_of(urls) != {str} or not _types_of(etags) <= _TYPES_OF_ETAGS:
-        return False
     known = [count for column in counts for count in column if count is not None]
-    if not _types_of(known) <= {int}:
+    are_urls_sound = _types_of(urls) == {str}
+    are_etags_sound = _types_of(etags).issubset(_ETAG_TYPES)
+    are_known_whole = _types_of(known).issubset({int})
+    if not (are_urls_sound and are_etags_sound and are_known_whole):
         return False
     smallest = min(known, default=0)
     largest = max(known, default=0)
@@ -143,7 +148,7 @@ def _fault(row: Any) -> str:
     if type(url) is not str:
         return f"a row has no url: {str(row)[:_SHOWN_CHARS]}"
     etag = row.get("etag")
-    if type(etag) not in _TYPES_OF_ETAGS:
+    if type(etag) not in _ETAG_TYPES:
         return f"etag of {url} is {etag!r}"
     for name in _COUNTS:
         count = row.get(name)

@@ -4,8 +4,9 @@ A plan is the list of shards in the order in which a reader will need them, so t
 fetch them in advance. A position is an index into this list. A reader declares its plan when it
 begins an epoch, in several messages if the plan is long.
 
-A dataset may join further shards to each of its own, as columns. `manifest.planned` numbers the
-shards of the dataset, then the joined ones.
+A dataset may have joined shards, which have further members for its samples: each is read together
+with a shard of the dataset. `manifest.planned` has all of them: first the dataset's shards, then
+the joined ones. A plan has the shards' numbers in this list.
 """
 
 from array import array
@@ -88,26 +89,29 @@ class Plan:
         epoch, which takes a while for many shards.
         """
         order = self.order[start:]
-        # If this epoch has too few positions to fill the first message, the positions of the next
-        # epoch follow in the same message.
-        has_next_epoch = len(order) < _FIRST_PIECE
-        if has_next_epoch:
+        # If the first message has room after this epoch's positions, the next epoch's follow in the
+        # same message. The message says how many are this epoch's.
+        head = self._head(self.reads - start)
+        first_has_room = len(order) < _FIRST_PIECE
+        if first_has_room:
             order = array("I", chain(order, self.after()))
 
-        yield "plan", self._head(self.reads - start) | {"order": order[:_FIRST_PIECE].tolist()}
+        yield "plan", head | {"order": order[:_FIRST_PIECE].tolist()}
         yield from _extensions(order[_FIRST_PIECE:])
-        if not has_next_epoch:
+        if not first_has_room:
             yield from _extensions(array("I", self.after()))
 
     def _head(self, reads: int) -> dict[str, Any]:
         """Return the fields of a `plan` message without its order.
 
         Args:
-            reads: number of positions that the message and its extensions have of this epoch.
+            reads: number of this epoch's positions in the message and its extensions. All further
+                positions are the next epoch's.
         """
         planned = self.manifest.planned
-        # The daemon knows lists of shards by their fingerprints. A dataset may be put together of
-        # several of them.
+        # The daemon knows the lists of shards that it has resolved by their fingerprints. `lists`
+        # has the fingerprints of the lists that the planned shards are from. It is empty if
+        # `planned` is itself such a list.
         fingerprints = planned.lists or (planned.fingerprint,)
         head: dict[str, Any] = {
             "shards": fingerprints,
