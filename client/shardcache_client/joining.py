@@ -115,8 +115,8 @@ class JoinedReader(ShardReader[T_co]):
         # A member may come from another source's shard: `url_of` finds the shard for errors.
         decode_stage = replace(pipeline.decode, prefix=own_prefix, url_of=manifest.url_of)
         group = self._runtime.rank_group(first.group.named_ranks, first.urls, timeout_s)
-        # Ranks that share rank 0's lists of the shards of all sources need not compare these lists.
-        group.has_manifest_of_rank_0 = all(p.group.has_manifest_of_rank_0 for p in parts.values())
+        # If the ranks share rank 0's list of the first source's shards, they need not compare it.
+        group.has_manifest_of_rank_0 = first.group.has_manifest_of_rank_0
 
         # All other parts are the first source's parts.
         joined = replace(

@@ -132,7 +132,7 @@ class DiskHealth:
         await self.until(lambda: self._store.folder.is_lost)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Return once a condition holds, which is tried after each check of the disk."""
+        """Return once a condition holds, which is tried after each check that had a result."""
         while not condition():
             await self._checked.wait()
 

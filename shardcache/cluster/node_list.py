@@ -107,7 +107,7 @@ def _entries(text: str) -> Iterator[str]:
         outside = _ITEM.sub("", items)
         if not _SEPARATORS.fullmatch(outside):
             raise ConfigError(
-                f"{items.strip()!r} has unbalanced braces or brackets",
+                f"{items.strip()!r} has braces or brackets that are unbalanced or nested",
                 remedy="write node{1..8} or node[1-8]",
             )
         for item in _ITEM.findall(items):

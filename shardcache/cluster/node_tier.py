@@ -66,6 +66,7 @@ class NodeTier:
         self._cache_dir = self._tier.cache_folder(self._node)
         self._run_dir = self._tier.run_folder(self._node)
         self._config = self._run_dir / "nginx.conf"
+        self._rendered = ""  # the configuration that nginx uses
         self._figures = TierFigures()
         self._next_measure_s = 0.0  # time by the monotonic clock of the next `measure`
         self._started_s = time.time()
@@ -101,7 +102,8 @@ class NodeTier:
             tier_folder.make_folder(self._run_dir, 0o750, user)
             if tier_folder.prepare(self._cache_dir):
                 self._report("unclean shutdown: the tier's cache was cleared")
-            self._config.write_text(render(self._tier, self._node))
+            self._rendered = render(self._tier, self._node)
+            self._config.write_text(self._rendered)
         except OSError as exn:
             raise ConfigError(
                 f"cannot write {exn.filename}: {exn.strerror}",
@@ -157,20 +159,22 @@ class NodeTier:
         If they cannot be used, the previous configuration stays in use, and `_stale` has the
         reason.
         """
-        previous = self._config.read_text()
         try:
             tier = self._read()
-            self._config.write_text(render(tier, tier.node(self._name)))
+            rendered = render(tier, tier.node(self._name))
+            self._config.write_text(rendered)
             nginx_process.check_config(nginx, self._config)
             nginx_process.reload(process, str(tier.front(self._node)), tier.digest)
         except (ShardcacheError, OSError) as exn:
-            self._config.write_text(previous)
+            with suppress(OSError):  # nginx has read it already, and reads it again when it starts
+                self._config.write_text(self._rendered)
             reason = exn.message if isinstance(exn, ShardcacheError) else str(exn)
             if reason != self._stale:  # reported once, not with each retry
                 self._report(f"the previous configuration stays in use: {exn}")
             self._stale = reason
             return
         self._tier = tier
+        self._rendered = rendered
         self._stale = None
         self._announce_ready()
 

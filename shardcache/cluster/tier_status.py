@@ -5,12 +5,13 @@ The owner port is the port at which nginx serves the other nodes.
 
 import asyncio
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from http import HTTPStatus
 from typing import Any
 
 import aiohttp
 
+from shardcache.cluster.access_log import TierFigures
 from shardcache.cluster.node_list import Node
 from shardcache.cluster.tier_config import Tls, expiry_warning
 from shardcache.errors import ConfigError
@@ -19,6 +20,8 @@ from shardcache.shared.front import PEERS, STATUS
 # Many nodes are asked at the same time, since each node that is down takes the whole time limit,
 # and often many are down at once.
 _MAX_CONNECTIONS = 512
+# Keys of the figures that a node publishes.
+_FIGURES = {"free_bytes", *(field.name for field in fields(TierFigures))}
 _LIMIT_S = 3.0
 
 
@@ -133,12 +136,17 @@ async def _ask(
             if answer.status != HTTPStatus.OK:
                 return NodeReport(node, error=f"status {answer.status}: not this tier")
             peers = await answer.json()
-        if not isinstance(peers, dict) or "digest" not in peers:
-            return NodeReport(node, error="not this tier")
+        match peers:
+            case {"digest": str(), "peers": int()}:
+                pass
+            case _:
+                return NodeReport(node, error="not this tier")
         figures = None
         async with http.get(base + STATUS, allow_redirects=False, **tls_options) as answer:
             if answer.status == HTTPStatus.OK:
-                figures = await answer.json(content_type=None)
+                page = await answer.json(content_type=None)
+                if isinstance(page, dict) and page.keys() >= _FIGURES:
+                    figures = page
     except TimeoutError:
         return NodeReport(node, error="no answer")
     except (aiohttp.ClientError, OSError, ValueError) as exn:

@@ -15,7 +15,7 @@ can be dropped again. A partial is idle if no transfer is using it.
 import contextlib
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -208,7 +208,7 @@ class Partial:
         """Mark a part as finished."""
         self.done[sums.index] = sums.crc32c
 
-    def sound(self, parts: Sequence[int]) -> list[int]:
+    def sound(self, parts: Sequence[int]) -> set[int]:
         """Return those unchecked parts that match their checksums in the journal.
 
         Nothing is changed; see `settle`. Blocks. Raises DiskError.
@@ -218,9 +218,9 @@ class Partial:
         """
         with disk_errors(self.path), open(self.path, "rb", buffering=0) as file:
             fd = file.fileno()
-            return [part for part in parts if self._crc_in_memory(fd, part) == self.unchecked[part]]
+            return {part for part in parts if self._crc_in_memory(fd, part) == self.unchecked[part]}
 
-    def settle(self, parts: Sequence[int], sound: Collection[int]) -> None:
+    def settle(self, parts: Sequence[int], sound: Set[int]) -> None:
         """Record the result of `sound`: parts are not unchecked any more.
 
         Sound parts count as finished. The others count as missing, and have to be fetched again.
@@ -254,7 +254,9 @@ class Partial:
                 journal.write(RECORD.pack(index | _DROPPED, 0))
             with open(self.path, "r+b") as file:
                 punch_hole(file.fileno(), index * self.part_bytes, self.size_of(index))
-            self._shorten_journal()
+            # The disk may be full just now. Then the journal is shortened when the next part goes.
+            with contextlib.suppress(OSError):
+                self._shorten_journal()
 
     def _shorten_journal(self) -> None:
         """Replace the journal by one without outdated records, if most of its records are outdated.
@@ -268,7 +270,8 @@ class Partial:
         title, _, records = self.journal_path.read_bytes().partition(b"\n")
         current = b"".join(RECORD.pack(*record) for record in self._listed(records).items())
         # A transport worker may append a record while the journal is replaced, and the record is
-        # lost then. Its part is valid until the next start of the daemon, and fetched again later.
+        # lost then. Its part counts as finished until the journal is read again, at a restart or
+        # when the whole object is fetched; then it is fetched again.
         shortened = self.journal_path.with_suffix(_SHORTENED)
         shortened.write_bytes(title + b"\n" + current)
         fsync_path(shortened)

@@ -136,9 +136,10 @@ class ShardWriter:
     def _finish_shard(self) -> None:
         """Start the upload of the shard being written, once the shard before it is uploaded.
 
-        So at most two shards take space on the local disk.
+        So at most two shards take space on the local disk. A shard whose first sample was refused
+        has no samples: it stays open for the next one.
         """
-        if self._shard is None:
+        if self._shard is None or not self._shard.samples:
             return
         self._shard.finish()
         self._await_upload()

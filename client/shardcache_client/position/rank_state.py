@@ -59,8 +59,8 @@ class RankState:
             for all ranks at any time.
         ended: True if this rank has no further batch in the epoch.
         in_step: False near the end of an epoch, if other ranks may have one batch more or less left
-            than this rank. In the states of a rank's workers: False for each worker without a
-            further batch, so that all of them are False once the rank has none.
+            than this rank. In the states of a rank's workers, it is then False for each worker
+            without a further batch, so that all of them are False once the rank has none.
         part: part of a worker; None for the whole rank.
         mixture: the mixture in this epoch; None for a dataset that is not a mixture.
         seeds: the seeds that were drawn at random, by name of the source. A dataset that is not a

@@ -21,6 +21,7 @@ from shardcache_client.ranks.key_value_store import KeyValueStore, restarts
 # Number of characters of a manifest that are stored under one key. A key-value store takes values
 # of at most 8 MiB.
 _PIECE_CHARACTERS = 4 * 2**20
+_LOOK_S = 1.0  # interval at which a rank that waits looks for a manifest under its own key
 
 
 def share(
@@ -45,7 +46,7 @@ def share(
     """
     if ranks.rank == 0:
         return _publish(store, name, resolve, timeout_s)
-    answer = store.get(_answer_key(name), timeout_s)
+    answer = _await_answer(store, name, timeout_s)
     if answer is None:
         raise errors.RankTimeoutError(
             f"rank {ranks.rank} waited {timeout_s:g} s for rank 0 to list the shards of this "
@@ -85,6 +86,26 @@ def _publish(
     if published != own:
         return _published_manifest(store, published, timeout_s)
     return manifest
+
+
+def _await_answer(store: KeyValueStore, name: str, timeout_s: float) -> str | None:
+    """Return rank 0's answer as soon as there is one; None if there is none within the timeout.
+
+    A published manifest is valid after any number of restarts. It is looked for under its own key,
+    too, because the nodes of a job may have counted different numbers of restarts: torchrun counts
+    them on the node whose worker failed.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        published = store.peek(name)
+        if published is not None:
+            return published
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            return None
+        answer = store.get(_answer_key(name), min(_LOOK_S, left_s))
+        if answer is not None:
+            return answer
 
 
 def _answer_key(name: str) -> str:

@@ -45,8 +45,8 @@ _SHARDS = ""
 # Each rank numbers its datasets and agreements in the order of creation. Those with the same number
 # belong together.
 
-# Number of datasets made in this process. The key is a digest of their urls, and the rank if the
-# user has named it by its number.
+# Number of datasets made in this process. The key is a digest of their urls and of the kind of the
+# ranks, and the rank if the user has named it by its number.
 _datasets_made: Counter[tuple[str, Topology | None]] = Counter()
 # Number of agreements made in this process. The key is the name of the dataset with the subject of
 # the agreement, and the rank.

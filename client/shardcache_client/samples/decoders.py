@@ -61,7 +61,7 @@ DecoderOf = Callable[[str, str], Decoder | None]
 """Returns the decoder of a member, given the member's name in the sample and extension in the tar.
 
 Returns None for a member whose value is its bytes. The name and the extension differ for a member
-that gets the name of the first of its alternatives, or of a pattern: see `members`.
+that gets the name of the first of its alternatives, or of a pattern: see `member_choice`.
 """
 
 _EXTENSIONS_OF_IMAGES = (

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from shardcache.cache.bulk.round import FAILED, FETCHED, Event, Round, Send, ShardOutcome
 from shardcache.cache.fetching.leasing import Leasing, Published
 from shardcache.cache.fetching.transfers import Transfers
+from shardcache.cache.listings.shard_listing import name_of
 from shardcache.errors import CapacityError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.objects import RemoteObject
@@ -51,7 +52,7 @@ class Warming:
         unique = list(dict.fromkeys(refs))
         # A url without a version stands for the version that was cached last, even before a
         # restart, if that is still the latest.
-        await self._leasing.recall(ref for ref in unique if ref.version is None)
+        await self._leasing.recall((name_of(ref), ref.url) for ref in unique if ref.version is None)
         # The order is random, so that nodes which warm the same shards do not all request the same
         # shard at the same time.
         wanted = random.sample(unique, len(unique))

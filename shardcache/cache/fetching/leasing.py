@@ -80,16 +80,16 @@ class Leasing:
     _range_part_bytes: int
     _examining: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
-    async def recall(self, refs: Iterable[ShardRef]) -> None:
-        """Restore the versions that were cached before the restart, of shards whose refs name none.
+    async def recall(self, unversioned: Iterable[tuple[str, str]]) -> None:
+        """Restore the versions that were cached before the restart, of shards without a version.
 
         `acquire` asks the origin whether they are still the latest.
+
+        Args:
+            unversioned: name and url of each of these shards.
         """
-        unknown: list[tuple[str, str]] = []  # name and url of each shard of unknown version
-        for ref in refs:
-            name = name_of(ref)
-            if self._planner.key(name) == name:  # the planner knows no version for the name
-                unknown.append((name, ref.url))
+        # The planner maps a name of unknown version to itself.
+        unknown = [(name, url) for name, url in unversioned if self._planner.key(name) == name]
         for first in range(0, len(unknown), _RECALLED_AT_ONCE):
             batch = unknown[first : first + _RECALLED_AT_ONCE]
             versions = await self._history.versions([url for _, url in batch])

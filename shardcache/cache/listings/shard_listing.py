@@ -8,7 +8,7 @@ is usually the url: see `store.keys.place_of`. `Manifests` makes listings; reade
 of all of them ("files", "ranges", "objects").
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from shardcache.shared.lists.shard_columns import Shards
@@ -99,6 +99,13 @@ class Listing:
         if self._is_file(ref.url):
             return ref._replace(is_file=True)
         return ref
+
+    def unversioned(self, numbers: Iterable[int]) -> list[tuple[str, str]]:
+        """Return name and url of those of some shards whose version is not stated."""
+        urls = self.shards.urls
+        versions = self.shards.versions
+        distinct = dict.fromkeys(numbers)
+        return [(self.names[number], urls[number]) for number in distinct if not versions[number]]
 
     def refs(self) -> Sequence[ShardRef]:
         """Return all shards and files. Blocks."""

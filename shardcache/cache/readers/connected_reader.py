@@ -123,10 +123,8 @@ class Reader:
         listing = self.listing
         assert listing is not None
         self._plan_memory.check(len(self.order), listing, added=len(order))
-        versions = listing.shards.versions
+        await self._leasing.recall(listing.unversioned(order))
         names = listing.names
-        unversioned = [listing.ref(n) for n in dict.fromkeys(order) if not versions[n]]
-        await self._leasing.recall(unversioned)  # versions that were cached before a restart
 
         def add(numbers: Sequence[int]) -> None:
             self.order.extend(numbers)

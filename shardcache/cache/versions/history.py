@@ -65,7 +65,7 @@ class History:
 
     Attributes:
         catalogue: the database with these rows.
-        changes: rises each time versions and counts have been stored.
+        changes: rises before a version is stored, and after versions have been restored.
     """
 
     def __init__(self, store: Store) -> None:
@@ -75,7 +75,10 @@ class History:
         self._rebuilding = asyncio.Lock()
 
     async def rebuild(self, *, damaged: bool = False) -> None:
-        """Restore lost rows from the sidecars; each url gets the version that was used last.
+        """Restore lost rows from the sidecars.
+
+        Each url gets the version that was used last of those with a sample count, or of all
+        versions if none has a count.
 
         The daemon calls this at its start, and lookups wait until it is done.
 
@@ -98,28 +101,23 @@ class History:
             latest_first = list(reversed(shards))  # the store has them in the order of their use
             # The first row of a url counts. If a url is cached both as a shard and as a plain file,
             # the first row has to be that of the shard, which has a count.
-            for has_count in (True, False):
-                for first in range(0, len(latest_first), _SIDECARS_AT_ONCE):
-                    keys = latest_first[first : first + _SIDECARS_AT_ONCE]
-                    await self._restore(keys, has_count=has_count)
+            rows_without_count: list[tuple[tuple[str, str], list[object]]] = []
+            for first in range(0, len(latest_first), _SIDECARS_AT_ONCE):
+                facts = await self._read(latest_first[first : first + _SIDECARS_AT_ONCE])
+                counted = [each for each in facts if each.samples is not None]
+                await self.catalogue.add_many([_row_of(each) for each in counted])
+                rows_without_count += [_row_of(each) for each in facts if each.samples is None]
+            await self.catalogue.add_many(rows_without_count)
             rowless = max(0, len(shards) - await self.catalogue.count(_KIND))
             await self.catalogue.put(rowless, _ROWLESS_KIND)
             self.changes += 1
 
-    async def _restore(self, keys: Sequence[str], *, has_count: bool) -> None:
-        """Add the rows of cached shards whose urls have none.
-
-        Args:
-            keys: keys of the shards.
-            has_count: True to add those with a sample count, False to add the others.
-        """
+    async def _read(self, keys: Sequence[str]) -> list[Facts]:
+        """Return the facts of those of some shards that are still cached and can be read."""
         cached = self._store.shards
         shards = [cached[key] for key in keys if key in cached]
         # `peek` returns None for a sidecar that cannot be read.
-        peeked = await self._store.peek(shards)
-        readable = [facts for facts in peeked if facts is not None]
-        rows = [_row_of(facts) for facts in readable if (facts.samples is not None) == has_count]
-        await self.catalogue.add_many(rows)
+        return [facts for facts in await self._store.peek(shards) if facts is not None]
 
     async def remember(self, facts: Facts) -> None:
         """Store a shard's version and sample count."""

@@ -178,9 +178,10 @@ def remove_old(own: Path) -> None:
         name, _, _number = other.name.partition(".")
         # The base may also be the folder of the sockets, in which files have such names, too.
         is_cache = is_environment_digest(name) and other.is_dir()
-        if other == own or not is_cache:
+        if other == own or not is_cache or _unused_s(other) <= _OLD_S:
             continue
         with _try_locking(other) as is_free:
+            # Asked again: `free_folder` may have chosen the folder in the meantime.
             if is_free and _unused_s(other) > _OLD_S:
                 shutil.rmtree(other, ignore_errors=True)
 

@@ -17,7 +17,7 @@ from botocore.exceptions import ParamValidationError
 
 from shardcache.config.origin_table import OriginTable
 from shardcache.errors import ConfigError
-from shardcache.origin.http.http_semantics import size_of
+from shardcache.origin.http.http_semantics import plain_etag, size_of
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.s3.s3_headers import etag_in
 from shardcache.origin.s3.s3_sdk_requests import head_by_sdk, object_params
@@ -119,9 +119,12 @@ async def _has(fs: Any, where: Mapping[str, Any], path: Path) -> bool:
     """Return whether an object has the bytes of a local file, by its ETag.
 
     The ETag of an object that was sent whole is the MD5 of its bytes, unless the store encrypts it
-    with a key of a user; then this returns False.
+    with a key of a user; then this returns False, as it does if the object cannot be read.
     """
-    head = await head_by_sdk(fs, where)
-    etag = head.get("etag", "").strip('"')
+    try:
+        head = await head_by_sdk(fs, where)
+    except OSError:
+        return False
+    etag = plain_etag(head.get("etag", ""))
     data = await asyncio.to_thread(path.read_bytes)
     return etag == hashlib.md5(data, usedforsecurity=False).hexdigest()

@@ -65,7 +65,7 @@ CACHE = (
     ),
 )
 COUNTERS = (
-    Row(COUNTER, "hits", "hits", "Leases granted from published shards."),
+    Row(COUNTER, "hits", "hits", "Leases and reads that were served from the cache."),
     Row(COUNTER, "misses", "misses", "Leases that had to wait for a transfer."),
     Row(
         COUNTER,

@@ -20,9 +20,9 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 # A disk that does not respond for this time blocks the readers, so the daemon counts as dead, and
-# the manager restarts it. The new daemon uses another disk. If there is none, it does not start,
-# and jobs that may read directly from the object store can do that. A disk that is full, read-only
-# or broken still responds.
+# the manager restarts it. The new daemon does not start until the disk responds again, and jobs
+# that may read directly from the object store can do that until then. A disk that is full,
+# read-only or broken still responds.
 _HUNG_S = 120.0
 # Maximum interval between two messages.
 _INTERVAL_S = 10.0

@@ -29,7 +29,8 @@ from shardcache.store.disk.mounts import mount_of
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _MAX_CONNECTIONS = 4096
-_FILES_PER_CONNECTION = 8  # number of descriptors that the process needs to accept a connection
+# There is at most one connection for this number of descriptors that the process may have.
+_FILES_PER_CONNECTION = 8
 _FIRST_REQUEST_S = 10.0  # time within which a connection's first request has to arrive
 _KEEPALIVE_S = 75.0
 _CLOSE_S = 0.5  # grace period of connections that are still open at the end

@@ -102,6 +102,22 @@ def test_a_destination_may_be_the_url_of_a_folder(
     assert not list(work.iterdir())
 
 
+def test_a_refused_sample_leaves_no_empty_shard(tmp_path: Path) -> None:
+    """Neither as the only sample, nor as the first of a further shard."""
+    refused = {"__key__": "2", "npy": b"no array"}
+    none = ShardWriter(tmp_path / "none", tokens="npy")
+    none.__enter__()
+    with pytest.raises(TokensError):
+        none.write(refused)
+    with pytest.raises(ConfigError, match="no samples were written"):
+        none.__exit__(None, None, None)
+    with ShardWriter(tmp_path / "out", shard_size_bytes=3000, tokens="npy") as shards:
+        shards.write({"__key__": "1", "npy": [1, 2, 3]})
+        with pytest.raises(TokensError):
+            shards.write({**refused, "bin": bytes(3000)})
+    assert [path.name for path in (tmp_path / "out").glob("*.tar")] == ["shard-000000.tar"]
+
+
 def test_a_block_without_samples_leaves_no_index(tmp_path: Path) -> None:
     """Readers would refuse it as a url that matches nothing, which says nothing of the cause."""
     with pytest.raises(ConfigError, match="no samples were written"), ShardWriter(tmp_path / "out"):

@@ -269,6 +269,16 @@ def test_restarted_rank_does_not_get_the_error_from_before(server: TCPStore, env
     assert shared(server, 1, refuse, "train/2") == manifest()
 
 
+def test_nodes_that_have_counted_other_numbers_of_restarts_share_a_manifest(
+    server: TCPStore, env: pytest.MonkeyPatch
+) -> None:
+    """As when the node of rank 0 alone had a worker that failed, or another node joined later."""
+    env.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert shared(server, 0, manifest, "train/3") == manifest()
+    env.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    assert shared(server, 1, refuse, "train/3") == manifest()
+
+
 def test_the_shard_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> None:
     """A rank with another version of a shard than the rank that came first is told which shard, and both versions."""
     first, second, third = datasets(url)
