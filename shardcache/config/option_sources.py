@@ -62,8 +62,8 @@ class Sources:
         line of the file.
 
         Args:
-            loc: pydantic's location: the option, followed by keys, numbers of tables, and names of
-                validators.
+            loc: pydantic's location: `(option,)`; or `(option, number)` for an entry of `allow` or
+                an `[[origin]]` table, counted from 0, and `(option, number, key)` for a key of it.
         """
         name = str(loc[0])
         if name in self.flags:
@@ -72,7 +72,7 @@ class Sources:
         if variable is not None:
             return f"${variable}"
 
-        dotted = ".".join(str(part) for part in loc if not str(part).startswith("function-"))
+        dotted = ".".join(str(part) for part in loc)
         place = f"{dotted} in {self.file}"
         line = line_of(loc, self.file.read_text())
         return place if line is None else f"{place}, line {line}"

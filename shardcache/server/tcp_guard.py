@@ -2,6 +2,8 @@
 
 If the daemon has a token, each request over TCP must carry it, and may then read everything. If the
 daemon has no token, requests over TCP read only what every user may see.
+
+A session is a reader's WebSocket connection. There are none over TCP.
 """
 
 import os
@@ -44,13 +46,18 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def harden(request: web.Request, response: web.StreamResponse) -> None:
-    """Add browser security headers to a TCP response."""
-    if not _is_local(request):
-        headers = BROWSER_HEADERS | {"Cache-Control": "no-store"}
-        for name, text in headers.items():
-            # The dashboard's files already have their own Cache-Control, which stays.
-            response.headers.setdefault(name, text)
-        response.force_close()
+    """Add browser security headers to a TCP response, and close the connection after it.
+
+    aiohttp calls this before it sends a response.
+    """
+    if _is_local(request):
+        return
+    headers = BROWSER_HEADERS | {"Cache-Control": "no-store"}
+    for name, text in headers.items():
+        # The dashboard's files already have their own Cache-Control, which stays.
+        response.headers.setdefault(name, text)
+    # An idle connection would count towards the maximum number of connections (`TCP_LIMITS`).
+    response.force_close()
 
 
 def _is_local(request: web.Request) -> bool:
@@ -70,8 +77,8 @@ def _refusal(request: web.Request, token_hash: bytes | None) -> web.Response | N
     if request.method not in ("GET", "HEAD"):
         return _error_response(405, "requests over TCP are read-only", {"Allow": "GET, HEAD"})
     is_readable = is_page or request.path in _READABLE
-    is_session = "Upgrade" in request.headers
-    if is_session or not is_readable:
+    begins_session = "Upgrade" in request.headers  # asks to go on as a WebSocket
+    if begins_session or not is_readable:
         return _error_response(403, "not available over TCP")
     return None
 

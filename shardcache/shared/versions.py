@@ -1,7 +1,7 @@
 """Versions of the protocol between daemon and client, and the version on which both agree.
 
 Daemon and client may be different releases of shardcache. Each release speaks a range of protocol
-versions.
+versions. The client's first message, `hello`, states the client's range.
 """
 
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ class ProtocolRange:
 
 
 SPOKEN = ProtocolRange(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION)
+"""The protocol versions that this release speaks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +59,13 @@ def agree(*, daemon: Release, client: Release) -> int:
     Raises VersionMismatchError if there is none. The error names both releases, and says which of
     them to upgrade.
     """
-    newest = min(daemon.spoken.newest, client.spoken.newest)
-    if newest >= max(daemon.spoken.oldest, client.spoken.oldest):
-        return newest
-    is_client_older = client.spoken.newest == newest
+    newest_common = min(daemon.spoken.newest, client.spoken.newest)
+    oldest_common = max(daemon.spoken.oldest, client.spoken.oldest)
+    if oldest_common <= newest_common:
+        return newest_common
+
+    # The ranges do not overlap: one side speaks only versions older than all of the other's.
+    is_client_older = client.spoken.newest < daemon.spoken.oldest
     if is_client_older:
         place = "in the training image"
         newer = daemon
