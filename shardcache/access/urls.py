@@ -1,7 +1,9 @@
 """Meaning of a url: its parts, its canonical form, and names relative to a url.
 
 Rules, caches and origins use these functions, which look only at the text of a url. The canonical
-form is the form in which urls are compared.
+form is the form in which urls are compared. A mark is an addition to a url that is no part of the
+object's name, such as `?versionId=ID` in urls of S3; `path_of` removes it. A glob is a url with
+wildcards.
 """
 
 import posixpath
@@ -49,7 +51,9 @@ def canonical(url: str) -> str:
     A path becomes a `file://` url. Schemes and web hosts are in lower case, without the default
     port. Everything after the host is kept: two spellings of a path are two urls.
     """
-    protocol = row_of(protocol_of(url)).names[0]  # the spelling by which urls are compared
+    # A protocol may have several spellings, such as `s3` and `s3a`: urls are compared by the first.
+    spellings = row_of(protocol_of(url)).names
+    protocol = spellings[0]
     path = place_of(url)
     if protocol in WEB:
         authority, slash, below_host = path.partition("/")
@@ -61,16 +65,22 @@ def canonical(url: str) -> str:
 def is_glob(url: str) -> bool:
     """Return whether the url has wildcards.
 
-    In web urls, only `*` is a wildcard: `?` begins the query, and `[` an IPv6 address. In S3 urls,
-    the mark `?versionId=` names a version.
+    In web urls, only `*` is a wildcard: `?` begins the query, and `[` an IPv6 address. In other
+    urls, `*`, `?` and `[` are, except the `?` of the mark `?versionId=`.
     """
     if protocol_of(url) in WEB:
-        return "*" in url.partition("?")[0]
-    return _WILDCARD.search(path_of(url)) is not None
+        before_query, _, _ = url.partition("?")
+        return "*" in before_query
+    without_marks = path_of(url)
+    return _WILDCARD.search(without_marks) is not None
 
 
 def glob_prefix(pattern: str) -> str:
-    """Return the literal beginning of a glob, up to its first wildcard."""
+    """Return the literal beginning of a glob, up to its first wildcard.
+
+    This is the prefix to list. Web servers cannot list files, so it does not matter here that `?`
+    and `[` are no wildcards in web urls.
+    """
     return _WILDCARD.split(pattern, maxsplit=1)[0]
 
 
@@ -83,8 +93,10 @@ def join(base: str, relative: str) -> str:
     """
     if "://" in relative:
         return relative
+    # In a plain path, there is no separator: then scheme and separator are empty.
     scheme, separator, path = path_of(base).rpartition("://")
     root = f"{scheme}{separator}"
+    # A local path begins right after the separator, any other path after the bucket or host.
     if separator and protocol_of(base) != "file":
         bucket_or_host, _, path = path.partition("/")
         root += bucket_or_host

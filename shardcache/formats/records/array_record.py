@@ -2,9 +2,11 @@
 
 An ArrayRecord file is a Riegeli file (`riegeli_chunks`): records are in compressed chunks, and a
 block's header is inserted every 64 KiB. So a record is not a range of the file. A copy is cached
-instead, with eight bytes of magic, and then each record after its length (u64). The last block of
-an ArrayRecord file holds a postscript, which says where the footer is. The footer says how many
-records there are, and the chunks of records end where it begins.
+instead, with eight bytes of magic, and then each record after its length (u64).
+
+The last block of an ArrayRecord file holds a postscript, which says where the footer is. The footer
+says how many records there are. It comes after all chunks of records, and each of the two is itself
+the first record of a chunk.
 """
 
 import os
@@ -37,12 +39,13 @@ _BUFFER_BYTES = 1024 * 1024
 
 
 class ArrayRecordFormat(Format):
-    """ArrayRecord files."""
+    """ArrayRecord files; `Format` explains the attributes."""
 
     name = "ArrayRecord"
+    # None stands for a file that is not compressed as a whole: its chunks may be.
     suffixes = {".array_record": None, ".arrayrecord": None}  # noqa: RUF012  # a Mapping
-    is_common_outside_datasets = True
-    is_numbered_behind = True  # TensorFlow Datasets names files like this
+    is_common_outside_datasets = True  # so a file with such a name need not be a shard
+    is_numbered_behind = True  # TensorFlow Datasets writes NAME.array_record-00000-of-00010
     repacks = True
 
     def index(self, path: Path, url: str, options: IndexOptions) -> Samples:

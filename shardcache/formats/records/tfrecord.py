@@ -72,12 +72,12 @@ def samples_of(records: Iterator[tuple[int, bytes]], url: str) -> Samples:
 
 
 class TFRecordFormat(Format):
-    """TFRecord files."""
+    """TFRecord files; `Format` explains the attributes."""
 
     name = "TFRecord"
     suffixes = with_compressions(".tfrecord", ".tfrecords")
-    is_common_outside_datasets = True
-    is_numbered_behind = True  # TensorFlow Datasets names files like this
+    is_common_outside_datasets = True  # so a file with such a name need not be a shard
+    is_numbered_behind = True  # TensorFlow Datasets writes NAME.tfrecord-00000-of-00010
 
     def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
         """As `Format.index`."""
