@@ -1,7 +1,8 @@
 """Assembly of the cache's services, in the order in which they use each other.
 
 `Cache` calls the four functions in order: the core, the services that fetch, those that request
-shards, and the views.
+shards, and the views. A transfer fetches one shard, or ranges of one object, for all who wait for
+it. The counters are those of the daemon's metrics.
 """
 
 import asyncio
@@ -70,6 +71,8 @@ class Core:
     """Services that know which shards there are, and keep the cached ones.
 
     Attributes:
+        allow: rules of the urls that each user may request.
+        turns: turns on the event loop, which long computations take for each of their pieces.
         changed: notified when anything has changed that a transfer or a reader waits for.
     """
 
@@ -143,12 +146,14 @@ def assemble_core(inputs: Inputs) -> Core:
 def _part_filler(inputs: Inputs, core: Core) -> PartFiller:
     """Build the service that fetches ranges of objects."""
     settings = inputs.settings
+    # Once readers want more than this share of an object's parts, the whole object is fetched.
+    max_share = settings.whole_from_percent / 100
     return PartFiller(
         inputs.store,
         core.residency,
         inputs.downloader,
         settings.range_part_size,
-        max_share=settings.whole_from_percent / 100,
+        max_share=max_share,
     )
 
 
@@ -174,6 +179,7 @@ def assemble_fetching(inputs: Inputs, core: Core) -> Fetching:
     history = core.history
     changed = core.changed
 
+    # In some formats, a shard can only be indexed with a companion: a file next to it.
     companions = Companions(origins, downloader)
     indexing = ShardIndexing(origins, inputs.indexers, companions)
     publisher = Publisher(store, residency, indexing, history, changed)
@@ -191,6 +197,8 @@ def assemble_fetching(inputs: Inputs, core: Core) -> Fetching:
         counters,
         changed,
     )
+    # A transfer becomes more urgent when a reader begins to wait for it. The scheduler then asks
+    # all downloads for their priorities again, and reassigns the connections.
     reconsider = downloader.scheduler.reconsider
     transfers = Transfers(fetcher.fetch, reconsider, planner, counters, changed, inputs.group)
 
@@ -213,7 +221,15 @@ def assemble_fetching(inputs: Inputs, core: Core) -> Fetching:
 
 @dataclass(frozen=True, slots=True)
 class Requesting:
-    """Services that request shards on behalf of readers, clients and users."""
+    """Services that request shards on behalf of readers, clients and users.
+
+    Attributes:
+        readers: the connected readers.
+        objects: serves clients that request one object at a time.
+        warming: fetches lists of shards.
+        counting: counts the samples and tokens in lists of shards, for `shardcache index`.
+        inventory: shows, verifies and evicts cached shards.
+    """
 
     readers: Readers
     objects: Objects

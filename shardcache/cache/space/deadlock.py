@@ -8,6 +8,9 @@ A deadlock ends only if one of the waits is given up.
 stands for all transfers of one shard; it is blocked if it can continue only once there is space. A
 reader is stuck if it waits for a blocked claim, and has nothing else to read. A lease keeps a shard
 in the cache until its reader releases it, and a stuck reader releases none.
+
+A wait is for a whole object or for a range of it. While a claim serves ranges, only the whole
+object waits for space: the waits for its ranges end before there is any.
 """
 
 from collections.abc import Collection
@@ -80,24 +83,29 @@ def _is_blocked(claim: KeyClaim) -> bool:
 def _space_waits(claim: KeyClaim) -> list[Wait]:
     """Return those waits for a blocked claim that end only once the claim has its space."""
     if claim.serves_ranges:
-        return claim.whole_waits  # the waits for ranges end without further space
+        return claim.whole_waits
     return claim.waits
 
 
 def _stuck_waits(claim: KeyClaim) -> list[Wait]:
-    """Return the waits for a blocked claim whose readers have nothing else to read."""
+    """Return the waits for a blocked claim whose readers have nothing else to read.
+
+    `Wait.idle_since_s` is the time from which the reader had nothing else to read.
+    """
     return [wait for wait in _space_waits(claim) if wait.idle_since_s is not None]
 
 
 def _stuck_readers(blocked: Collection[KeyClaim]) -> set[Holder]:
-    """Return the readers that are stuck on blocked claims, and the readers that wait for these.
+    """Return the readers that are stuck on blocked claims, and the readers that these keep waiting.
 
-    If a worker of a loader is stuck, the loader waits for that worker. It requests hardly any
-    batches of its other workers in the meantime, so they keep their shards.
+    If a worker of a loader is stuck, the loader waits for that worker's batch. In the meantime, it
+    requests hardly any batches of its other workers. These keep their shards until the batch has
+    come, although they do not wait for space themselves.
     """
     waits = [wait for claim in blocked for wait in _stuck_waits(claim)]
     stuck = {wait.holder for wait in waits if wait.holder is not None}
-    return stuck.union(*(reader.kept_waiting() for reader in stuck))
+    kept_waiting = [reader.kept_waiting() for reader in stuck]
+    return stuck.union(*kept_waiting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +142,9 @@ class _SpaceUse:
             in_use: the shards that have leases.
             space: the space of the cache.
         """
-        # The filesystem may have allocated the bytes that running claims are still to write. The
-        # disk then shows this space as used, although it belongs to the cache.
+        # The filesystem may already have allocated the bytes that running claims are still to
+        # write. When the disk was measured, it then showed this space as taken by other files, so
+        # `effective_bytes` adds it to what the disk leaves to the cache.
         reservations = [claim.reservation for claim in running if claim.reservation is not None]
         arriving_bytes = sum(reservation.unwritten_bytes for reservation in reservations)
         # A claim that is blocked by the claim ahead of it wants no bytes itself.
@@ -164,14 +173,15 @@ def _deadlock_error(claim: KeyClaim, use: _SpaceUse, space: Space, readers: int)
         space: the space of the cache.
         readers: number of the stuck readers.
     """
-    taken = f"{size(use.pinned_bytes + use.leased_bytes)} of it is leased"
+    held = "leased"
     remedy = (
         "the cache must hold ranks x (shuffle_window + 1) shards, each compressed one also in its "
         f"inflated form: {space.remedy}, or lower shuffle_window or the number of ranks"
     )
     if use.pinned_bytes:
-        taken += f" or pinned ({size(use.pinned_bytes)})"
+        held = f"leased or pinned ({size(use.pinned_bytes)})"
         remedy += ", or unpin shards"
+    taken = f"{size(use.pinned_bytes + use.leased_bytes)} of it is {held}"
     if use.reserved_bytes:
         taken += f", {size(use.reserved_bytes)} is reserved by transfers"
     return CapacityError(
@@ -188,8 +198,8 @@ class _GivingUpRank(NamedTuple):
     The first field counts most, the last least.
     """
 
-    # 1. No reader waits for the claim, so no reader gets an error.
-    is_idle: bool
+    # 1. Nobody waits for the claim's space, so no reader gets an error.
+    is_unawaited: bool
     # 2. A reader of the claim is stuck. Readers of other claims still have something to read.
     is_stuck: bool
     # 3. Readers of the claim hold shards, so giving up frees space for others.
@@ -202,7 +212,7 @@ def _giving_up_rank(claim: KeyClaim) -> _GivingUpRank:
     """Return the sort key of a blocked claim."""
     readers = _stuck_readers([claim])
     return _GivingUpRank(
-        is_idle=not _space_waits(claim),
+        is_unawaited=not _space_waits(claim),
         is_stuck=bool(_stuck_waits(claim)),
         holds_shards=any(reader.leased_shards() for reader in readers),
         since_s=claim.waits_since_s,
