@@ -198,7 +198,7 @@ class AllowList:
 
     def check_prefix(self, prefix: str, peer: Peer) -> None:
         """Check that a user may list the urls that begin with a prefix. Raises as `check` does."""
-        checked(url_in(prefix))
+        checked(url_in(prefix))  # a prefix may end in the middle of a name
         self._check_rules(prefix, peer)
 
     def _check_rules(self, url: str, peer: Peer) -> None:
@@ -241,7 +241,7 @@ class AllowList:
         return True
 
     def reaches(self, prefix: str, peer: Peer) -> bool:
-        """Return whether a user may request anything that begins with a canonical prefix."""
+        """Return whether a user may request some url that begins with a canonical prefix."""
         if self.shows(prefix, peer):
             return True
         return any(rule.is_within(prefix) and rule.is_for(peer) for rule in self._rules)

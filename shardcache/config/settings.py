@@ -27,7 +27,8 @@ from shardcache.suggestions import did_you_mean
 
 # Variables that are not options of the daemon: the client and the command line read them.
 _OTHER_VARIABLES = {CONFIG_ENV, SOCKET_ENV, "SHARDCACHE_JOB", "SHARDCACHE_TUNE_MALLOC"}
-# Kubernetes sets these in every pod if there is a service named shardcache.
+# Kubernetes sets these in every pod if there is a service named shardcache. They are no misspelt
+# options.
 _SERVICE_LINK = re.compile(r"SHARDCACHE_(?:SERVICE_|PORT(?:_|$))")
 
 
@@ -62,7 +63,7 @@ class Settings(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(
         extra="forbid",
         frozen=True,
-        validate_default=True,
+        validate_default=True,  # a default may be a text to parse, such as "80%"
         allow_inf_nan=False,
     )
 
@@ -239,7 +240,8 @@ class Settings(pydantic.BaseModel):
             flags: only the flags that the user has given.
             config: the config file; None for the one that `config_file` finds.
 
-        Raises ConfigError naming every invalid option, or a config file that cannot be read.
+        Raises ConfigError, which names every invalid option, or says why the config file cannot be
+        read.
         """
         path = config_file(config)
         is_named = config is not None or bool(os.environ.get(CONFIG_ENV))
@@ -251,7 +253,7 @@ class Settings(pydantic.BaseModel):
     def read(cls, file: Path) -> "Settings":
         """Build from a config file alone.
 
-        Raises ConfigError naming every invalid option, or if the file cannot be read.
+        Raises ConfigError, which names every invalid option, or says why the file cannot be read.
         """
         _must_be_file(file)
         # Neither flags nor environment: only the file.
@@ -300,11 +302,11 @@ def _reason(error: Mapping[str, Any]) -> str:
     Args:
         error: one of `ValidationError.errors()`.
     """
-    # For an option of a table, `loc` is "origin", the table's number and the option's name. For
-    # other options, it is only the name.
-    *tables, name = error["loc"]
+    # `loc` is only the option's name; for an option of a table, it is "origin", the table's number
+    # and the option's name; for an entry of `allow`, it is "allow" and the entry's number.
+    *outer, name = error["loc"]
     if error["type"] == "extra_forbidden":
-        known = OriginTable.model_fields if tables else Settings.model_fields
+        known = OriginTable.model_fields if outer else Settings.model_fields
         return f"unknown option{did_you_mean(str(name), known)}"
     if error["type"] == "tuple_type" and name in ("origin", "allow"):
         return f"write [[{name}]], once per table"

@@ -41,6 +41,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 _MAX_SHOWN_CHARS = 100  # maximum number of characters of a value that an error shows
 _MAX_WHOLE = 2**62  # the largest whole number that a dataset's state can hold
 _SEED_BITS = 256
+# Maximum numbers of ranks or nodes, of samples in a batch or shards in a window, and of a loader's
+# workers.
 MAX_PROCESSES = 2**20
 MAX_BATCH = 2**31 - 1
 MAX_WORKERS = 4_096
@@ -110,6 +112,7 @@ def one_of(*choices: object) -> Accepts:
     """Return a rule that accepts any of the choices, and keeps the choice."""
 
     def converted(value: Any) -> Any:
+        # An equal value of another type is replaced by the choice.
         return choices[choices.index(value)]
 
     names = [f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices]
@@ -140,8 +143,8 @@ def _flag(value: Any) -> bool:
 
 
 def _positive(value: Any) -> float:
-    number = float(value)
-    if isinstance(value, str | bool) or not number > 0:
+    number = float(value)  # accepts texts and booleans as well
+    if isinstance(value, str | bool) or not number > 0:  # NaN is not above 0
         raise ValueError
     return number
 
@@ -237,6 +240,7 @@ SPLIT_RULES = {
     "seed": SEED,
     "by": one_of("samples", "shards"),
 }
+"""Rules of the arguments of `split`, by the arguments' names."""
 URLS = Accepts("a url, a path, or a list of them", _urls)
 
 
@@ -357,27 +361,31 @@ def _bind(
         raise ConfigError(str(exn), remedy="give each argument once, by its name") from None
 
 
-def _unknown_argument(name: str, known: list[str], other_words: Mapping[str, str]) -> ConfigError:
+def _unknown_argument(
+    name: str,
+    recommended: list[str],
+    other_words: Mapping[str, str],
+) -> ConfigError:
     """Return the error for an argument that does not exist.
 
     Args:
         name: name of the argument.
-        known: names of the arguments that may be recommended instead.
+        recommended: names of the arguments that may be recommended instead.
         other_words: see `checked`.
     """
     word = ""  # the argument, or the other library's argument, that was probably meant
-    similar_words = difflib.get_close_matches(name.lower(), [*known, *other_words], n=1)
+    similar_words = difflib.get_close_matches(name.lower(), [*recommended, *other_words], n=1)
     if name in other_words:
         word = name
     elif similar_words:
         word = similar_words[0]
 
-    if word not in known and word in other_words:
+    if word not in recommended and word in other_words:
         remedy = other_words[word].format(word)
     elif word:
         remedy = f"write {word}=..."
     else:
-        remedy = f"its arguments are {', '.join(known)}"
+        remedy = f"its arguments are {', '.join(recommended)}"
     hint = f"; did you mean {word!r}?" if word not in ("", name) else ""
     return ConfigError(f"there is no argument {name!r}{hint}", remedy=remedy)
 
