@@ -159,7 +159,13 @@ def _part_filler(inputs: Inputs, core: Core) -> PartFiller:
 
 @dataclass(frozen=True, slots=True)
 class Fetching:
-    """Services that fetch shards, and find those that are cached."""
+    """Services that fetch shards, and find those that are cached.
+
+    Attributes:
+        transfers: the running transfers, and the start of others.
+        prefetcher: starts transfers of the shards that plans need next.
+        leasing: finds a shard in the cache, or waits for its transfer.
+    """
 
     transfers: Transfers
     prefetcher: Prefetcher

@@ -157,7 +157,8 @@ class Cache:
 
         Raises OriginError.
         """
-        # An index file may state versions that the shards no longer have. A new listing does not.
+        # An index file may state versions that the shards no longer have. A new listing, which
+        # `max_age_s=0` asks for, does not.
         are_current = not any(map(may_name_index, patterns))
         async with self._resolved(patterns, peer, send, "samples", max_age_s=0) as refs:
             await self._counting.count(refs, send, are_current=are_current, member=member)

@@ -2,9 +2,10 @@
 
 A shard stays in the cache while it is leased, pinned, or open in another process. A lease is added
 by `retain`, which keeps the shard until `release`; a pin is made by a user. The schedule, which is
-merged from all readers' plans, chooses which of the other shards to evict. A claim (`KeyClaim`)
-stands for all transfers of one shard, and has the reservation of space for it. Parts of objects
-that are read by ranges are in the care of `PartResidency`.
+merged from all readers' plans, chooses which of the other shards to evict: the victims. A claim
+(`KeyClaim`) stands for all transfers of one shard, and has the reservation of space for it. Parts
+of objects that are read by ranges are in the care of `PartResidency`. Leftovers, which are idle
+partials and quarantined shards, are removed before any shard is evicted.
 """
 
 import asyncio
@@ -342,8 +343,7 @@ class Residency:
         """Return whether `reserve` would succeed at once, with this time of need. Evict nothing."""
         self._reconsider_still_open()
         shortfall_bytes = self._store.measured_space().shortfall_bytes(size_bytes)
-        # Leftovers are removed before any shard is evicted. If they are larger than the shortfall,
-        # no victims are needed.
+        # If the leftovers are larger than the shortfall, no victims are needed.
         for leftover in self._store.leftovers.by_key.values():
             shortfall_bytes -= leftover.size_bytes
         victims = self._planner.schedule.victims(shortfall_bytes, needed_at_s, self._planner.lead_s)
