@@ -3,7 +3,8 @@
 `session_start` accepts the WebSocket and runs one `ReaderSession` for each connected reader. A
 reader is one process that iterates over a dataset, such as a worker of a DataLoader. Its plan is
 the order in which it reads shards. A lease is a reader's right to read one shard of the plan. A
-grant is the answer that gives the reader a lease. `shared.protocol` documents all messages.
+grant is the answer that gives the reader a lease. A bundle is a message that stands for several. An
+arriving shard is one that the daemon is still fetching. `shared.protocol` documents all messages.
 """
 
 import asyncio
@@ -134,6 +135,7 @@ class ReaderSession:
         granted: list[Json] = []
         for message in messages:
             if message.get("type") in ("need", "release"):
+                # These get no answer, and wait for no shard.
                 await self._handle_one(message)
                 continue
             grant = self._grant_at_hand(message)
@@ -306,7 +308,9 @@ class ReaderSession:
         Returns None for any other message, and for one that is invalid: `_handle_one` then answers
         it, with an error if necessary.
         """
-        if message.get("type") != "lease" or self._planning.locked():
+        if message.get("type") != "lease":
+            return None
+        if self._planning.locked():  # the position may be in the plan that is being declared
             return None
         try:
             REQUESTS["lease"].check(message)
@@ -342,10 +346,7 @@ class ReaderSession:
             return self._granted(lease, message) | named_path
 
     async def _more(self, request_id: int, message: Json) -> Json:
-        """Wait until more bytes of an arriving shard can be read, and grant its lease again.
-
-        A shard is arriving while the daemon fetches it.
-        """
+        """Wait until more bytes of an arriving shard can be read, and grant its lease again."""
         number = message["lease"]
         async with self._waiting(request_id, self._reader.position(number)):
             lease = await self._reader.more(number, message["beyond"])

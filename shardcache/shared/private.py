@@ -1,14 +1,15 @@
 """This user's private daemons: whether this node needs one, its place, and its credentials.
 
-Where nobody set up a daemon for the node, a reader starts a private daemon for its user. All files
-of such daemons are in a folder that only this user may enter. A private daemon uses the credentials
-and the Python of the environment that started it. The name of its socket is a hash of both, so a
-process with other credentials or another Python finds no such socket, and gets another daemon. A
-process that does not see the daemon's cache gets another daemon as well.
+Where nobody set up a daemon for the node, a reader starts a private daemon for its user. A private
+daemon uses the credentials and the Python of the environment that started it. A place is the set of
+files of one private daemon, in a folder that only this user may enter. The names of the files are a
+hash of credentials and Python, the environment's digest. So a process with other credentials or
+another Python finds no socket under its digest, and gets another daemon. A process that does not
+see the daemon's cache gets another daemon as well.
 
 Secrets of AWS, Azure, Google and the Hub are left out of the hash: the daemon gets them from its
-sessions (see `shared.credentials`). A place is the set of files, named by that hash, of one private
-daemon. The client and the command line import this module, so it uses the standard library alone.
+sessions (see `shared.credentials`). The client and the command line import this module, so it uses
+the standard library alone.
 """
 
 import errno
@@ -41,7 +42,8 @@ from shardcache.shared.socket_paths import (
 from shardcache.shared.unix_socket import MAX_SOCKET_BYTES, connected, peer_ids
 
 _KEY_BYTES = 32  # length of the key with which names are hashed
-# Number of places for one environment: its daemons may not see each other's caches.
+# Maximum number of places for one environment, which needs several if it is in several containers
+# that do not see each other's caches.
 _MAX_PLACES = 16
 _NAME_CHARS = 16  # length of an environment's digest, with which the names of its files begin
 _SOCKET_NAME_BYTES = len("/.NN.sock") + _NAME_CHARS

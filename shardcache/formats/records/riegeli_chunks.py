@@ -208,7 +208,7 @@ class _Content:
     def _next(self) -> bytes:
         """Return the next piece, b"" at the end.
 
-        Raises ValueError as soon as the content is longer, or has ended shorter, than it should be.
+        Raises ValueError as soon as it shows that the content is longer or shorter than stated.
         """
         piece = next(self._pieces, b"")
         self._expected_bytes -= len(piece)
@@ -220,6 +220,7 @@ class _Content:
 
     def varint(self) -> int:
         """Return the varint that comes next."""
+        # A varint may begin in one piece and end in another.
         while len(self._unread) < MAX_VARINT_BYTES:
             piece = self._next()
             if not piece:
