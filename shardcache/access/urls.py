@@ -66,7 +66,7 @@ def is_glob(url: str) -> bool:
     """Return whether the url has wildcards.
 
     In web urls, only `*` is a wildcard: `?` begins the query, and `[` an IPv6 address. In other
-    urls, `*`, `?` and `[` are, except the `?` of the mark `?versionId=`.
+    urls, `*`, `?` and `[` are wildcards, except the `?` of the mark `?versionId=`.
     """
     if protocol_of(url) in WEB:
         before_query, _, _ = url.partition("?")

@@ -56,7 +56,8 @@ async def harden(request: web.Request, response: web.StreamResponse) -> None:
     for name, text in headers.items():
         # The dashboard's files already have their own Cache-Control, which stays.
         response.headers.setdefault(name, text)
-    # An idle connection would count towards the maximum number of connections (`TCP_LIMITS`).
+    # Each connection serves one request: while it was idle, it would still count towards the
+    # maximum number of connections (`TCP_LIMITS`).
     response.force_close()
 
 

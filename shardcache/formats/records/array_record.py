@@ -119,16 +119,16 @@ class _ArrayRecord:
 
     def _footer(self) -> tuple[int, int]:
         """Return the offset of the footer, and the number of records."""
-        last_block = self._size_bytes - BLOCK_BYTES
+        last_block_at = self._size_bytes - BLOCK_BYTES
         # A file has whole blocks: one at least for the records and the footer, and the last one for
         # the postscript.
-        if last_block < BLOCK_BYTES or self._size_bytes % BLOCK_BYTES:
+        if last_block_at < BLOCK_BYTES or self._size_bytes % BLOCK_BYTES:
             raise ValueError("it does not consist of whole blocks, or is not an ArrayRecord file")
-        postscript = _numbers_in(self._message(last_block))
+        postscript = _numbers_in(self._message(last_block_at))
         if postscript.get(_POSTSCRIPT_MAGIC) != _ARRAY_RECORD_MAGIC:
             raise ValueError("it does not end with a postscript, or is not an ArrayRecord file")
         footer_at = postscript.get(_POSTSCRIPT_FOOTER, 0)
-        if not 0 < footer_at < last_block:
+        if not 0 < footer_at < last_block_at:
             raise ValueError(f"its footer is said to be at byte {footer_at}")
         footer = self._message(footer_at)
         for number, _, start, end in fields(footer, 0, len(footer)):
@@ -138,7 +138,10 @@ class _ArrayRecord:
         raise ValueError("its footer does not say how many records it has")
 
     def _message(self, at: int) -> bytes:
-        """Return the first record of the chunk at an offset; b"" if the chunk has no records."""
+        """Return the postscript or footer in the chunk at an offset, as its first record.
+
+        Returns b"" if the chunk has no records.
+        """
         for size_bytes, pieces in self._chunks.records_of(self._chunks.chunk(at)):
             if size_bytes > _MAX_MESSAGE_BYTES:
                 raise ValueError(f"the message at byte {at} has {size_bytes} bytes")
