@@ -45,7 +45,7 @@ class RankEpoch:
         counts = manifest.counts or ()
         self._places = ChainedPlaces([places_of(part, counts) for part in share.segments])
 
-        is_mixed = any(part.mixed for part in share.segments)
+        is_mixed = any(part.is_mixed for part in share.segments)
         self.is_in_file_order = manifest.choices is None and not is_mixed
         self._chosen_of: OrderedDict[int, Sequence[int] | None] = OrderedDict()  # by shard
 

@@ -1,9 +1,17 @@
 """The order of a reader's epoch whose samples are not counted. Pure.
 
-A reader reads its share of the shards, step by step. A step takes some samples of each of a few
-shards: see `mixes`. If an epoch has a fixed number of samples, the reader then goes on with further
-shares, each of which has other shards. Since the numbers of samples are unknown, a reader's place
-is given by the share, the step and the samples yielded before it.
+Shards are uncounted if their numbers of samples are unknown until they are opened.
+
+- A share is the shards that are dealt to one reader. If an epoch has a fixed number of samples, a
+  reader that has read its own share goes on with further shares: see `ShardDeal.mix`.
+- A mix is the order of a share's samples (see `mixes`). Its pieces are the share's shards, numbered
+  in the order in which they are read.
+- A step takes some samples of each of a few pieces. A reader reads its share step by step.
+- A place is the number of a sample in the order in which the reader reads them, from 0. The error
+  of a sample or shard that cannot be read has a place, too.
+
+Which step has a place depends on the unknown numbers of samples. So a reader's position is given by
+the share, the step, and the number of places before the step.
 """
 
 from collections.abc import Iterator
@@ -22,7 +30,8 @@ class StepPlace(NamedTuple):
     Attributes:
         share: number of the share that is read; 0 is the reader's own share.
         step: number of the step in the share.
-        before: number of places before the step, in all shares since the epoch's beginning.
+        before: number of places before the step, in all shares since the epoch's beginning; so it
+            is also the step's first place.
     """
 
     share: int = 0
@@ -59,8 +68,9 @@ class UncountedEpoch:
     def pass_shares(self) -> int:
         """Number of consecutive shares that hold every shard, wherever they begin.
 
-        With R readers, the shares 0 to R - 1 hold every shard, and so do the shares R to 2R - 1,
-        and so on. Any 2R - 1 consecutive shares contain all shares of one such group.
+        With R readers, a reader's shares 0 to R - 1 hold every shard. So do its shares R to 2R - 1,
+        and each further group of R. Before the first whole group there are at most R - 1 shares, so
+        any 2R - 1 consecutive shares contain a whole group.
         """
         return 2 * self._reader.readers - 1
 
@@ -77,8 +87,9 @@ class UncountedEpoch:
         mix = self.mix(start.share)
         if not mix.pieces:
             return iter(())
-        first = mix.pieces_at(start.step).start
-        return mix.pieces.shards(first, len(mix.pieces))
+        # Later steps need no earlier pieces than the first one of this step.
+        first_piece = mix.pieces_at(start.step).start
+        return mix.pieces.shards(first_piece, len(mix.pieces))
 
     def shards_after(self, share: int) -> Iterator[int]:
         """Yield the shards of the shares after a share.

@@ -5,14 +5,20 @@
 - A place is the number of a sample in such a sequence, from 0.
 - A lane is any sequence that can be read from any place: a mix (see `mixes`), or a sequence made of
   other lanes.
+- A part is a range of a lane's places, and can itself be read from any place.
 - A share is everything that one reader reads of an epoch: parts of lanes.
 
 Lanes that take turns are the samples of several sources, or of several spans of an epoch, read as
 one sequence. The turns alone determine to which lane each place of the sequence belongs. With turns
-of two lanes that have 6 and 3 samples, the nine places belong to the lanes 0 1 0 0 1 0 0 1 0. So
-places 4 to 8 have the samples 3, 4 and 5 of lane 0, and 1 and 2 of lane 1. Any part of the sequence
-can be found like this, without the places before it, and the order in which the shards of all lanes
-are needed is known in advance.
+of two lanes that have 6 and 3 samples:
+
+    place              0  1  2  3  4  5  6  7  8
+    lane               0  1  0  0  1  0  0  1  0
+    place in the lane  0  0  1  2  1  3  4  2  5
+
+So places 4 to 8 have the samples 3, 4 and 5 of lane 0, and 1 and 2 of lane 1. Any part of the
+sequence can be found like this, without the places before it, and the order in which the shards of
+all lanes are needed is known in advance.
 """
 
 from abc import ABC, abstractmethod
@@ -48,7 +54,7 @@ class Slice(ABC):
 
     @property
     @abstractmethod
-    def mixed(self) -> bool:
+    def is_mixed(self) -> bool:
         """True if the samples of several shards are mixed, or each shard's samples are permuted."""
 
 
@@ -56,15 +62,15 @@ Lane: TypeAlias = Mix | Slice
 """A sequence of samples that can be read from any place to any other."""
 
 Part: TypeAlias = Segment | Slice
-"""A part of a lane. Parts of a mix are segments; parts of other lanes are of the lane's class."""
+"""A part of a lane: a `Segment` of a mix, or of any other lane a smaller `Slice` of its class."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interleaved(Slice):
     """Places of lanes that take turns.
 
-    `start` and `stop` are places of `turns`. A reader of the second half of an epoch has lanes that
-    begin in the middle of the turns: this is its `origin`.
+    `start` and `stop` are places of `turns`. The lanes begin at the place `origin` of the turns,
+    which need not be 0: those of the reader of an epoch's second half begin in the middle.
 
     Attributes:
         turns: the lane of each place.
@@ -79,9 +85,9 @@ class Interleaved(Slice):
     names: tuple[str, ...] = ()
 
     @property
-    def mixed(self) -> bool:
+    def is_mixed(self) -> bool:
         """True if some lane mixes the samples of several shards, or permutes each shard's."""
-        return any(part.mixed for part in self.parts().values())
+        return any(part.is_mixed for part in self.parts().values())
 
     def parts(self) -> dict[int, Part]:
         """Return each lane's part of these places, by the lane's number, unless it is empty."""
@@ -94,6 +100,7 @@ class Interleaved(Slice):
 
     def _spans(self) -> Iterator[tuple[int, int]]:
         """Yield start and stop of each lane's part of these places, as places of the lane."""
+        # Each of these has a number for each lane: how many of its places come before.
         before_origin = self.turns.before(self.origin)
         before_start = self.turns.before(self.start)
         before_stop = self.turns.before(self.stop)
@@ -109,14 +116,14 @@ class Chained(Slice):
         segments: the parts. `start` and `stop` are places of all of them together.
     """
 
-    segments: "tuple[Part, ...]"
+    segments: tuple[Part, ...]
 
     @property
-    def mixed(self) -> bool:
+    def is_mixed(self) -> bool:
         """True if some part mixes the samples of several shards, or permutes each shard's."""
-        return any(segment.mixed for segment in self.segments)
+        return any(segment.is_mixed for segment in self.segments)
 
-    def parts(self) -> "list[Part]":
+    def parts(self) -> list[Part]:
         """Return the parts between `start` and `stop`; the first and the last may be cut."""
         ends = list(accumulate(segment.samples for segment in self.segments))
         parts = []
@@ -137,8 +144,9 @@ class Strided(Slice):
     `period`. With `first` 2, `width` 2 and `period` 6, they are the places 2, 3, 8, 9, 14, 15 and
     so on of the lane. The slice numbers them from 0: its `start` 0 and `stop` 4 mean 2, 3, 8 and 9.
 
-    A reader that mixes shards goes over all places of the lane from the first to the last, here 2
-    to 9, although it yields only the four. The lane's part with all of these is `passing`.
+    A reader needs the shards of a mix in the order of the lane. So it goes over all places of the
+    lane from the first to the last, here 2 to 9, although it yields only the four. This part of the
+    lane, with its gaps, is `passing`.
 
     Attributes:
         lane: the sequence of which some places are taken.
@@ -153,8 +161,8 @@ class Strided(Slice):
     period: int
 
     @property
-    def mixed(self) -> bool:
-        """True: samples are read by number, from whole shards."""
+    def is_mixed(self) -> bool:
+        """True, also for a lane in file order: the gaps between the rows leave samples out."""
         return True
 
     def _place_in_lane(self, number: int) -> int:
@@ -172,10 +180,12 @@ class Strided(Slice):
     def reached_by(self, passed: int) -> int:
         """Return the number of places of this slice before place `passed` of `passing`.
 
-        This is the inverse of `passed_before`. In the example of the class, it is 2 for 2 to 6.
+        This is the inverse of `passed_before`. In the example of the class, `passing` has 8 places,
+        of which 0, 1, 6 and 7 are the slice's. So the result is 2 for each `passed` from 2 to 6.
         """
-        since_first = self._place_in_lane(self.start) + passed - self.first
-        row, nth = divmod(max(0, since_first), self.period)
+        since_first_row = self._place_in_lane(self.start) + passed - self.first
+        row, nth = divmod(since_first_row, self.period)
+        # A place in the gap after a row comes after all `width` places of the row.
         return row * self.width + min(nth, self.width) - self.start
 
     def passing(self) -> Part:

@@ -174,7 +174,7 @@ class Segment:
         return self.stop - self.start
 
     @property
-    def mixed(self) -> bool:
+    def is_mixed(self) -> bool:
         """True if the samples of several shards are mixed, or each shard's samples are permuted."""
         return self.mix.window > 0
 

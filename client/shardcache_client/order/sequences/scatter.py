@@ -172,7 +172,7 @@ class Scattered(Slice):
     first_shard: int = 0
 
     @property
-    def mixed(self) -> bool:
+    def is_mixed(self) -> bool:
         """True: the samples of a shard do not come one after another."""
         return True
 
