@@ -1,8 +1,10 @@
 """Fast checks of the numbers in a sidecar's tables.
 
-Comparing the numbers one by one would take a tenth of the time in which small samples are read. So
-thousands of numbers are compared at once, by a subtraction of two large integers that have the
-numbers as their digits: see `_are_at_most`.
+A sidecar is the index file that the cache keeps next to a shard; its tables have numbers for each
+sample and each of its members (see `tables`). All of them are checked when the sidecar is opened.
+Comparing them one by one would take about a tenth as long as reading the samples, if these are
+small. So thousands of numbers are compared at once, by a subtraction of two large integers that
+have the numbers as their digits: see `_are_at_most`.
 """
 
 import sys
@@ -13,6 +15,8 @@ NumberTable: TypeAlias = memoryview  # its items are u64 or u32 numbers
 _DIGITS = 8192  # numbers compared at once
 
 # Integers with a 1 in each digit. Multiplied by a limit, they have the limit in each digit.
+# Tables are in native byte order, which also decides whether their first number becomes the lowest
+# digit or the highest. Neither matters here, as all digits are the same.
 _ONES_OF_64_BITS = int.from_bytes(bytes((1, 0, 0, 0, 0, 0, 0, 0)) * _DIGITS, "little")
 _ONES_OF_32_BITS = int.from_bytes(bytes((1, 0, 0, 0)) * _DIGITS, "little")
 

@@ -1,8 +1,12 @@
 """A reader's epoch in chunks: runs of its places, some of whose samples may be left out.
 
 Chunks are used where samples have no numbers: they are filtered, uncounted, or regrouped by a
-stage. The number of samples in a chunk is known only once the chunk is made. So it is chunks that
-are numbered instead of batches, and worker processes make chunks, of which the stage makes batches.
+stage. A chunk has a fixed number of places, but how many of their samples remain is known only once
+it is made. So chunks are numbered, and not batches: worker processes make the chunks by their
+numbers, and then the stage makes batches of their samples.
+
+- A place is the number of a sample in the reader's epoch.
+- An item is what a sample has become after decoding and the user's functions.
 
 Shards are uncounted if their numbers of samples are unknown. Their epoch is read in shares and
 steps:
@@ -60,8 +64,8 @@ class Chunk(NamedTuple):
     Attributes:
         items: items that are not left out, with their places.
         end: the place after the run.
-        steps: steps of uncounted shards that were begun, from the step with the first place on;
-            empty if samples are counted.
+        steps: steps of uncounted shards, from the step that has the first place of the chunk to the
+            last step begun; empty if samples are counted.
         first_error: the first error that a handler has skipped so far; "" if there is none.
     """
 
@@ -103,6 +107,7 @@ class RankChunks(RankWork):
         self._size = size
         self._start_place = resume.reached.mark.place
         self._epoch = resume.progress.epoch
+        # This is last: `_counted` is computed from the attributes above.
         self.places = None if self._counted is None else len(self._counted)
 
     def __repr__(self) -> str:
@@ -116,8 +121,8 @@ class RankChunks(RankWork):
         deal = self._reading.deal
         if isinstance(deal, ShardDeal):
             return None
-        # A phase is a part of the epoch that the same ranks have read. The readers share what all
-        # phases have left: even the same ranks do not continue the last one.
+        # A phase is a part of the epoch that the same ranks have read. All phases count as past:
+        # the readers share what is left of the epoch, also if the ranks of the last phase resume.
         past_phases = self._resume.progress.past(deal.even)
         share = deal.share(self._epoch, self._reader, past_phases)
         return RankEpoch(share, self._reading.form.manifest)
@@ -149,17 +154,18 @@ class RankChunks(RankWork):
         self, session: Session, check: Check = nothing_to_check, *, is_shared: bool = False
     ) -> PlacesReader:
         """Return a reader of the places of this epoch, to be closed; see `RankWork`."""
+        # The deque needs no name here: `read_part` asks the reader itself for the steps.
         return self._reader_noting_steps(session, check, deque(), is_shared=is_shared)
 
     def _reader_noting_steps(
         self,
         session: Session,
         check: Check,
-        steps: deque[StepPlace],
+        begun: deque[StepPlace],
         *,
         is_shared: bool,
     ) -> PlacesReader:
-        """Return a reader of the places that adds each step of uncounted shards to `steps`.
+        """Return a reader of the places that adds each step of uncounted shards to `begun`.
 
         For the other arguments, see `RankWork.place_reader`.
         """
@@ -173,7 +179,7 @@ class RankChunks(RankWork):
             self._uncounted,
             self._resume.reached.step,
             self._start_place,
-            steps,
+            begun,
             ends_at_errors=self._reading.on_error is reraise,
         )
 
@@ -236,8 +242,8 @@ class RankChunks(RankWork):
         """
         tried = current.place - last.place
         if self.places is None:
-            # The shares of the two positions may have been tried only in part, so only the shares
-            # between them count.
+            # Any `pass_shares` shares in a row have every sample. The shares of the two positions
+            # may have been tried only in part, so only the shares between them count.
             shares_between = current.share - last.share - 1
             all_were_tried = shares_between >= self._uncounted.pass_shares
         else:
@@ -259,14 +265,16 @@ class RankChunks(RankWork):
         `check_progress` raises.
         """
         reading = self._reading
-        skips = Skips(for_epoch(reading.on_error))
-        # Position of the last item that was yielded.
+        skips = Skips(for_epoch(reading.on_error))  # `for_epoch` limits the warnings in an epoch
+        # Position of the last item that was yielded: the loop at the end sets it after each item,
+        # and `checked` reads it. No item has been yielded at the start place, where it begins, so
+        # the first check may come one place late, which does no harm.
         last = Spot(self._start_place, self._resume.reached.step.share)
 
         def checked(reads: Iterator[ReadResult]) -> Iterator[ReadResult]:
             """Yield the results of reading, and check the progress after each bad sample."""
-            # A sample passes here before an item is made of it: `last` still is the last item
-            # before the sample.
+            # The maker takes a sample from here before it makes the sample's item: `last` is still
+            # the last item before the sample.
             for place, read in enumerate(reads, self._start_place):
                 is_after_bad_sample = place > last.place + 1
                 if is_after_bad_sample:

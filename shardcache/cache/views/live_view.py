@@ -2,7 +2,10 @@
 
 The view is refreshed at most once a second, however many dashboard pages are open, and only while a
 page is open. On a node with many shards, the needs are refreshed less often, so that this takes a
-small share of a core. A lane shows the needs of one job.
+small share of a core.
+
+A use is one reader's predicted need of one shard. A lane shows the uses of one job. A gap is a use
+of a shard that is not cached. `job_timelines` has these classes.
 """
 
 import asyncio
@@ -94,8 +97,8 @@ class LiveView:
             if reader.unresolved:
                 pattern = self._reasons.awaited_pattern(reader.unresolved)
                 waiting[reader.client, pattern].append(reader)
-        for (client, pattern), readers in waiting.items():
-            job, uid = client
+        for (job_key, pattern), readers in waiting.items():
+            job, uid = job_key
             reason: str = LISTING
             if visible(pattern):
                 reason = self._reasons.of_listing([pattern])
@@ -113,19 +116,21 @@ class LiveView:
 
         Only readers that have nothing else to read count as waiting.
         """
-        by_client: defaultdict[JobKey | None, list[Wait]] = defaultdict(list)
+        waits_of_jobs: defaultdict[JobKey, list[Wait]] = defaultdict(list)
         for wait in transfer.waits:
             if wait.idle_since_s is not None:
-                by_client[wait.client].append(wait)
+                assert wait.client is not None  # a caller without a job never counts as waiting
+                waits_of_jobs[wait.client].append(wait)
         url = transfer.ref.url
-        for client, waits in by_client.items():
-            job, uid = client or (None, None)
+        for job_key, waits in waits_of_jobs.items():
+            job, uid = job_key
             longest = longest_wait(waits)
             assert longest is not None
             assert longest.idle_since_s is not None
-            # A wait has no stages before it has joined the transfer. A wait for a range may be in
-            # another stage than the transfer.
+            # The wait's own stages come first: a range may be in another stage than the transfer. A
+            # wait for more of an arriving object has no stages.
             stages = longest.stages or transfer.stages
+            # Without the right to see the url, a user sees the stage alone, and not its cause.
             reason = stages.present.value
             if visible(url):
                 reason = self._reasons.of_wait(longest, transfer)

@@ -71,7 +71,7 @@ class Wait:
         accepts_unpublished: True if the caller accepts a shard's checked files before their
             publication.
         stages: stages of the transfer, or of this wait alone if `has_own_stages`; None before the
-            wait has joined a transfer.
+            wait has joined a transfer. A wait for more of an arriving object has none either.
         has_own_stages: True once the wait's range is in another stage than the transfer.
         holder: the reader that waits; None if the caller is not a reader.
         is_file: True if the caller wants the object's own bytes, and no samples.
