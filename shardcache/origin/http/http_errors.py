@@ -17,7 +17,8 @@ from shardcache.access.urls import protocol_of
 from shardcache.shared.urls.signed_urls import expiry_s
 from shardcache.transport.http.http_heads import number_in
 
-# Errors by status. The error for any other status depends only on its class, 4xx or 5xx.
+# Errors by status. Only an OriginUnavailableError, or OriginBusyError, which is one, is followed by
+# another attempt. The error for any other status depends only on its class, 4xx or 5xx.
 _MEANING: dict[int, type[errors.OriginError]] = {
     401: errors.AccessDeniedError,
     403: errors.AccessDeniedError,
@@ -27,6 +28,7 @@ _MEANING: dict[int, type[errors.OriginError]] = {
     409: errors.OriginUnavailableError,
     410: errors.NotFoundError,
     412: errors.ShardChangedError,
+    # Ranges are within the size that the server itself stated: another attempt may succeed.
     416: errors.OriginUnavailableError,
     425: errors.OriginUnavailableError,
     429: errors.OriginBusyError,
@@ -132,7 +134,9 @@ def translated(url: str) -> Iterator[None]:
 
 def connection_error(reason: str, url: str) -> errors.OriginError:
     """Return the error for a connection that failed or could not be made."""
-    # The reason names the server only if the connection could not be made.
+    # Reasons that begin like this are the transport's own texts for connections that could not be
+    # made, such as "connection refused by HOST:PORT". Any other reason is the system's text for a
+    # connection that broke, such as "Connection reset by peer", which does not name the server.
     names_server = reason.startswith(("connection refused", "no connection"))
     if not names_server:
         reason = f"the connection to the server failed: {reason}"

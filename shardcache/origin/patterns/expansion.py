@@ -1,10 +1,12 @@
 """Expansion of a dataset's patterns, prefixes, index files and urls into shards.
 
-A shard is an object that holds many samples, such as a tar; a file is an object whose own bytes are
-wanted. A prefix is the beginning of urls that are listed. An index file lists a dataset's shards,
-and may state how many samples each of them has. A foreign list is such a file as another program
-writes it. A key split is a rule for tars: it says at which dot a member's name is split into the
-sample's key and the field's name.
+- A shard is an object that holds many samples, such as a tar. A file is an object whose own bytes
+  are wanted.
+- A prefix is the beginning of urls that are listed.
+- An index file lists a dataset's shards, and may state how many samples each of them has. A foreign
+  list is an index file in the form of another program.
+- A key split is a rule for tars: it says at which dot a member's name is split into the sample's
+  key and the field's name. There are two, the first dot and the last.
 """
 
 import asyncio
@@ -42,8 +44,11 @@ log = structlog.get_logger()
 
 # Name of the file in which formats such as MDS list the shards of the same folder.
 _FORMAT_INDEX = "index.json"
-# Values of `wanted` with which a prefix stands for its files if it has no shards.
+# Values of the argument `wanted` of `expand`: with these, a prefix without shards stands for its
+# files.
 _SHARDS_OR_FILES = ("shards", "either")
+# With these, a prefix that has shards stands for the shards alone.
+_SHARDS_FIRST = ("samples", *_SHARDS_OR_FILES)
 
 Indexes = MutableMapping[tuple[str, str], Shards]
 """The shards of index files that have been read, by url and version."""
@@ -84,13 +89,13 @@ async def expand(
             - "samples": shards only. An index file must list shards.
             - "files": a prefix stands for every file below it, and a url for itself, unless it is
               an index file of this project's form, which stands for the files that it lists.
-            - "shards" or "either": the same as "samples" if there is a shard, otherwise the same
-              as "files".
+            - "shards": the same as "samples" if there is a shard, otherwise the same as "files".
+            - "either": the same as "shards", but fewer files count as shards; see below.
             - "entries": the pattern is the url of a folder, without any special characters. It
               stands for the files and folders directly below the folder.
 
             Files in some formats, such as JSON Lines, are often not shards. Below a prefix, such
-            files are shards only if there are no other shards; with "either", they never are.
+            files count as shards only if there are no other shards. With "either", they never do.
 
     Raises NotFoundError for a pattern without shards, ConfigError for an invalid one, and the
     origin's errors.
@@ -100,9 +105,9 @@ async def expand(
         return await expansion.entries(checked(pattern))
 
     lists: list[Shards] = []
-    # The pattern may end with a key split; `braced` is the pattern without it.
-    braced, key_split = key_split_in(pattern)
-    for url in await asyncio.to_thread(expand_braces, braced):
+    without_split, key_split = key_split_in(pattern)
+    # Like `checked` above, this raises ConfigError for a url that nobody may request.
+    for url in await asyncio.to_thread(expand_braces, without_split):
         lists.append(await expansion.shards(url))
         check_shard_count(sum(map(len, lists)), pattern)
     shards = await asyncio.to_thread(Shards.joined, lists)
@@ -113,10 +118,12 @@ def named_by_braces(pattern: str) -> Shards | None:
     """Return a pattern's shards without any request. Blocks.
 
     Returns None if braces alone do not determine the shards, so that the origin has to be asked.
+    Raises ConfigError for an invalid pattern.
     """
-    braced, key_split = key_split_in(pattern)
-    urls = expand_braces(braced)
-    if asks_store(braced):
+    without_split, key_split = key_split_in(pattern)
+    # This comes first, so that an invalid pattern raises its error in either case.
+    urls = expand_braces(without_split)
+    if _has_to_ask_origin(without_split):
         return None
     return _with_key_split(Shards.of(map(ShardRef, urls)), key_split, pattern)
 
@@ -124,10 +131,11 @@ def named_by_braces(pattern: str) -> Shards | None:
 def _with_key_split(shards: Shards, key_split: str, pattern: str) -> Shards:
     """Return shards whose urls state the key split. Blocks.
 
-    Raises ConfigError if the shards are not tars, or if their numbers of samples were counted with
-    another key split: another split joins other members into a sample.
+    Raises ConfigError if the shards are not tars, or if an index has counted their samples by the
+    other key split, which joins other members into a sample.
 
     Args:
+        shards: the shards that the pattern without its key split expands to.
         key_split: the pattern's key split; `FIRST_DOT`, the default, changes nothing.
     """
     if key_split == FIRST_DOT:
@@ -139,7 +147,8 @@ def _with_key_split(shards: Shards, key_split: str, pattern: str) -> Shards:
                 url=ref.url,
                 remedy="omit key_split",
             )
-        # An index that was made with a key split states it in the shards' urls.
+        # An index that was made by the last dot states that in the shards' urls. Any other index
+        # has counted the samples by the first dot.
         states_split = ref.url == with_key_split(ref.url, key_split)
         if ref.samples is not None and not states_split:
             raise ConfigError(
@@ -151,19 +160,24 @@ def _with_key_split(shards: Shards, key_split: str, pattern: str) -> Shards:
     return Shards.of(ref._replace(url=with_key_split(ref.url, key_split)) for ref in shards)
 
 
-def asks_store(pattern: str) -> bool:
-    """Return whether a pattern needs a request to the origin. Blocks.
+def _has_to_ask_origin(pattern: str) -> bool:
+    """Return whether the origin has to be asked for the shards of a pattern. Blocks.
 
     Otherwise braces alone determine its shards.
+
+    Args:
+        pattern: a pattern without a key split.
     """
-    # The pattern with braces in place of NeMo's notations for ranges.
+    # NeMo writes ranges in brackets, as in `[0..9]`, which would look like a wildcard.
     braced = in_braces(pattern)
     if _needs_request(braced):
         return True
-    # Wildcards in braces have been found above. An expansion can be a prefix or an index file only
-    # by its end, and a pattern that ends with a shard's suffix gives that end to all expansions.
+    # The pattern as a whole needs no request, but one of its expansions may, as in
+    # `data/{a.tar,b/}`. Wildcards within braces have been found above, so only the ends of the
+    # expansions matter. If the pattern ends with a shard's suffix, so do all of them.
     if "{" not in braced or braced.endswith(SUFFIXES):
         return False
+    # This takes the pattern as the user wrote it, since it may be the name of a local file.
     return any(map(_needs_request, expand_braces(pattern)))
 
 
@@ -279,17 +293,19 @@ class _Expansion:
         Args:
             listing: all objects below the prefix.
         """
-        if self.wanted not in ("samples", *_SHARDS_OR_FILES):
+        if self.wanted not in _SHARDS_FIRST:
             return None
         index = prefix + _FORMAT_INDEX
         has_index = any(obj.url == index for obj in listing)
         if not has_index:
             return None
         shards = _shards_among(listing, self.wanted)
+        # A format has `lists` if its own writer makes an index.json.
         if not shards or not all(format_of(obj.url).lists for obj in shards):
             return None
-        # With "samples", an index.json that is not an index raises an error. With "shards" or
-        # "either", it would be returned as a file, in place of the shards.
+        # If the index.json is not an index, this has to be known here, since the shards are listed
+        # without it then. `from_index` raises NotAnIndexError only if samples are wanted; otherwise
+        # it would return the index.json itself, as a file.
         of_samples = replace(self, wanted="samples")
         try:
             return await of_samples.from_index(index)
@@ -382,9 +398,9 @@ def _shards_among(files: Sequence[RemoteObject], wanted: Wanted) -> list[RemoteO
     A file in a format such as JSON Lines or parquet is taken for a manifest of the dataset if there
     are tars as well; otherwise it is a shard. With "either", such a file is never a shard.
     """
-    shards = [obj for obj in files if is_surely_a_shard(obj.url)]
-    if shards or wanted == "either":
-        return shards
+    sure_shards = [obj for obj in files if is_surely_a_shard(obj.url)]
+    if sure_shards or wanted == "either":
+        return sure_shards
     return [obj for obj in files if is_shard(obj.url)]
 
 

@@ -18,6 +18,8 @@ from weakref import WeakValueDictionary
 from shardcache.store.disk.disk_errors import disk_errors, is_exhaustion
 from shardcache.store.disk.file_operations import unlink_quietly
 
+# Locks by path. A lock exists only while somebody holds it or waits for it, since a
+# cache may have millions of files.
 _own_reads: WeakValueDictionary[Path, threading.Lock] = WeakValueDictionary()
 _own_reads_change = threading.Lock()  # guards `_own_reads`
 
@@ -35,10 +37,12 @@ def own_read_lock(path: Path) -> threading.Lock:
 def is_open_elsewhere(path: Path) -> bool:
     """Return True if another process may have `path` open or mapped.
 
-    The result is also True if that cannot be known because another user owns the file, and False
-    if the filesystem or the process's rights do not allow the question.
+    If the kernel's answer is not available, the result depends on the reason. It is True if another
+    user owns the file, and False if the filesystem or the process's rights do not allow the
+    question; see `ask_openness`.
     """
-    return ask_openness(path) is not False
+    is_open = ask_openness(path)
+    return is_open is None or is_open
 
 
 def ask_openness(path: Path) -> bool | None:
@@ -64,6 +68,8 @@ def ask_openness(path: Path) -> bool | None:
     except BlockingIOError:
         return True
     except PermissionError:
+        # The kernel refuses a lease on another user's file. If the file is this process's own, it
+        # is the process that has no right to any lease.
         if _is_other_users(fd, path.parent):
             return None
         return False
