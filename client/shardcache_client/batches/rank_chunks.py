@@ -1,9 +1,9 @@
 """A reader's epoch in chunks: runs of its places, some of whose samples may be left out.
 
-Chunks are used where samples have no numbers: they are filtered, uncounted, or regrouped by a
-stage. A chunk has a fixed number of places, but how many of their samples remain is known only once
-it is made. So chunks are numbered, and not batches: worker processes make the chunks by their
-numbers, and then the stage makes batches of their samples.
+Chunks are used where nobody knows in advance which places a batch takes: samples are filtered,
+uncounted, or regrouped by a stage. A chunk has a fixed number of places, but how many of their
+samples remain is known only once it is made. So chunks are numbered, and not batches: worker
+processes make the chunks by their numbers, and then the stage makes batches of their samples.
 
 - A place is the number of a sample in the reader's epoch.
 - An item is what a sample has become after decoding and the user's functions.

@@ -8,6 +8,9 @@ daemon.
 A visit is a range of places during which a reader needs a shard. With three shards of 4 samples,
 mixed two at a time, the reader needs shard 0 for the places 0 to 5, shard 1 for 2 to 9 and shard 2
 for 6 to 11.
+
+If the user has selected samples, only the chosen samples of each shard belong to the dataset. The
+order numbers these alone, and their numbers in the tar are looked up in the manifest.
 """
 
 from collections import OrderedDict
@@ -37,7 +40,8 @@ class RankEpoch:
         manifest: the shards of the dataset.
 
     Attributes:
-        is_in_file_order: True if the samples of each shard come one after another.
+        is_in_file_order: True if the samples of each shard come one after another, in file order
+            and without gaps.
     """
 
     def __init__(self, share: Share, manifest: Manifest) -> None:
@@ -78,8 +82,8 @@ class RankEpoch:
     @cached_property
     def has_runs(self) -> bool:
         """True if `runs` may be called: places are in file order, without lanes that take turns."""
-        are_ranges = all(isinstance(part, MixedPlaces) for part in self._places.parts)
-        return self.is_in_file_order and are_ranges
+        are_segments = all(isinstance(part, MixedPlaces) for part in self._places.parts)
+        return self.is_in_file_order and are_segments
 
     def visits(self, start: int = 0) -> Iterator[Visit]:
         """Return the visits that end after the place `start`, in the order in which they begin.

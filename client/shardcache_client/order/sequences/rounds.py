@@ -1,13 +1,20 @@
 """The order of a dataset: an endless sequence of rounds over all shards. Pure.
 
 In each round every shard comes once, in an order determined by seed and round, with its samples one
-after another. So every sample has a position in the endless sequence. A piece is the part of one
-shard that lies between two positions. `dealing` cuts the sequence into spans for the readers, and
-`mixes` has the mixed orders of several pieces' samples.
+after another.
+
+- A position is the number of a sample in the endless sequence, from 0.
+- An occurrence is a shard in one of the rounds. Occurrences are numbered in the order of the
+  sequence, from 0; empty shards have none.
+- A piece is the part of one shard that lies between two positions.
+
+`dealing` cuts the sequence into spans for the readers, and `mixes` has the mixed orders of several
+pieces' samples.
 
 With shards of 4, 2 and 3 samples, a round has 9 samples. If round 0 has the shards 1, 2, 0 and
-round 1 has 2, 0, 1, the shards begin at the positions 0, 2, 5, 9, 12 and 16. The positions 7 to 11
-are two pieces: samples 2 and 3 of shard 0 in round 0, and all of shard 2 in round 1.
+round 1 has 2, 0, 1, the occurrences 0 to 5 begin at the positions 0, 2, 5, 9, 12 and 16. The
+positions 7 to 11 are two pieces: samples 2 and 3 of shard 0 in round 0, and all of shard 2 in the
+next.
 """
 
 from abc import abstractmethod
@@ -198,31 +205,28 @@ class Order:
             first_shard: number of the dataset's first shard in the manifest.
         """
         if not self.samples:
-            stop = start
+            stop = start  # rounds of an empty dataset have no positions, so there are no pieces
         return _LazyPieces(self, start, stop, first_shard)
 
-    def number_at(self, position: int) -> int:
-        """Return the number in the endless sequence of the shard that has a position.
-
-        These numbers count the shards of all rounds, from the first round on.
-        """
+    def occurrence_at(self, position: int) -> int:
+        """Return the number of the occurrence that has a position."""
         round_number, offset = divmod(position, self.samples)
         nth = bisect_right(self._round(round_number).ends, offset)
         return round_number * self._shards_per_round + nth
 
-    def start_of(self, number: int) -> int:
-        """Return the position at which the shard of this number in the endless sequence begins."""
-        round_number, nth = divmod(number, self._shards_per_round)
+    def start_of(self, occurrence: int) -> int:
+        """Return the position at which an occurrence begins."""
+        round_number, nth = divmod(occurrence, self._shards_per_round)
         return round_number * self.samples + self._round(round_number).start(nth)
 
-    def shard_of(self, number: int) -> tuple[int, str]:
-        """Return the shard of this number in the endless sequence, and its round's key."""
-        round_number, nth = divmod(number, self._shards_per_round)
+    def shard_of(self, occurrence: int) -> tuple[int, str]:
+        """Return the shard of an occurrence, and the key of its round."""
+        round_number, nth = divmod(occurrence, self._shards_per_round)
         its_round = self._round(round_number)
         return its_round.shards[nth], its_round.key
 
     def shards(self, start: int, stop: int) -> Iterator[int]:
-        """Yield the shards from number `start` to `stop` in the endless sequence."""
+        """Yield the shards of the occurrences from number `start` to `stop`."""
         while start < stop:
             round_number, nth = divmod(start, self._shards_per_round)
             shards = self._round(round_number).shards[nth : nth + stop - start]
@@ -250,7 +254,8 @@ class Order:
         """Compute a round: the order of its shards without empty shards, and each shard's end."""
         key = round_key(self._shuffle, number)
         shards = array("I", shard_order(self._counts, self._shuffle, key))
-        if self._shards_per_round < len(shards):
+        has_empty_shards = self._shards_per_round < len(shards)
+        if has_empty_shards:
             shards = array("I", filter(self._counts.__getitem__, shards))
 
         if len(shards) < MIN_FOR_NUMPY:
@@ -273,22 +278,23 @@ class _LazyPieces(Pieces):
         self._start = start
         self._stop = stop
         self._first_shard = first_shard
-        # Number in the endless sequence of the first piece's shard, and of the shard after the
-        # last piece's.
-        self._first_number = 0
-        self._end_number = 0
+        # Each piece is an occurrence, or a part of one. These are the numbers of the first piece's
+        # occurrence, and of the one after the last piece's.
+        self._first_occurrence = 0
+        self._end_occurrence = 0
         if start < stop:
-            self._first_number = order.number_at(start)
-            self._end_number = order.number_at(stop - 1) + 1
+            self._first_occurrence = order.occurrence_at(start)
+            self._end_occurrence = order.occurrence_at(stop - 1) + 1
 
     def __len__(self) -> int:
-        return self._end_number - self._first_number
+        return self._end_occurrence - self._first_occurrence
 
     def __getitem__(self, number: int) -> Piece:  # type: ignore[override]
         if not 0 <= number < len(self):
             raise IndexError(number)
-        shard, key = self._order.shard_of(self._first_number + number)
-        shard_start = self._order.start_of(self._first_number + number)
+        occurrence = self._first_occurrence + number
+        shard, key = self._order.shard_of(occurrence)
+        shard_start = self._order.start_of(occurrence)
         return Piece(
             shard=self._first_shard + shard,
             key=key,
@@ -299,21 +305,22 @@ class _LazyPieces(Pieces):
 
     def before(self, number: int) -> int:
         """Return the number of samples before a piece."""
+        # The first and the last piece may be parts of their occurrences.
         if number == 0:
             return 0
         if number == len(self):
             return self._stop - self._start
-        return self._order.start_of(self._first_number + number) - self._start
+        return self._order.start_of(self._first_occurrence + number) - self._start
 
     def holding(self, place: int) -> int:
         """Return the number of the piece that has the sample at a place."""
         if place >= self._stop - self._start:
             return len(self)
-        return self._order.number_at(self._start + place) - self._first_number
+        return self._order.occurrence_at(self._start + place) - self._first_occurrence
 
     def shards(self, start: int, stop: int) -> Iterator[int]:
         """Yield the shards of the pieces from number `start` to `stop`."""
-        shards = self._order.shards(self._first_number + start, self._first_number + stop)
+        shards = self._order.shards(self._first_occurrence + start, self._first_occurrence + stop)
         if not self._first_shard:
             return shards
         return (self._first_shard + shard for shard in shards)
