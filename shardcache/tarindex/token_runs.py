@@ -21,6 +21,8 @@ _MAJOR_VERSION = slice(6, 7)
 _LENGTH_START = 8
 _LENGTH_END = 10  # the length has two bytes in version 1
 _LATER_LENGTH_END = 12  # and four bytes in later versions
+# Numbers of several bytes have to be little-endian, `<`; `|` stands for numbers of one byte. In one
+# dimension, both values of `fortran_order` mean the same.
 _HEADER = re.compile(
     rb"\{'descr': '[<|]([iu])([1248])', "
     rb"'fortran_order': (?:False|True), "
@@ -77,7 +79,8 @@ def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) ->
         url: url of the shard.
     """
     if tables.faults:
-        reason = fault_of(tables, min(tables.faults))
+        first_unusable_sample = min(tables.faults)
+        reason = fault_of(tables, first_unusable_sample)
         assert reason is not None
         raise _unsupported(reason, url)
     dtype = member.dtype
@@ -86,7 +89,7 @@ def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) ->
     total = 0
     for sample, (start, end) in enumerate(member_spans(tables, member.extension)):
         first_token = start
-        if start < end:
+        if start < end:  # otherwise the sample lacks the member, or the member is empty
             key = key_of(tables, sample)
             sample_dtype = member.dtype
             if sample_dtype is None:  # a .npy file, which states its type in a header
@@ -110,9 +113,10 @@ def _token_count(size_bytes: int, dtype: str, key: str, url: str | None) -> int:
 
     Raises TokensError if the bytes are not a whole number of tokens.
     """
-    tokens, surplus = divmod(size_bytes, DTYPES[dtype])
-    if surplus:
-        reason = f"{size_bytes} bytes of tokens, which is not a multiple of {DTYPES[dtype]}"
+    token_bytes = DTYPES[dtype]
+    tokens, surplus_bytes = divmod(size_bytes, token_bytes)
+    if surplus_bytes:
+        reason = f"{size_bytes} bytes of tokens, which is not a multiple of {token_bytes}"
         raise _unsupported(f"the sample {key!r} has {reason}", url)
     return tokens
 
@@ -140,10 +144,10 @@ def _npy_values(head: bytes, start: int, end: int, key: str, url: str | None) ->
     kind = _KINDS[match[1]]
     item_bytes = int(match[2])
     count = int(match[3])
-    token_bytes = end - start - header_end
+    values_bytes = end - start - header_end
     expected_bytes = count * item_bytes
-    if token_bytes != expected_bytes:
-        reason = f"{token_bytes} bytes of tokens instead of {expected_bytes}"
+    if values_bytes != expected_bytes:
+        reason = f"{values_bytes} bytes of tokens instead of {expected_bytes}"
         raise _unsupported(f"the sample {key!r} has {reason}", url)
     return f"{kind}{8 * item_bytes}", start + header_end
 

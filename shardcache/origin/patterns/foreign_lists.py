@@ -1,7 +1,10 @@
 """Lists of shards that other programs write: the shards' urls, and numbers of samples if stated.
 
-`expansion` calls `parse` for an index file that is not in shardcache's own format. A count is a
-shard's number of samples. A split is a named part of a dataset, such as `train`.
+`expansion` calls `parse` for an index file that is not in shardcache's own format.
+
+- A count is a shard's number of samples.
+- A split is a named part of a dataset, such as `train`.
+- An index file is YAML if its name says so, and otherwise JSON, or lines of text.
 
 ==================  =====================================  =========================================
 file                written by                             content
@@ -15,8 +18,8 @@ file                written by                             content
 `NAME.list`         WeNet                                  a url or path in each line
 ==================  =====================================  =========================================
 
-Energon's files may be YAML instead of JSON. The kind of a list is determined by its content, not by
-its name.
+Energon's files may be YAML instead of JSON. Which program has written a list is determined by its
+content, not by its name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -74,16 +77,16 @@ def parse(url: str, data: bytes, split: str | None) -> NamedShards | None:
     content = _content(url, data)
     try:
         match content:
-            case {"splits": {**splits}}:
+            case {"splits": {**splits}}:  # timm's
                 return _of_timm(url, _chosen_split(url, splits, split))
-            case {"split_parts": {**parts}}:
+            case {"split_parts": {**parts}}:  # Energon's shards of each split
                 patterns = _chosen_split(url, parts, split)
                 return _of_energon(url, patterns, content.get("exclude") or ())
-            case {"shard_counts": {**counts}}:
+            case {"shard_counts": {**counts}}:  # Energon's counts
                 shards = _counted(join(url, _ROOT), [*counts], [*counts.values()])
-            case [*names] if names and all(map(_is_shards_name, names)):
+            case [*names] if names and all(map(_names_a_shard, names)):  # WeNet's
                 shards = _counted(url, names, [None] * len(names))
-            case {**counts} if counts and all(map(_is_shards_name, counts)):
+            case {**counts} if counts and all(map(_names_a_shard, counts)):  # a sizes.json
                 shards = _counted(url, [*counts], [*counts.values()])
             case _:
                 return None
@@ -127,7 +130,7 @@ def _yaml(url: str, data: bytes) -> Any:
         raise NotAnIndexError(f"not a list of shards ({exn})", url=url) from exn
 
 
-def _is_shards_name(name: object) -> bool:
+def _names_a_shard(name: object) -> bool:
     """Return whether a value of a list is a text that ends like a shard's name."""
     return isinstance(name, str) and is_shard(name)
 
@@ -166,6 +169,7 @@ def _of_energon(url: str, patterns: Any, excluded: Any) -> NamedShards:
     """Return the shards of a split in Energon's `split.json`, without the excluded shards."""
     root = join(url, _ROOT)
     left_out = set(_expanded(root, excluded))
+    # Energon may leave out a single sample, too, by a name that continues after the shard's.
     sample = next((name for name in left_out if not is_shard(name)), None)
     if sample is not None:
         raise ConfigError(
@@ -206,4 +210,5 @@ def _counted(base: str, names: Sequence[Any], counts: Sequence[Any]) -> NamedSha
 
 
 def _is_count(count: object) -> bool:
+    """Return whether a value of a list is a possible number of samples; True and False are not."""
     return type(count) is int and 0 <= count < _MAX_COUNT

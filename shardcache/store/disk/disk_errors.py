@@ -1,8 +1,12 @@
 """Translation of a disk's OSErrors into errors of the cache.
 
 Code that accesses the cache folder does so within `disk_errors`, or within `damage_errors` when it
-reads a published file. An error is an exhaustion if the process or the system lacks a resource,
-such as file descriptors; it then says nothing about the file or its disk.
+reads a published file.
+
+- A file is published once its shard has passed every check, and readers may be given it. If such a
+  file cannot be read, the shard is damaged, and can be fetched again.
+- An error is an exhaustion if the process or the system lacks a resource, such as file descriptors;
+  it then says nothing about the file or its disk.
 """
 
 import contextlib
@@ -39,6 +43,8 @@ def is_exhaustion(exn: OSError) -> bool:
 @contextlib.contextmanager
 def damage_errors(path: Path, url: str | None = None) -> Iterator[None]:
     """Translate OSErrors from reading a published file in the block, except FileNotFoundError.
+
+    A missing file may be no damage, as its shard may have been evicted: the caller decides.
 
     Args:
         path: path of the file.
