@@ -1,7 +1,9 @@
 """The cached shards and parts of objects, as users name them: listed, evicted and verified.
 
 `Cache` does this for the commands `shardcache ls`, `evict` and `verify`. Users name shards by urls,
-prefixes of urls, or patterns, and see only the urls that the rules permit them. A file of parts
+prefixes of urls, or patterns, and see only the urls that the daemon's rules (`AllowList`) permit
+them. A shard is published once it is complete, checked and in its place in the cache. To quarantine
+a damaged shard is to take it out of the cache and keep its files apart. A file of parts
 (`PartFile`) has the cached parts of one object that was read by ranges.
 """
 
@@ -25,7 +27,7 @@ from shardcache.store.part_file import PartFile
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store
 
-_AT_ONCE = 256  # number of shards looked at before other tasks get a turn, as there may be many
+_AT_ONCE = 256  # number of shards or files looked at before other tasks get a turn
 
 
 class _Verified(NamedTuple):
@@ -226,8 +228,8 @@ class Inventory:
     def _visible_under(self, prefix: str, peer: Peer) -> Callable[[str], bool]:
         """Return a predicate: may the user see this url, and is it under the prefix?"""
         visible = self._visible_to(peer)
-        ends_in_scheme = "://" not in prefix and not prefix.startswith("/")
-        if ends_in_scheme:
+        is_within_scheme = "://" not in prefix and not prefix.startswith("/")
+        if is_within_scheme:
             start = prefix  # `canonical` would take such a prefix, as "s3:", for a path
         else:
             start = canonical(prefix)

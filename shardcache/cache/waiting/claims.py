@@ -9,7 +9,8 @@ urgent it is.
 A wait (`Wait`) belongs to one caller. The wait is for the whole object, or for a range of the
 object's bytes. An object is divisible if its ranges can be fetched by themselves.
 
-Only one claim at a time inflates its shard, such as by decompressing it. Others wait behind it.
+To inflate a shard is to make the cached file from an object of another form, such as by
+decompressing it. Only one claim at a time does so, and others wait behind it.
 """
 
 import asyncio
@@ -161,7 +162,7 @@ class KeyClaim:
             next_use_s: returns when a plan next needs the shard, by the monotonic clock.
         """
         readers = [client for arrival in self._arrivals for client in arrival.readers]
-        longest = longest_wait(self.waits)
+        longest = longest_wait(self.waits)  # of readers that have nothing else to read
 
         # 1. If readers have nothing else to read, the longest wait counts. `streamed` is True if a
         #    reader reads the shard as the shard arrives: the parts should then arrive in order.
@@ -169,8 +170,8 @@ class KeyClaim:
             assert longest.idle_since_s is not None
             return Priority(
                 PriorityClass.WAITING,
-                longest.idle_since_s,
-                longest.client,
+                deadline_s=longest.idle_since_s,
+                client=longest.client,
                 streamed=bool(readers) or self._is_awaited_in_part(),
             )
 
@@ -178,11 +179,16 @@ class KeyClaim:
         #    and will wait then. Their wait counts as beginning now, so they come after the readers
         #    that wait already.
         if readers:
-            return Priority(PriorityClass.WAITING, time.monotonic(), readers[0], streamed=True)
+            return Priority(
+                PriorityClass.WAITING,
+                deadline_s=time.monotonic(),
+                client=readers[0],
+                streamed=True,
+            )
 
         # 3. If nobody waits, the time at which a plan needs the shard counts.
         most_urgent = min(transfer.requested_class for transfer in self.transfers)
-        return Priority(most_urgent, next_use_s())
+        return Priority(most_urgent, deadline_s=next_use_s())
 
     def _is_awaited_in_part(self) -> bool:
         """Return whether early access is offered, and a transfer's longest wait accepts it."""

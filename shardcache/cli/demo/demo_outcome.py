@@ -2,7 +2,7 @@
 
 A leg is the part of an epoch that one run of a job has read: a job that is stopped and resumed
 reads an epoch in two legs. Padding is samples that are repeated so that all ranks of a job get
-equally many.
+equally many. A sample is known by its key, and `dataset_keys` are the keys of all samples.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Epoch:
 
     @property
     def keys(self) -> list[str]:
-        """Keys of the samples that were read, by all ranks in all legs."""
+        """Keys of the samples that were read, by all ranks in all legs; repeated as they were."""
         return [key for leg in self.legs for rank in leg for key in rank["keys"]]
 
     @property
@@ -39,23 +39,26 @@ class Epoch:
         """For each leg, the number of steps of each rank."""
         return [[rank["steps"] for rank in leg] for leg in self.legs]
 
-    def padding(self, dataset: frozenset[str]) -> int:
-        """Return the number of samples that are repeated to give all ranks equally many."""
+    def padding(self, dataset_keys: frozenset[str]) -> int:
+        """Return the number of samples that have to be repeated to give all ranks equally many.
+
+        Only the last leg has padding, as it reads to the end of the epoch.
+        """
         *earlier_legs, last_leg = self.legs
         seen_before = sum(len(rank["keys"]) for leg in earlier_legs for rank in leg)
-        unseen = len(dataset) - seen_before
+        unseen = len(dataset_keys) - seen_before
         return -unseen % len(last_leg)  # fills up to the next multiple of the number of ranks
 
-    def wrong_samples(self, dataset: frozenset[str]) -> str:
+    def wrong_samples(self, dataset_keys: frozenset[str]) -> str:
         """Describe the errors in the samples that were read.
 
         The result is empty if each sample of the dataset was read once, and the padding twice.
         """
         seen = set(self.keys)
-        counts = {"lost": len(dataset - seen), "unknown": len(seen - dataset)}
+        counts = {"lost": len(dataset_keys - seen), "unknown": len(seen - dataset_keys)}
         problems = [f"{number} {name}" for name, number in counts.items() if number]
         repeated = len(self.keys) - len(seen)
-        padding = self.padding(dataset)
+        padding = self.padding(dataset_keys)
         if repeated != padding:
             problems.append(f"{repeated} repeated, expected {padding} as padding")
         return ", ".join(problems)
@@ -76,15 +79,15 @@ class Epoch:
                 return f"{rank['steps']} steps, but the loader's length is {rank['promised']}"
         return ""
 
-    def to_json(self, dataset: frozenset[str]) -> Json:
+    def to_json(self, dataset_keys: frozenset[str]) -> Json:
         """Return the epoch's row in the outcome; its waiting time is that of the slowest ranks."""
-        problems = [self.wrong_samples(dataset), self.wrong_steps()]
+        problems = [self.wrong_samples(dataset_keys), self.wrong_steps()]
         problem = "; ".join(each for each in problems if each)
         return {
             "job": self.job,
             "epoch": self.number,
             "samples": len(self.keys),
-            "padding": self.padding(dataset),
+            "padding": self.padding(dataset_keys),
             "legs": [{"ranks": len(steps), "steps": steps} for steps in self.steps],
             "problem": problem or None,
             "waited_s": sum(max(rank["waited_s"] for rank in leg) for leg in self.legs),
@@ -112,14 +115,14 @@ class DemoOutcome:
     """The demo's measurements and verdicts.
 
     Attributes:
-        samples: keys of the dataset's samples.
+        dataset_keys: keys of the dataset's samples.
         shards: number of the dataset's shards.
         size_bytes: size of all shards together.
         epochs: the epochs of all jobs.
         origin_bytes: number of bytes that the daemon fetched.
     """
 
-    samples: frozenset[str]
+    dataset_keys: frozenset[str]
     shards: int
     size_bytes: int
     epochs: Sequence[Epoch]
@@ -134,7 +137,9 @@ class DemoOutcome:
         `fetched_once`: the dataset was downloaded once for all jobs.
         """
         return {
-            "exactly_once": not any(epoch.wrong_samples(self.samples) for epoch in self.epochs),
+            "exactly_once": not any(
+                epoch.wrong_samples(self.dataset_keys) for epoch in self.epochs
+            ),
             "equal_steps": not any(epoch.wrong_steps() for epoch in self.epochs),
             "fetched_once": self.origin_bytes == self.size_bytes,
         }
@@ -148,7 +153,7 @@ class DemoOutcome:
         """Return one JSON object: sizes in bytes, times in seconds."""
         dataset = {
             "shards": self.shards,
-            "samples": len(self.samples),
+            "samples": len(self.dataset_keys),
             "size_bytes": self.size_bytes,
         }
         return {
@@ -156,7 +161,7 @@ class DemoOutcome:
             "checks": self.checks,
             "dataset": dataset,
             "origin_bytes": self.origin_bytes,
-            "epochs": [epoch.to_json(self.samples) for epoch in self.epochs],
+            "epochs": [epoch.to_json(self.dataset_keys) for epoch in self.epochs],
         }
 
 
@@ -178,17 +183,17 @@ def show(outcome: DemoOutcome) -> None:
     )
     table = common.make_table(*columns, numbers=("epoch", "samples", "padding", "data wait"))
     for epoch in outcome.epochs:
-        row = epoch.to_json(outcome.samples)
+        row = epoch.to_json(outcome.dataset_keys)
         # Here, each sample of the dataset counts once. The number in `row` counts repeated and
         # unknown samples, too.
-        distinct_samples = len(outcome.samples & set(epoch.keys))
+        distinct_samples = len(outcome.dataset_keys & set(epoch.keys))
         steps = ", then ".join(" | ".join(map(str, leg)) for leg in epoch.steps)
         table.add_row(
             row["job"],
             str(row["epoch"]),
             f"{distinct_samples:,}",
             str(row["padding"]),
-            verdict(epoch.wrong_samples(outcome.samples)),
+            verdict(epoch.wrong_samples(outcome.dataset_keys)),
             steps,
             verdict(epoch.wrong_steps()),
             duration(row["waited_s"]),

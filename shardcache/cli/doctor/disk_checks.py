@@ -195,7 +195,7 @@ def space(context: Context) -> Finding:
         cause = "free space is below --min-free, so nothing is fetched"
         remedy = f"{show_largest}   # remove unneeded files, or lower --min-free"
         return failed(found, cause, remedy, **figures)
-    has_inode_limit = filesystem_status.f_files > 0
+    has_inode_limit = filesystem_status.f_files > 0  # 0 if inodes are made as needed
     if has_inode_limit and not filesystem_status.f_favail:
         remedy = "mkfs.ext4 -i 65536 DEVICE   # reformat, or remove files"
         return failed(found, "no inode is free", remedy, **figures)

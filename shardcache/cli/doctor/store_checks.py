@@ -1,10 +1,12 @@
 """Checks of the object stores for `shardcache doctor`, by requests from this process.
 
-`runner` calls `probe`. A store is checked in three steps: its credentials, the time to the first
-byte of one shard, and the rate of a longer read. If the caller may read the environment of the
-running daemon, the daemon's variables about stores and credentials are used in place of the
-caller's. A finding is one line of the doctor's report; its name is the check's, such as
-"origin.reach".
+`runner` calls `probe`. A store is named by the beginning of its urls, such as "s3://bucket". It is
+checked in three steps: its credentials, the time to the first byte of one shard, and the rate of a
+longer read. If the caller may read the environment of the running daemon, the daemon's variables
+about stores and credentials are used in place of the caller's.
+
+An [[origin]] table of the config file has options for the urls that begin with its `match`. A
+finding is one line of the doctor's report; its name is the check's, such as "origin.reach".
 """
 
 import asyncio
@@ -76,6 +78,7 @@ async def probe(context: Context) -> list[Finding]:
         finally:
             await stores.close()
     return findings or [
+        # There were no urls: each url has a finding at least.
         skipped("nothing to probe: no url given, nothing cached, no [[origin]] table; add a URL"),
     ]
 
@@ -108,7 +111,7 @@ def _one_url_per_store(context: Context, settings: Settings) -> list[str]:
     A cached shard's url is used if the store has a cached shard, and otherwise a url from the
     table.
     """
-    urls = {}
+    urls = {}  # by store
     for table in settings.origin:
         listable = _listable_url(table.match)
         if listable:
@@ -178,6 +181,7 @@ class _Stores:
             self._allow.check(url, self._peer)
             if protocol_of(url) in STORES:
                 check = "origin.credentials"
+                # The source of the credentials, in words; empty if it is unknown.
                 source = await self._origins.origin(url).obtain_credentials(url)
                 if source:
                     findings.append(ok(f"{source} ({self._owner})").named(check))
@@ -218,7 +222,10 @@ class _Stores:
 
 
 async def _reach(origin: Origin, obj: RemoteObject) -> Finding:
-    """Measure the time to the first byte of an existing object."""
+    """Measure the time to the first byte of an existing object.
+
+    Raises OriginUnavailableError if no byte arrives, and the errors of reading.
+    """
     timing = await _read_beginning(origin, obj)
     if obj.size_bytes and not timing.done_bytes:
         raise OriginUnavailableError(
@@ -226,7 +233,8 @@ async def _reach(origin: Origin, obj: RemoteObject) -> Finding:
             url=obj.url,
         )
     if obj.ranges:
-        # The time is measured a second time, since the first request had to connect.
+        # The time is measured a second time, since the first request had to connect. Without range
+        # requests, this would read the whole object again.
         timing = await _read_beginning(origin, obj)
     first_byte_s = timing.first_byte_s
     found = (
@@ -343,7 +351,7 @@ async def _read(
     async def fetch_parts() -> None:
         for start in starts:
             part = Parts(
-                path=os.devnull,
+                path=os.devnull,  # the bytes are discarded
                 journal_path=None,
                 part_bytes=step,
                 start=start,

@@ -82,8 +82,8 @@ class Acceptor:
             try:
                 connection, _ = sock.accept()
             except (BlockingIOError, ConnectionError):
-                return
-            except OSError as exn:
+                return  # none is waiting, or the next one has gone
+            except OSError as exn:  # most likely, there is no free descriptor
                 self._log("cannot accept connections; pausing", cause=exn.strerror)
                 self._pause(sock)
                 return
@@ -102,7 +102,7 @@ class Acceptor:
     def _admit(self, connection: socket.socket) -> None:
         """Serve a new connection in a task, or refuse it."""
         connection.setblocking(False)
-        uid = None
+        uid = None  # the users of TCP are not known
         if connection.family == socket.AF_UNIX:
             _, uid, _ = peer_ids(connection)
 
@@ -124,6 +124,7 @@ class Acceptor:
         """Return the reason to refuse a user's new connection; None if there is none."""
         if self.connections.total() >= limits.connections:
             return f"the daemon has {limits.connections} connections, its maximum"
+        # The users of TCP, root and the daemon's own user have no limit of their own.
         has_own_limit = uid not in (None, 0, os.getuid())
         if has_own_limit and self.connections[uid] >= limits.per_user:
             number = limits.per_user
@@ -170,7 +171,7 @@ class _LimitedProtocol(asyncio.Protocol):
         self._limits = limits
         self._on_end = on_end
         self._timer: asyncio.TimerHandle | None = None  # None until the connection is made
-        self._stall: StallTimer | None = None
+        self._stall: StallTimer | None = None  # None without `stall_s`
         self._tail = b""  # the last bytes received, while the first request's head is incomplete
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
