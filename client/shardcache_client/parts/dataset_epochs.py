@@ -5,7 +5,9 @@ a number, a rank's batches are found by their numbers (`SampleRun`). Where sampl
 as they are filtered, uncounted or regrouped by a stage, a reader goes through its share one sample
 after another (`StageRun`).
 
-A deal divides the samples or the shards of an epoch among the readers. A state is a saved position.
+A reader is a rank, or one of its workers in a plain DataLoader. A deal divides the samples or the
+shards of an epoch among the readers. Samples are counted if the number of samples of every shard is
+known. A stage regroups samples, such as by packing several into one. A state is a saved position.
 """
 
 from __future__ import annotations
@@ -65,9 +67,9 @@ class DatasetEpochs:
         samples = self._parts.samples
         group = self._parts.group
 
-        # 1. No other rank can have other counts: whole shards are dealt, all ranks must have all
-        # counts, or there is no other rank. A mixture needs all counts, and only a mixture's deal
-        # depends on the number of ranks.
+        # 1. This rank's own deal serves if other ranks cannot have another deal by other counts:
+        #    whole shards are dealt, every rank must have all counts, or there is no other rank.
+        #    `for_ranks` is called only here: it matters only to mixtures, which need all counts.
         is_selection = samples.manifest.choices is not None
         needs_counts = samples.deal_options.needs_counts or is_selection
         if not samples.deal.counted or needs_counts or group.alone:
@@ -97,6 +99,7 @@ class DatasetEpochs:
 
         Raises TypeError while it is unknown.
         """
+        # First, as this raises ConfigError if ranks cannot have equal parts of a global batch.
         samples = self.deal.rank_size(self._parts.group.topology())
         if self._parts.stage is not None:
             raise TypeError(
@@ -140,7 +143,7 @@ class DatasetEpochs:
                 "with a filter, global batches would depend on the number of workers",
                 remedy="omit global_batch_size; or filter when shards are written",
             )
-        is_made_equal = parts.stage is not None
+        is_made_equal = parts.stage is not None  # a stage gives ranks equally many items
         needs_equal = topology.world_size > 1 and parts.samples.deal_options.even is not None
         if needs_equal and not is_made_equal:
             raise ConfigError(
@@ -160,6 +163,7 @@ class DatasetEpochs:
         saved = states[0]
         if isinstance(samples.deal_options, MixtureOptions):
             return self._states_of_mixture(states, samples.deal_options)
+        # A dataset has one identifier if its samples are counted, and another if they are not.
         if saved.dataset != samples.identifiers.get(saved.counted):
             raise ConfigError(
                 "the state is from another dataset, or the numbers of samples in its shards have "
@@ -208,13 +212,15 @@ class DatasetEpochs:
         if self.is_numbered(states):
             return self._sample_run(epoch, topology, states)
         form = self.staged_form(states)
+        # Nothing may be left for any reader, or for this one alone.
+        is_over = are_over(states) or staged_state.has_reader_ended(states, topology)
         return StageRun(
             self.reading(topology, form.deal),
             form,
             resume=self.resume(epoch, topology, states, form.deal),
             reader=topology,
             quota=self.quota(topology, form.deal),
-            is_over=are_over(states) or staged_state.has_reader_ended(states, topology),
+            is_over=is_over,
         )
 
     def reading(self, topology: Topology, deal: Deal) -> Reading:

@@ -3,6 +3,9 @@
 A list may have millions of shards. In columns (one of urls, one of versions and so on), it takes
 little memory, has no objects that the garbage collector scans, and makes a short message. A packed
 list is its columns as compressed bytes. A fingerprint is a hash that identifies a list.
+
+`ShardColumns` are columns of Python values, in which a list is read and made. `Shards` is the list
+itself, whose columns are arrays.
 """
 
 import struct
@@ -178,6 +181,7 @@ class Shards(Sequence[ShardRef]):
 
     def pieces(self) -> Iterator["Shards"]:
         """Yield the list in pieces, each small enough for a request."""
+        # An empty list has one piece, which is empty.
         for first in range(0, max(1, len(self)), _PIECE_SHARDS):
             span = slice(first, first + _PIECE_SHARDS)
             yield Shards(
@@ -206,6 +210,7 @@ class Shards(Sequence[ShardRef]):
             samples = array("q", unpacker.take(8 * count))
             tokens = array("q", unpacker.take(8 * count))
             for column in (sizes, samples, tokens):
+                # -1 stands for a number that is not known.
                 if not column or len(column) != count or min(column) < -1:
                     raise ValueError("it is empty or cut off, or has negative numbers")
         except (ValueError, struct.error, zlib.error) as exn:

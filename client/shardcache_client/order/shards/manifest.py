@@ -5,7 +5,8 @@ number is its index in the manifest, and a shard is counted if the number of its
 
 A joined shard has further members for the same samples, by the same keys: it is read together with
 another shard. The joined shards of one url pattern are a column. A choice is the samples of a shard
-that belong to the dataset if the user has selected some.
+that belong to the dataset if the user has selected some. `Shards` has -1 for numbers that are not
+known.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -103,7 +104,8 @@ class Manifest(Sequence[ShardRef]):
         # The fingerprint is computed here once, so that the workers that are forked from this
         # process need not compute it each.
         _ = shards.fingerprint
-        # Number of shards whose number of samples is known to this daemon alone.
+        # Number of shards whose number of samples is known to this daemon alone. A daemon that does
+        # not say it may have such shards.
         counts_of_node = answer.get("remembered", 1)
         return cls(
             shards,
@@ -169,6 +171,7 @@ class Manifest(Sequence[ShardRef]):
         """
         tokens = self.shards.tokens
         samples = self.shards.samples
+        # Both are counted together, so the message is about tokens in either case.
         uncounted = tokens if -1 in tokens else samples
         if -1 in uncounted:
             raise ConfigError(
@@ -178,6 +181,7 @@ class Manifest(Sequence[ShardRef]):
                 "(or --tokens tok:uint16 for plain arrays), and use index.json as the url",
             )
         shards = self.shards.with_samples(map(count, tokens, samples))
+        # The daemon knows only the list with the shards' own numbers of samples.
         return replace(self, shards=shards, lists=(self.fingerprint,))
 
     @cached_property
@@ -229,6 +233,7 @@ class Manifest(Sequence[ShardRef]):
         joined = [shards for prefix, shards in beside if extension.startswith(prefix)]
         if not joined:
             return url
+        # Several prefixes may fit, such as "a." and "a.b."; the last column's is taken.
         return " or ".join(self.planned[number].url for number in joined[-1])
 
     @cached_property
