@@ -42,8 +42,8 @@ class Divisible(ABC):
         """Return a dataset of the samples with these numbers, such as `range(1000)`; see `select`.
 
         Samples are numbered in the order of `urls`, as by `indexed`. The subset has each sample
-        once, whatever the order of `numbers`: it is read in the order of `urls`, or shuffled if the
-        dataset shuffles. Needs no table.
+        once, also if `numbers` repeats it. They are read in the order of `urls`, or shuffled if the
+        dataset shuffles, whatever the order of `numbers`. Needs no table.
 
         Raises ConfigError if the samples are not counted, or `numbers` is empty; IndexError for a
         number out of range.

@@ -4,8 +4,8 @@
 the context that started it exits. A command is a list of a Python module, which is run as by
 `python -m`, and its arguments. A job is a training job; each of its ranks is a process.
 
-Modules that take long to import, such as asyncio, are imported in functions: `shardcache --help`
-imports this module, too, and starts sooner so.
+Modules that take long to import, such as asyncio, are imported in functions. `shardcache --help`
+also imports this module, and so starts sooner.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 RANKS = 2
 """Number of ranks of a training job."""
 
-_EPOCHS = 2
+_EPOCHS = 2  # number of epochs that each job reads
 _SHARD_SIZE = "150kB"
 _BUCKET = "shapes"
 _CONFIG = """
@@ -43,7 +43,7 @@ endpoint_url = "{endpoint}"
 region = "us-east-1"
 storage_options = {{ key = "demo", secret = "demo" }}
 """
-# Variables of every process.
+# Variables of every process of the node.
 _ENV = {
     # The credentials of the demo's store are in `_CONFIG`. The user's own are not looked up.
     "AWS_CONFIG_FILE": os.devnull,
@@ -91,6 +91,7 @@ class DemoNode:
         # The demo's config file is used in place of the machine's own.
         self._config = folder / "shardcache.toml"
         self._config.write_text(_CONFIG.format(endpoint=endpoint))
+        # The user's options and credentials do not apply to the demo.
         inherited = {
             name: value
             for name, value in os.environ.items()
