@@ -185,7 +185,7 @@ class MixedPlaces(Places):
         draws = [iter(part) for part in parts]
         order = mix.interleaved(number, [len(part) for part in parts])
         samples = [(shards[part], next(draws[part])) for part in order]
-        return _Step(mix.enters(number), samples)
+        return _Step(mix.samples_before(number), samples)
 
     def _numbers_of(self, number: int) -> Sequence[int]:
         """Return the numbers in the tar of a piece's samples, in order."""

@@ -1,8 +1,9 @@
 """Turns of lanes: to which of several sequences each place of their interleaving belongs. Pure.
 
-A lane is one of several sequences of samples that are read as one: a source of a mixture, or a span
-of an epoch. A place is the number of a sample in the combined sequence, from 0. A turn is one place
-of a lane, or several in a row.
+- A lane is one of several sequences of samples that are read as one: a source of a mixture, or a
+  span of an epoch, which is a run of its consecutive samples.
+- A place is the number of a sample in the combined sequence, from 0.
+- Turns are the numbers of the lanes that the places belong to, one for each place.
 
 Each class here answers three questions: `lane` tells which lane has a place, `before` how many
 places each lane has before a place, and `place` at which place a lane has its nth sample. With the
@@ -30,32 +31,35 @@ class _Split:
     Attributes:
         first: the split of the first group, or the number of its only lane.
         second: the split of the second group, or the number of its only lane.
-        share: number of places of the first group, at least 1; the second group has the rest.
-        samples: number of places of both groups together.
+        first_places: number of places of the first group, at least 1; the second group has the
+            others, at least 1.
+        places: number of places of both groups together.
     """
 
     first: "_Split | int"
     second: "_Split | int"
-    share: int
-    samples: int
+    first_places: int
+    places: int
 
     def before(self, place: int) -> int:
         """Return the number of the first group's places before a place."""
-        # This is share * place / samples, rounded to the nearest whole number.
-        return (2 * self.share * place + self.samples) // (2 * self.samples)
+        # This is first_places * place / places, rounded to the nearest whole number.
+        return (2 * self.first_places * place + self.places) // (2 * self.places)
 
     def place(self, number: int, *, of_first: bool) -> int:
-        """Return the place of a group's turn, by the turn's number from 0.
+        """Return the place of the split that is the nth place of one group.
 
         Args:
-            number: number of the turn among the group's turns.
+            number: n, from 0.
             of_first: True for the first group, False for the second.
         """
-        # This is the inverse of `before`: the place after which the group has `number + 1` places.
-        # For the first group, the division is rounded up.
+        # A group gets its nth place when its exact number of places comes to n + 1/2, which is
+        # after `halves / (2 * places of the group)` places. As `before` rounds a half up, the first
+        # group has the place that reaches this number, and the second the place that exceeds it.
+        halves = (2 * number + 1) * self.places
         if of_first:
-            return -((2 * number + 1) * self.samples // (-2 * self.share)) - 1
-        return (2 * number + 1) * self.samples // (2 * (self.samples - self.share))
+            return -(-halves // (2 * self.first_places)) - 1
+        return halves // (2 * (self.places - self.first_places))
 
 
 _Path: TypeAlias = list[tuple[_Split, bool]]
@@ -77,10 +81,8 @@ class Proportions:
 
     Rounding moves a lane by at most half a place at each split, and each further split scales down
     the error of the splits above it. The heavier side of a split is a single lane or has at most
-    two thirds of the places. (If the heaviest lane has less than a third, a cut lies within a sixth
-    of the middle. If it has a third to a half, the cut after it leaves less than two thirds. If it
-    has more, the rest is less than half.) So a group's error is below 1/2 · (1 + 2/3 + 4/9 + …) =
-    3/2, and a lane's error is below 2. With two lanes it is at most 1/2.
+    two thirds of the places, as `_split` shows. So a group's error is below 1/2 · (1 + 2/3 + 4/9 +
+    …) = 3/2, and a lane's error is below 2. With two lanes it is at most 1/2.
 
     Attributes:
         samples: number of samples of each lane. The same turns repeat after all of them.
@@ -100,25 +102,30 @@ class Proportions:
             return lanes[0]
         *firsts, total = accumulate(self.samples[lane] for lane in lanes)
         # The first group ends with the lane of index `cut`: both groups are as equal as possible.
+        # So a group of several lanes has at most two thirds of all places:
+        # 1. If the heaviest lane has less than a third, some cut lies within a sixth of the middle.
+        # 2. If it has a third to a half, the cut after it leaves at most two thirds.
+        # 3. If it has more than a half, it is the first group, and less than half is left.
         cut = min(range(len(firsts)), key=lambda at: abs(2 * firsts[at] - total))
         return _Split(
             first=self._split(lanes[: cut + 1]),
             second=self._split(lanes[cut + 1 :]),
-            share=firsts[cut],
-            samples=total,
+            first_places=firsts[cut],
+            places=total,
         )
 
     def lane(self, place: int) -> int:
         """Return the number of the lane that a place belongs to."""
         node = self._root
         while isinstance(node, _Split):
-            firsts = node.before(place)
-            if node.before(place + 1) > firsts:
+            of_first = node.before(place)
+            # The place is the first group's if that group has one place more after it.
+            if node.before(place + 1) > of_first:
                 node = node.first
-                place = firsts
+                place = of_first
             else:
                 node = node.second
-                place -= firsts
+                place -= of_first
         return node
 
     def before(self, place: int) -> Sequence[int]:
@@ -128,14 +135,14 @@ class Proportions:
         while groups:
             node, places = groups.pop()
             if isinstance(node, _Split):
-                firsts = node.before(places)
-                groups += [(node.first, firsts), (node.second, places - firsts)]
+                of_first = node.before(places)
+                groups += [(node.first, of_first), (node.second, places - of_first)]
             else:
                 counts[node] = places
         return counts
 
     def place(self, lane: int, number: int) -> int:
-        """Return the place at which a lane has its turn of this number, counted from 0."""
+        """Return the place at which a lane has its sample of this number, counted from 0."""
         for split, of_first in self._paths[lane]:
             number = split.place(number, of_first=of_first)
         return number
@@ -159,7 +166,7 @@ class Proportions:
 
 @dataclass(frozen=True, slots=True)
 class BlockTurns:
-    """Turns of lanes that each take a fixed number of places at a time.
+    """Turns of lanes that each take a fixed number of places at a time, in endless cycles.
 
     With the widths 2 and 3, the places belong to the lanes 0 0 1 1 1 0 0 1 1 1.
 
@@ -171,32 +178,36 @@ class BlockTurns:
 
     def lane(self, place: int) -> int:
         """Return the lane that a place belongs to."""
-        nth = place % sum(self.widths)
-        return next(lane for lane, end in enumerate(accumulate(self.widths)) if nth < end)
+        place_in_cycle = place % sum(self.widths)
+        ends = accumulate(self.widths)
+        return next(lane for lane, end in enumerate(ends) if place_in_cycle < end)
 
     def before(self, place: int) -> Sequence[int]:
         """Return the number of each lane's places before a place."""
-        turn, nth = divmod(place, sum(self.widths))
-        starts = accumulate(self.widths[:-1], initial=0)
-        each = zip(starts, self.widths, strict=True)
-        return [turn * width + min(max(0, nth - start), width) for start, width in each]
+        cycles, place_in_cycle = divmod(place, sum(self.widths))
+        counts = []
+        start = 0
+        for width in self.widths:
+            in_cycle = min(max(0, place_in_cycle - start), width)
+            counts.append(cycles * width + in_cycle)
+            start += width
+        return counts
 
     def place(self, lane: int, number: int) -> int:
-        """Return the place at which a lane has its turn of this number, counted from 0."""
-        turn, nth = divmod(number, self.widths[lane])
-        return turn * sum(self.widths) + sum(self.widths[:lane]) + nth
+        """Return the place at which a lane has its sample of this number, counted from 0."""
+        cycles, nth = divmod(number, self.widths[lane])
+        return cycles * sum(self.widths) + sum(self.widths[:lane]) + nth
 
 
 @dataclass(frozen=True)
 class Rotated:
-    """Turns in spans of `length` places, each of which begins at a different turn of its own.
+    """Turns that are cut into spans of `length` places, each rotated by a distance of its own.
 
-    A span has the turns of its places, but it begins with a later turn, and has the turns before
-    that one at its end. Lanes with 8 and 4 samples have the turns 0 1 0 0, 1 0 0 1 and 0 0 1 0 in
-    spans of 4. Rotated, the spans have 0 1 0 0, 0 1 1 0 and 0 0 1 0.
+    Lanes with 8 and 4 samples have the turns 0 1 0 0, 1 0 0 1 and 0 0 1 0 in spans of 4. Rotated by
+    0, 2 and 0, the spans have 0 1 0 0, 0 1 1 0 and 0 0 1 0.
 
     So spans that are read side by side have different lanes at most times, even if the turns repeat
-    a pattern. The beginnings are spread by the golden section, which fits no such pattern.
+    a pattern. The distances are spread by the golden section, which fits no such pattern.
 
     Attributes:
         turns: the turns before the rotation.
@@ -207,9 +218,10 @@ class Rotated:
     length: int
 
     def _span(self, place: int) -> tuple[int, int, int]:
-        """Return the beginning of a place's span, the turn it begins with, and the place's number.
+        """Return the span of a place, as `begin`, `first` and `number`.
 
-        The number is that of the place in its span, from 0.
+        `begin` is the first place of the span, `first` the place of `turns` whose turn comes first
+        in the rotated span, and `number` the place's own number in its span, from 0.
         """
         span, number = divmod(place, self.length)
         begin = span * self.length
@@ -226,7 +238,7 @@ class Rotated:
         begin, first, number = self._span(place)
         end = begin + self.length
         # Before the place come all turns of earlier spans, then the turns of this span from `first`
-        # to its end, and then the turns from its beginning.
+        # to its end, and then those from its beginning. All three are runs of places of `turns`.
         runs = [
             (0, begin),
             (first, min(first + number, end)),
@@ -239,30 +251,32 @@ class Rotated:
         return counts
 
     def place(self, lane: int, number: int) -> int:
-        """Return the place at which a lane has its turn of this number, counted from 0."""
+        """Return the place at which a lane has its sample of this number, counted from 0."""
+        # Rotation moves turns within their spans: the sample's span is the same without it.
         begin, first, _ = self._span(self.turns.place(lane, number))
         end = begin + self.length
         at_begin = self.turns.before(begin)[lane]
         at_first = self.turns.before(first)[lane]
         at_end = self.turns.before(end)[lane]
 
-        # The span has the turns from `first` to its end, and then the turns before `first`.
+        # The span has the turns from `first` to its end, which move to its beginning, and then the
+        # turns before `first`, which move behind them.
         nth = number - at_begin
         before_wrap = at_end - at_first
         if nth < before_wrap:
-            return begin + self.turns.place(lane, at_first + nth) - first
-        return end - first + self.turns.place(lane, at_begin + nth - before_wrap)
+            unrotated = self.turns.place(lane, at_first + nth)
+            return unrotated - (first - begin)
+        unrotated = self.turns.place(lane, at_begin + nth - before_wrap)
+        return unrotated + (end - first)
 
 
 @dataclass(frozen=True)
 class Widened:
-    """Turns that are each `width` places wide.
-
-    The turns 0 1 0 with a width of 2 give the places to the lanes 0 0 1 1 0 0.
+    """Other turns, each repeated `width` times: 0 1 0 with a width of 2 becomes 0 0 1 1 0 0.
 
     Attributes:
-        turns: turns of one place each.
-        width: number of places into which each of these turns is widened.
+        turns: the other turns.
+        width: number of places in a row for each of them.
     """
 
     turns: Proportions | Rotated
@@ -287,4 +301,4 @@ class Widened:
 
 
 Turns: TypeAlias = Proportions | BlockTurns | Rotated | Widened
-"""A sequence of places, each of which belongs to one of several lanes."""
+"""The lanes that the places of a combined sequence belong to."""

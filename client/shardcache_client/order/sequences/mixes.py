@@ -1,6 +1,6 @@
-"""Mixed orders of the samples of several shards, in which shards enter and leave one by one. Pure.
+"""Mixed orders of the samples of several shards, of which a reader holds a few at a time. Pure.
 
-- A piece is the samples of one shard that a reader reads in one round.
+- A piece is the samples of one shard that a reader reads in one pass over the dataset.
 - A mix is an order of the samples of several pieces, in which samples of `window` pieces alternate.
 - A place is the number of a sample in such an order, from 0.
 
@@ -18,8 +18,8 @@ that resumes at place 7 computes step 2 alone, which needs pieces 1 and 2, and s
 sample.
 
 The first sample of a mix needs only the first shard. A reader knows in advance when it needs each
-shard, it never holds more than `window` shards, and no sample waits in a buffer. Neighbours in a
-shard end up a third of a window's samples apart on average, in either order. Any step can be
+shard, it never holds more than `window` shards, and no sample waits in a buffer. Samples that are
+next to each other in a shard are a third of a window's samples apart on average. Any step can be
 computed from the sizes of the pieces in it, so reading can start anywhere without delay.
 
 (MosaicML's py1e shifts each sample by a random distance and sorts. Steps are the same idea with
@@ -70,7 +70,7 @@ class Mix:
         Args:
             piece: number of the piece.
             step: number of the step.
-            numbers: the numbers in the tar of all samples of the piece, in its own order.
+            numbers: the numbers in the tar of all samples of the piece, in the piece's order.
         """
         start, stop = self._part_range(len(numbers), step - piece)
         return numbers[start:stop]
@@ -85,10 +85,9 @@ class Mix:
         by_piece = [nth for nth, size in enumerate(sizes) for _ in range(size)]
         if len(sizes) <= 1:
             return by_piece
-        # The key of a step's random order is that of the piece which enters in the step. No piece
-        # enters in the steps after the last piece's own: their key is that of the last piece with a
-        # number. The first such step has number 0, so its key is the same as that of the step
-        # before it. This must stay, since saved states rely on the order.
+        # A step's random order has the key of the piece that enters in it. After the last piece has
+        # entered, steps have that piece's key and a number from 0, `beyond`. So the first of them
+        # has the same key as the step before it: saved states rely on this.
         entering = self.pieces[min(step, len(self.pieces) - 1)]
         beyond = max(0, step - len(self.pieces))
         key = f"{entering.order_key}:{entering.start}+{beyond}"
@@ -116,47 +115,51 @@ class Mix:
         return Segment(self, start, stop)
 
     def find(self, place: int) -> tuple[int, int]:
-        """Return the step that contains a place of the whole order, and the place's index in it."""
-        # In file order, the place would belong to the piece `entry`. In the mixed order, the place
-        # is in one of the steps of this piece:
+        """Return the step that contains a place of the whole order, and the place's index in it.
+
+        For the place after the last, this is the step after the last and index 0.
+        """
+        # In file order, the place would belong to `piece`. In the mixed order, the place is in one
+        # of the steps of this piece:
         # 1. Before the piece's first step, only samples of earlier pieces have come. They are at
         #    most `place` samples.
         # 2. By the end of the piece's last step, all samples of the piece and of all earlier
         #    pieces have come. They are more than `place` samples.
-        entry = self.pieces.holding(place)
-        steps = range(min(self._steps_of_piece, self.steps - entry))
-        nth_step = bisect_right(steps, place, key=lambda nth: self._samples_through(entry + nth))
-        step = entry + nth_step
-        return step, place - self._samples_before(step)
+        piece = self.pieces.number_at(place)
+        steps = range(piece, min(piece + self._steps_of_piece, self.steps))
+        step = piece + bisect_right(steps, place, key=self._samples_through)
+        return step, place - self.samples_before(step)
 
     def enters(self, piece: int) -> int:
         """Return the first place at which the reader holds a piece's shard."""
-        return self._samples_before(piece)
+        return self.samples_before(piece)  # it enters in the step of its own number
 
     def leaves(self, piece: int) -> int:
         """Return the first place at which the reader no longer holds a piece's shard."""
-        return self._samples_before(min(piece + self._steps_of_piece, self.steps))
+        return self.samples_before(piece + self._steps_of_piece)
 
-    def _samples_before(self, step: int) -> int:
+    def samples_before(self, step: int) -> int:
         """Return the number of samples in all steps before this one."""
         return self._samples_through(step - 1) if step else 0
 
     def _samples_through(self, step: int) -> int:
         """Return the number of samples up to the end of a step."""
         # Pieces before the first one of this step have given all of their samples. Pieces of this
-        # step have given their parts up to this step.
+        # step have given their parts up to this step, but hold back those of later steps.
         pieces = self.pieces_at(step)
         starts = [self.pieces.before(piece) for piece in range(pieces.start, pieces.stop + 1)]
         samples = starts[0]
         for piece, (start, stop) in zip(pieces, pairwise(starts), strict=True):
-            _, samples_of_piece = self._part_range(stop - start, step - piece)
-            samples += samples_of_piece
+            _, given = self._part_range(stop - start, step - piece)
+            samples += given
         return samples
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A range of a mix's order, which may begin and end within steps. The samples are counted.
+    """A range of a mix's order, which may begin and end within steps.
+
+    The number of samples of every piece must be known.
 
     Attributes:
         mix: the whole order.

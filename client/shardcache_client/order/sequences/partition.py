@@ -2,18 +2,18 @@
 
 `dealing` calls it to find each reader's share, and `sources.courses` to find what ranks have left.
 
-- A span is the consecutive samples of the epoch that one rank reads.
+- A span is the consecutive samples of the epoch that belong to one rank.
 - A phase is a part of an epoch that was read by the same ranks. Another phase begins when the job
   resumes with another number of ranks.
-- The rest is the samples that no phase has read.
+- A rank has passed the samples that it has yielded or skipped.
+- The rest is the samples that no phase has passed.
 
 Every sample belongs to one rank, and the numbers of samples of two ranks differ by one at most. Of
 10 samples, three ranks own 0 to 2, 3 to 5 and 6 to 9. If all ranks are to read equally many, the
 ranks that own fewer read their last sample twice ("pad": 2 and 5 come again), or the ranks that own
-more leave out their last sample ("drop": 9 is left out). Either happens at the very end of a rank's
-span, in its last batch. Ranks that have taken equally many batches have padded or dropped nothing
-until they reach this batch. So however often the rest of an epoch is divided again, only the last
-division pads or drops, at most `world_size - 1` samples.
+more leave out their last sample ("drop": 9 is left out). Either happens in the last batch of a
+rank. A job that resumes before this batch divides the rest again. So however often an epoch is
+divided, only the last division pads or drops, at most `world_size - 1` samples.
 
 When a job resumes with other ranks, the rests of the spans are concatenated and divided again. If
 two ranks have each read 2 of their 5 samples, the 6 others are divided: three ranks then read
@@ -21,8 +21,8 @@ samples 2 and 3 of the first span; 4 of the first and 2 of the second; 3 and 4 o
 phase is fully described by how it was divided and how far each rank came. An epoch may have any
 number of phases.
 
-Where samples are not counted, the workers of a plain DataLoader read independently of each other.
-The epoch is then divided among the workers as it is among ranks otherwise.
+A reader is a rank here. Where the shards' numbers of samples are unknown, the workers of a plain
+DataLoader read independently of each other: then each worker is a reader, as a rank is otherwise.
 """
 
 from bisect import bisect_right
@@ -69,17 +69,17 @@ class Partition:
         return start, stop
 
     def spans(self, samples: int, rank: int) -> list[tuple[int, int]]:
-        """Return start and stop of the two spans that a rank reads; either may be empty.
+        """Return start and stop of what a rank reads: of its own samples, and of its padding.
 
-        The first has the rank's own samples. The second has its last sample again, as padding.
+        Either may be empty. The padding is the rank's last sample again.
         """
         start, stop = self.owned_span(samples, rank)
         size = self.size(samples, rank)
-        missing = max(0, size - (stop - start))
+        padding = max(0, size - (stop - start))
         # A rank that owns no samples is padded with the sample before its span. There is none
         # before the first rank's span, which is padded with the last sample of the sequence.
         last = (stop - 1) % max(1, samples)
-        return [(start, min(stop, start + size)), (last, last + missing)]
+        return [(start, min(stop, start + size)), (last, last + padding)]
 
     def batches(self, samples: int, rank: int, *, drop_last: bool = False) -> int:
         """Return the number of batches that a rank makes of a sequence of `samples`.
@@ -169,6 +169,8 @@ def _unread(rest: "Rest", phase: Phase) -> Iterator[Stretch]:
 def _gaps(start: int, stop: int, passed: int) -> Iterator[tuple[int, int]]:
     """Yield start and stop of each run of places, from `start` to `stop`, that are not passed yet.
 
+    A run is empty if its start is not below its stop.
+
     Args:
         start: the first place.
         stop: the place after the last.
@@ -196,12 +198,13 @@ class Rest:
     """The samples that are left of an epoch, numbered from 0: stretches, one after another.
 
     Args:
-        parts: the stretches; empty ones are left out.
+        stretches: the stretches; empty ones are left out.
     """
 
-    def __init__(self, parts: Iterable[Stretch]) -> None:
-        self._parts = [(reader, start, stop) for reader, start, stop in parts if start < stop]
-        self._ends = list(accumulate(stop - start for _, start, stop in self._parts))
+    def __init__(self, stretches: Iterable[Stretch]) -> None:
+        self._stretches = [stretch for stretch in stretches if stretch[1] < stretch[2]]
+        # Number of samples up to the end of each stretch.
+        self._ends = list(accumulate(stop - start for _, start, stop in self._stretches))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -210,9 +213,9 @@ class Rest:
         """Yield the stretches from number `start` to `stop` of the rest, cut to these."""
         while start < stop:
             at = bisect_right(self._ends, start)
-            reader, _, part_stop = self._parts[at]
+            reader, _, stretch_stop = self._stretches[at]
             end = min(stop, self._ends[at])
             # Added to a number in the rest, this gives the number in the reader's span.
-            to_span = part_stop - self._ends[at]
+            to_span = stretch_stop - self._ends[at]
             yield reader, start + to_span, end + to_span
             start = end

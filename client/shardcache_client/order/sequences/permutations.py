@@ -1,7 +1,8 @@
 """The orders in which a shuffle puts shards and samples: permutations determined by keys. Pure.
 
 A permutation depends on its key alone: it is the same for every machine, Python version and hash
-seed. A round is one pass over all shards of a dataset; `rounds` has their order.
+seed. A round is one pass over all shards of a dataset; `rounds` has their order. A dataset is
+counted if the number of samples of each shard is known before it is read.
 """
 
 import hashlib
@@ -85,10 +86,11 @@ def _permutation_by_numpy(size: int, source: random.Random) -> "array[int]":
     place_bits = (size - 1).bit_length()
     dropped_bits = max(0, 53 + place_bits - 64)
     places = np.arange(size, dtype=np.uint64)
-    keyed = np.sort(draws >> dropped_bits << place_bits | places)
+    keyed = np.sort(((draws >> dropped_bits) << place_bits) | places)
     are_distinct = (np.diff(keyed >> place_bits) > 0).all()
     if are_distinct:
-        order = keyed & (1 << place_bits) - 1
+        all_place_bits = (1 << place_bits) - 1
+        order = keyed & all_place_bits
     else:
         order = draws.argsort(kind="stable")
     return array("I", order.astype(np.uint32).tobytes())
@@ -100,7 +102,7 @@ def round_key(shuffle: Shuffle | None, *numbers: int) -> str:
     Args:
         shuffle: None if nothing is permuted.
         numbers: identify the round. Counted datasets use one number, that of the round. Uncounted
-            ones use two: the epoch, and the share within the epoch.
+            ones use two: the epoch, and the share; see `ShardDeal.mix`.
     """
     seed = 0 if shuffle is None else shuffle.seed
     return "/".join(map(str, (seed, *numbers)))

@@ -35,8 +35,8 @@ from shardcache_client.order.sequences.permutations import (
 )
 
 # Number of rounds that an order keeps in memory. At least the rounds of this epoch and the next are
-# kept. More are kept where rounds are small, since the spans or sources of an epoch may be in
-# different rounds. Rounds that are not kept are computed again.
+# kept. More are kept where rounds are small: an epoch of a mixture may have many rounds of a small
+# source, and spans that are read side by side are in different ones. Others are computed again.
 _MIN_ROUNDS = 2
 _MAX_ROUNDS = 64
 _MAX_KEPT_SHARDS = 2_000_000  # in all kept rounds; a shard takes 12 bytes in each
@@ -106,7 +106,7 @@ class Pieces(Sequence[Piece]):
         """
 
     @abstractmethod
-    def holding(self, place: int) -> int:
+    def number_at(self, place: int) -> int:
         """Return the number of the piece that has the sample at a place.
 
         For a place beyond the last sample, this is the number of pieces.
@@ -138,7 +138,7 @@ class ListedPieces(Pieces):
         """Return the number of samples before a piece."""
         return self._starts[number]
 
-    def holding(self, place: int) -> int:
+    def number_at(self, place: int) -> int:
         """Return the number of the piece that has the sample at a place."""
         if place >= self._starts[-1]:
             return len(self)
@@ -312,7 +312,7 @@ class _LazyPieces(Pieces):
             return self._stop - self._start
         return self._order.start_of(self._first_occurrence + number) - self._start
 
-    def holding(self, place: int) -> int:
+    def number_at(self, place: int) -> int:
         """Return the number of the piece that has the sample at a place."""
         if place >= self._stop - self._start:
             return len(self)

@@ -1,7 +1,7 @@
-"""A permutation of all samples of a dataset, of which any place is found by itself. Pure.
+"""A permutation of all samples of a dataset, of which any part is found by itself. Pure.
 
 It is the order of `shuffle="global"`. A round is one permutation of all samples, and the rounds
-follow each other endlessly. A place is the number of a sample in the permuted order.
+follow each other endlessly. A position is the number of a sample in this endless sequence, from 0.
 
 The samples of a round are numbered in file order, and their numbers are permuted by a Feistel
 network (Luby and Rackoff, 1988): a number is cut into two halves, and each half in turn is changed
@@ -10,7 +10,7 @@ not the number of a sample is permuted again until such a number comes ("cycle w
 Rogaway, 2002), which takes less than one further permutation on average. For 10 samples, the
 network permutes the numbers below 16, and 10 to 15 are permuted again.
 
-So no list of samples is made or kept, however many there are, and reading can start at any place
+So no list of samples is made or kept, however many there are, and reading can start at any position
 without delay.
 """
 
@@ -40,9 +40,9 @@ _BLOCK = 1024
 # For fewer numbers than this, numpy's arrays are slower than Python's numbers.
 _MIN_FOR_NUMPY = 32
 
-# Rounds of the Feistel network, each of which changes both halves. Four rounds are as good as
+# Passes through the Feistel network, each of which changes both halves. Four passes are as good as
 # random for large numbers. Where there are few samples, the halves have few bits and need more.
-_ROUNDS = 8
+_PASSES = 8
 
 _LOW_32 = 0xFFFF_FFFF
 
@@ -60,12 +60,13 @@ class Bijection:
     def __init__(self, size: int, key: str) -> None:
         self.size = size
         bits = max(1, (size - 1).bit_length())
-        self._right_bits = bits - bits // 2
-        self._left_mask = (1 << bits // 2) - 1
+        left_bits = bits // 2
+        self._right_bits = bits - left_bits
+        self._left_mask = (1 << left_bits) - 1
         self._right_mask = (1 << self._right_bits) - 1
-        # Each round of the network has two keys of four bytes, one for each half.
-        digest = hashlib.blake2b(key.encode(), digest_size=8 * _ROUNDS).digest()
-        words = [int.from_bytes(digest[at : at + 4], "little") for at in range(0, 8 * _ROUNDS, 4)]
+        # Each pass has two keys of four bytes, one for each half.
+        digest = hashlib.blake2b(key.encode(), digest_size=8 * _PASSES).digest()
+        words = [int.from_bytes(digest[at : at + 4], "little") for at in range(0, 8 * _PASSES, 4)]
         self._keys = list(zip(words[::2], words[1::2], strict=True))
 
     def __repr__(self) -> str:
@@ -79,29 +80,29 @@ class Bijection:
 
     def _number(self, place: int) -> int:
         """Return the permuted number at a place."""
-        number: int = self._step(place)
+        number: int = self._permuted(place)
         while number >= self.size:
-            number = self._step(number)
+            number = self._permuted(number)
         return number
 
     def _array(self, start: int, stop: int) -> Sequence[int]:
         """Return the permuted numbers from one place to another, computed by numpy."""
-        numbers = self._step(np.arange(start, stop, dtype=np.uint64))
+        numbers = self._permuted(np.arange(start, stop, dtype=np.uint64))
         beyond = np.flatnonzero(numbers >= self.size)
         while len(beyond):
-            numbers[beyond] = self._step(numbers[beyond])
+            numbers[beyond] = self._permuted(numbers[beyond])
             beyond = beyond[numbers[beyond] >= self.size]
         permuted: list[int] = numbers.tolist()
         return permuted
 
-    def _step(self, number: Any) -> Any:
-        """Permute a number below the power of two, or an array of such numbers."""
+    def _permuted(self, number: Any) -> Any:
+        """Permute a number below the power of two, or an array of such numbers, once."""
         left = number >> self._right_bits
         right = number & self._right_mask
-        for key, other_key in self._keys:
-            left = left ^ (_hashed(right, key) & self._left_mask)
-            right = right ^ (_hashed(left, other_key) & self._right_mask)
-        return left << self._right_bits | right
+        for left_key, right_key in self._keys:
+            left = left ^ (_hashed(right, left_key) & self._left_mask)
+            right = right ^ (_hashed(left, right_key) & self._right_mask)
+        return (left << self._right_bits) | right
 
 
 def _hashed(value: Any, key: int) -> Any:
@@ -162,13 +163,13 @@ class Scattered(Slice):
 
     Attributes:
         order: the dataset's endless sequence of permutations.
-        begin: position in the sequence of `order` that is place 0 here.
+        origin: position of the sample at place 0, from which `start` and `stop` are counted.
         first_shard: number in the manifest of the dataset's first shard; not 0 if several datasets
             are mixed.
     """
 
     order: ScatteredOrder
-    begin: int
+    origin: int
     first_shard: int = 0
 
     @property
@@ -181,8 +182,8 @@ class Scattered(Slice):
 
         Each sample is given as the number of its shard in the manifest and its number in the shard.
         """
-        begin = self.begin + self.start
-        samples = self.order.samples_between(begin + start, begin + stop)
+        first = self.origin + self.start
+        samples = self.order.samples_between(first + start, first + stop)
         if not self.first_shard:
             return samples
         return ((self.first_shard + shard, number) for shard, number in samples)
@@ -210,5 +211,5 @@ def lane_of(order: EndlessOrder, window: int, start: int, stop: int, first_shard
         first_shard: number in the manifest of the dataset's first shard.
     """
     if isinstance(order, ScatteredOrder):
-        return Scattered(0, stop - start, order, begin=start, first_shard=first_shard)
+        return Scattered(0, stop - start, order, origin=start, first_shard=first_shard)
     return Mix(order.pieces(start, stop, first_shard), window)
