@@ -210,7 +210,7 @@ def _partner_sizes(
         shard = numbers[entry.url]
         if entry.key.encode("utf-8", "surrogateescape") in column.repeated_in(shard):
             return {}
-        partner_shards = column.beside(shard)
+        partner_shards = column.joined_to(shard)
         places = [(other_urls[number], entry.key) for number in partner_shards]
         candidates = [sizes_by_place[place] for place in places if place in sizes_by_place]
         return candidates[0] if len(candidates) == 1 else {}

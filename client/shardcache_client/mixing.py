@@ -84,7 +84,7 @@ class MixtureReader(ShardReader[T_co]):
         parts = {name: reader.parts for name, reader in by_name.items()}
         _check_sources(parts)
         first = next(iter(parts.values()))
-        manifest = Manifest.joined([source.manifest for source in parts.values()])
+        manifest = Manifest.concatenated([source.manifest for source in parts.values()])
         # Seeds that were drawn at random, for sources with seed=None. States keep these seeds.
         drawn_seeds = {
             name: source.samples.seed

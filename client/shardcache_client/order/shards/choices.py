@@ -1,8 +1,8 @@
-"""Choices of some samples of a dataset: by number, at random, or within other choices. Pure.
+"""Choices: the samples of each shard that a dataset keeps, if it does not keep all. Pure.
 
-A choice is the samples of one shard that a dataset keeps. `subset` makes the choices of samples by
-number. `split` divides a dataset at random, for example into training and validation, and makes the
-choices of each part. A manifest has one choice per shard.
+A choice is some samples of one shard. `subset` makes the choices for samples given by number.
+`split` divides a dataset at random into parts, for example for training and validation, and makes
+the choices of each part. Choices may be made among the samples of other choices.
 """
 
 import math
@@ -17,7 +17,7 @@ from shardcache_client.arguments.values import shown
 from shardcache_client.order.sequences.lane_turns import Proportions
 from shardcache_client.order.sequences.permutations import permutation
 
-# The unit in which a dataset is split: each shard is divided, or goes to one part as a whole.
+# The unit in which `split` divides: every shard is divided, or each goes to one part as a whole.
 By = Literal["samples", "shards"]
 
 
@@ -53,13 +53,14 @@ class Marked:
 
     @classmethod
     def of(cls, marks: Sequence[object]) -> "Marked | None":
-        """Build from a truth value for each sample. Returns None if all are true."""
+        """Build from a truth value for each sample. Returns None, for all samples, if all are."""
         count = sum(map(bool, marks))
         if count == len(marks):
             return None
         if count == 0:
             return NO_SAMPLES
 
+        # In a text of binary digits, the digit of sample 0 comes last.
         highest_first = "".join("1" if mark else "0" for mark in reversed(marks))
         size_bytes = -(-len(marks) // 8)
         bits = int(highest_first, 2).to_bytes(size_bytes, "little")
@@ -146,12 +147,12 @@ def subset(counts: Sequence[int], numbers: Iterable[int]) -> Choices:
     for number in numbers:
         if not -total <= number < total:
             raise IndexError(f"sample {shown(number)} of a dataset with {total} samples")
-        from_begin = number % total
-        shard = bisect_right(ends, from_begin)
+        place = number % total  # the same for a negative number, which counts from the end
+        shard = bisect_right(ends, place)
         if shard not in marks:
             marks[shard] = bytearray(counts[shard])
         first_of_shard = ends[shard] - counts[shard]
-        marks[shard][from_begin - first_of_shard] = 1
+        marks[shard][place - first_of_shard] = 1
 
     choices: list[Choice | None] = [NO_SAMPLES] * len(counts)
     for shard, marked in marks.items():
@@ -164,7 +165,8 @@ def split(counts: Sequence[int], fractions: Sequence[float], seed: int, by: By) 
 
     A split by samples gives each part its fraction of all samples, rounded to a whole number. It
     also gives each part its fraction of every shard, to within one sample for two parts, and to
-    within less than four for more parts. The samples are drawn at random.
+    within less than four for more parts: `Proportions` errs by half of this at each end of a shard.
+    The samples are drawn at random.
 
     A split by shards gives each shard to one part, in random order. So the size of a part differs
     from its fraction by up to a shard.
@@ -187,7 +189,7 @@ def split(counts: Sequence[int], fractions: Sequence[float], seed: int, by: By) 
 
     total = sum(counts)
     ends = [round(total * end) for end in accumulate(fractions[:-1])]
-    ends.append(total)
+    ends.append(total)  # exact, even if the sum of the fractions is not quite 1
     if by == "samples":
         parts = _by_samples(counts, ends, seed)
     else:
@@ -223,7 +225,7 @@ def _by_samples(counts: Sequence[int], ends: Sequence[int], seed: int) -> list[C
     parts: list[list[Choice | None]] = [[] for _ in ends]
     for shard, (first, stop) in enumerate(pairwise(accumulate(counts, initial=0))):
         count = stop - first
-        start = 0
+        drawn = 0  # number of the shard's samples that earlier parts have got
         each = zip(parts, turns.before(first), turns.before(stop), strict=True)
         for part, before, after in each:
             size = after - before
@@ -233,8 +235,8 @@ def _by_samples(counts: Sequence[int], ends: Sequence[int], seed: int) -> list[C
             elif size == 0:
                 part.append(NO_SAMPLES)
             else:
-                part.append(Drawn(start, size, count, f"split/{seed}/{shard}"))
-            start += size
+                part.append(Drawn(drawn, size, count, f"split/{seed}/{shard}"))
+            drawn += size
     return [tuple(part) for part in parts]
 
 
@@ -245,7 +247,7 @@ def _by_shards(counts: Sequence[int], ends: Sequence[int], seed: int) -> list[Ch
     before = 0
     for shard in permutation(len(counts), f"split/{seed}"):
         # The shards are laid end to end, by samples. A shard belongs to the part that its middle
-        # falls into.
+        # falls into. The middle of an empty shard may be the end of the last part.
         middle = before + counts[shard] // 2
         part = min(bisect_right(ends, middle), last)
         parts[part][shard] = None

@@ -19,12 +19,13 @@ from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import ShardRef, Wanted
 from shardcache_client.order.shards.manifest import Manifest
 
-# Number of positions in a plan's first message, and in each message that extends the plan.
-_FIRST_PIECE = 1_000
-_NEXT_PIECE = 4_000
+# Maximum number of positions in a plan's first message, and in each message that extends the plan.
+_FIRST_MESSAGE = 1_000
+_NEXT_MESSAGE = 4_000
 
 
-def _nothing() -> tuple[int, ...]:
+def _no_shards() -> tuple[int, ...]:
+    """Return the numbers of no shards: the next epoch is unknown."""
     return ()
 
 
@@ -35,15 +36,15 @@ class Plan:
     Attributes:
         epoch: number of the epoch.
         manifest: the shards of the dataset.
-        order: numbers of shards in `manifest.planned`, in the order in which this epoch reads them.
-        after: returns the numbers of the shards that the next epoch reads, in order.
+        order: numbers of the shards that this epoch reads, in order.
+        next_order: returns the numbers of the shards that the next epoch reads, in order.
         wanted: kind of data that the reader reads of the shards; see `protocol`.
     """
 
     epoch: int
     manifest: Manifest
     order: "array[int]"
-    after: Callable[[], Iterable[int]] = _nothing
+    next_order: Callable[[], Iterable[int]] = _no_shards
     wanted: Wanted = "samples"
 
     @classmethod
@@ -52,16 +53,16 @@ class Plan:
         manifest: Manifest,
         epoch: int,
         now: Iterable[int],
-        after: Callable[[], Iterable[int]] = _nothing,
+        after: Callable[[], Iterable[int]] = _no_shards,
         wanted: Wanted = "samples",
     ) -> "Plan":
-        """Build the plan to read shards and the shards that are joined to them.
+        """Build a plan from the dataset's own shards, to which this adds the joined ones.
 
         Args:
             manifest: the shards of the dataset.
             epoch: number of the epoch.
-            now: numbers of the shards that this epoch reads, in order, without joined ones.
-            after: returns the numbers of the shards that the next epoch reads, likewise.
+            now: numbers of the dataset's shards that this epoch reads, in order.
+            after: returns the numbers of the dataset's shards that the next epoch reads, in order.
             wanted: see `Plan`.
         """
         order = array("I", _with_joined(manifest, now))
@@ -85,21 +86,22 @@ class Plan:
         """Yield the messages that declare the plan from position `start` on, as (type, fields).
 
         The first message is a `plan`, which is small for a quick start. Each other message is an
-        `extend`, with further positions. Messages are built lazily, and so is the order of the next
-        epoch, which takes a while for many shards.
+        `extend`, with further positions. The positions of the next epoch follow those of this one.
+        Messages are built lazily, and so is the order of the next epoch, which takes a while for
+        many shards.
         """
         order = self.order[start:]
         # If the first message has room after this epoch's positions, the next epoch's follow in the
         # same message. The message says how many are this epoch's.
         head = self._head(self.reads - start)
-        first_has_room = len(order) < _FIRST_PIECE
+        first_has_room = len(order) < _FIRST_MESSAGE
         if first_has_room:
-            order = array("I", chain(order, self.after()))
+            order = array("I", chain(order, self.next_order()))
 
-        yield "plan", head | {"order": order[:_FIRST_PIECE].tolist()}
-        yield from _extensions(order[_FIRST_PIECE:])
+        yield "plan", head | {"order": order[:_FIRST_MESSAGE].tolist()}
+        yield from _extensions(order[_FIRST_MESSAGE:])
         if not first_has_room:
-            yield from _extensions(array("I", self.after()))
+            yield from _extensions(array("I", self.next_order()))
 
     def _head(self, reads: int) -> dict[str, Any]:
         """Return the fields of a `plan` message without its order.
@@ -128,10 +130,10 @@ def _with_joined(manifest: Manifest, shards: Iterable[int]) -> Iterable[int]:
     has_joined_shards = bool(manifest.columns)
     if not has_joined_shards:
         return shards
-    return chain.from_iterable(map(manifest.together, shards))
+    return chain.from_iterable(map(manifest.with_joined, shards))
 
 
 def _extensions(order: "array[int]") -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the messages that extend a plan by further positions."""
-    for begin in range(0, len(order), _NEXT_PIECE):
-        yield "extend", {"order": order[begin : begin + _NEXT_PIECE].tolist()}
+    for begin in range(0, len(order), _NEXT_MESSAGE):
+        yield "extend", {"order": order[begin : begin + _NEXT_MESSAGE].tolist()}

@@ -3,10 +3,11 @@
 A manifest is the list of a dataset's shards, which the daemon makes from the user's urls. A shard's
 number is its index in the manifest, and a shard is counted if the number of its samples is known.
 
-A joined shard has further members for the same samples, by the same keys: it is read together with
-another shard. The joined shards of one url pattern are a column. A choice is the samples of a shard
-that belong to the dataset if the user has selected some. `Shards` has -1 for numbers that are not
-known.
+A dataset may be joined with others, which have further members of the same samples, under the same
+keys. The shards of the first dataset are then the main shards, and each other dataset is a column.
+A main shard is read together with its joined shards, those of each column with the same keys.
+
+A choice is the samples of a shard that belong to the dataset if the user has selected some.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,13 +26,13 @@ from shardcache_client.order.shards.choices import Choices, narrowed
 
 @dataclass(frozen=True, slots=True)
 class JoinedManifest:
-    """A column: shards that are read beside shards of another manifest, the main one.
+    """A column of joined shards.
 
     Attributes:
-        prefix: prefix of the extensions of the column's members in samples.
-        manifest: the joined shards.
-        pairs: for each main shard, the numbers of the joined shards that are read beside it; None
-            if joined shard n is read beside main shard n.
+        prefix: put before the names of the column's members in samples, such as "cap.".
+        manifest: all shards of the column.
+        pairs: for each main shard, the numbers of its joined shards, as tables of keys list them;
+            None if joined shard n belongs to main shard n.
         first_shard: number of the first main shard that has joined shards; not 0 if several
             datasets are mixed.
         repeated: for each main shard, its keys that another main shard has as well; empty if
@@ -46,11 +47,11 @@ class JoinedManifest:
 
     def has(self, shard: int) -> bool:
         """Return True if this column has joined shards for a main shard, given by its number."""
-        joined = self.manifest if self.pairs is None else self.pairs
-        return 0 <= shard - self.first_shard < len(joined)
+        main_shards = len(self.manifest) if self.pairs is None else len(self.pairs)
+        return 0 <= shard - self.first_shard < main_shards
 
-    def beside(self, shard: int) -> tuple[int, ...]:
-        """Return the numbers of the joined shards that are read beside a main shard."""
+    def joined_to(self, shard: int) -> tuple[int, ...]:
+        """Return the numbers, in this column, of the joined shards of a main shard."""
         nth = shard - self.first_shard
         if self.pairs is None:
             return (nth,)
@@ -70,14 +71,14 @@ class Manifest(Sequence[ShardRef]):
 
     Attributes:
         shards: the shards, with version, size and number of samples where known.
-        counts_listed: True if all numbers of samples come from index files, where every node finds
-            the same ones. Other numbers are known only to nodes that have fetched the shards.
+        counts_listed: True if all numbers of samples come from index files, and so are the same on
+            every node. Any other number is known only to nodes that have fetched the shard.
         versions_named: True if index files may name the versions that are wanted. False if the
             versions are from a listing of the store, and so merely those that were current.
         choices: the samples of each shard that belong to the dataset; None for all samples.
-        lists: fingerprints of the lists that the daemon has resolved, if `shards` is made from
-            several lists or has other numbers of samples; empty if `shards` is such a list.
-        columns: columns of shards that are joined to these.
+        lists: fingerprints of the daemon's lists that `shards` was made from; empty if `shards` is
+            itself a list of the daemon's, unchanged.
+        columns: the datasets that are joined to this one.
     """
 
     shards: Shards
@@ -104,8 +105,8 @@ class Manifest(Sequence[ShardRef]):
         # The fingerprint is computed here once, so that the workers that are forked from this
         # process need not compute it each.
         _ = shards.fingerprint
-        # Number of shards whose number of samples is known to this daemon alone. A daemon that does
-        # not say it may have such shards.
+        # Number of shards whose number of samples is known to this daemon alone. If the answer does
+        # not say, there may be some.
         counts_of_node = answer.get("remembered", 1)
         return cls(
             shards,
@@ -114,7 +115,7 @@ class Manifest(Sequence[ShardRef]):
         )
 
     @classmethod
-    def joined(cls, manifests: "Sequence[Manifest]") -> Self:
+    def concatenated(cls, manifests: "Sequence[Manifest]") -> Self:
         """Build from the shards of several manifests, one after another."""
         choices: Choices | None = None
         if any(each.choices is not None for each in manifests):
@@ -149,7 +150,11 @@ class Manifest(Sequence[ShardRef]):
         return self.shards[index]
 
     def of_some(self, numbers: Iterable[int]) -> "Manifest":
-        """Return a manifest of some of these shards only, by their numbers."""
+        """Return a manifest of some of these shards only, without their choices and columns.
+
+        Args:
+            numbers: numbers of the shards.
+        """
         shards = Shards.of(map(self.__getitem__, numbers))
         return Manifest(
             shards, counts_listed=self.counts_listed, versions_named=self.versions_named
@@ -161,22 +166,23 @@ class Manifest(Sequence[ShardRef]):
 
         The other version must have the same number of samples.
         """
+        # Choices have sample numbers, which are those of the listed versions.
         return self.choices is None and not self.versions_named
 
     def of_blocks(self, count: Callable[[int, int], int]) -> "Manifest":
-        """Return the same shards with another number of samples each. Raises ConfigError.
+        """Return the same shards with blocks of tokens as their samples. Raises ConfigError.
 
         Args:
-            count: returns the new number, given a shard's number of tokens and number of samples.
+            count: returns the number of blocks of a shard, given its numbers of tokens and samples.
         """
         tokens = self.shards.tokens
         samples = self.shards.samples
-        # Both are counted together, so the message is about tokens in either case.
-        uncounted = tokens if -1 in tokens else samples
-        if -1 in uncounted:
+        # Both must be known of all shards; -1 is an unknown number.
+        incomplete = tokens if -1 in tokens else samples
+        if -1 in incomplete:
             raise ConfigError(
-                f"the tokens of {uncounted.count(-1)} of {len(self)} shards were never counted",
-                url=self[uncounted.index(-1)].url,
+                f"the tokens of {incomplete.count(-1)} of {len(self)} shards were never counted",
+                url=self[incomplete.index(-1)].url,
                 remedy="count them once with `shardcache index URL... --tokens npy -o index.json` "
                 "(or --tokens tok:uint16 for plain arrays), and use index.json as the url",
             )
@@ -186,24 +192,25 @@ class Manifest(Sequence[ShardRef]):
 
     @cached_property
     def planned(self) -> "Manifest":
-        """All shards that are read: these shards, then the joined shards of each column."""
+        """All shards that are read: these shards, then all shards of each column."""
         if not self.columns:
             return self
         alone = replace(self, columns=())
-        return Manifest.joined([alone, *(column.manifest for column in self.columns)])
+        return Manifest.concatenated([alone, *(column.manifest for column in self.columns)])
 
-    def beside(self, shard: int) -> dict[str, list[int]]:
+    def joined_to(self, shard: int) -> dict[str, list[int]]:
         """Return the joined shards of a shard, by the prefix of their column.
 
         The joined shards are given as their numbers in `planned`.
         """
-        beside = {}
-        first = len(self)
+        joined = {}
+        first_of_column = len(self)
         for column in self.columns:
             if column.has(shard):
-                beside[column.prefix] = [first + number for number in column.beside(shard)]
-            first += len(column.manifest)
-        return beside
+                numbers = column.joined_to(shard)
+                joined[column.prefix] = [first_of_column + number for number in numbers]
+            first_of_column += len(column.manifest)
+        return joined
 
     def repeated_in(self, shard: int) -> frozenset[bytes]:
         """Return the keys of a shard that another shard has as well, as far as tables say so.
@@ -213,28 +220,32 @@ class Manifest(Sequence[ShardRef]):
         return frozenset().union(*(column.repeated_in(shard) for column in self.columns))
 
     def paired_by_tables(self, shard: int) -> frozenset[str]:
-        """Return the prefixes of the columns in which tables list the joined shards of a shard."""
+        """Return the prefixes of the columns whose `pairs` list the joined shards of a shard."""
         paired = (each for each in self.columns if each.pairs is not None)
         return frozenset(each.prefix for each in paired if each.has(shard))
 
-    def together(self, shard: int) -> list[int]:
+    def with_joined(self, shard: int) -> list[int]:
         """Return a shard and its joined shards as numbers in `planned`, in reading order."""
-        return [shard, *chain.from_iterable(self.beside(shard).values())]
+        return [shard, *chain.from_iterable(self.joined_to(shard).values())]
 
     def url_of(self, url: str, extension: str) -> str:
-        """Return the urls of the shards that have members with an extension, for a message.
+        """Return the url of the shard that has a member of a sample, for a message.
+
+        If it may be one of several joined shards, their urls are joined by "or".
 
         Args:
-            url: url of a shard. The shard has these members itself, unless a joined shard has them.
-            extension: extension of the members.
+            url: url of the sample's main shard.
+            extension: name of the member, with the prefix of its column.
         """
         shard = [*self.shards.urls].index(url)
-        beside = self.beside(shard).items()
-        joined = [shards for prefix, shards in beside if extension.startswith(prefix)]
-        if not joined:
-            return url
         # Several prefixes may fit, such as "a." and "a.b."; the last column's is taken.
-        return " or ".join(self.planned[number].url for number in joined[-1])
+        candidates: list[int] = []
+        for prefix, numbers in self.joined_to(shard).items():
+            if extension.startswith(prefix):
+                candidates = numbers
+        if not candidates:
+            return url
+        return " or ".join(self.planned[number].url for number in candidates)
 
     @cached_property
     def counts(self) -> list[int] | None:
@@ -308,9 +319,9 @@ class Manifest(Sequence[ShardRef]):
         None if all shards are equal.
         """
         pairs = zip_longest(self.shards, other.shards)
-        for number, (here, there) in enumerate(pairs):
-            if here != there:
-                return f"shard {number} is {_described(here)} here and {_described(there)} there"
+        for number, (own, others) in enumerate(pairs):
+            if own != others:
+                return f"shard {number} is {_described(own)} here and {_described(others)} there"
         return None
 
 

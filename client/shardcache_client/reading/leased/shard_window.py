@@ -70,7 +70,7 @@ class ShardWindow:
         while len(self._ahead) < ahead and self._asked < self._plan.reads:
             # Each shard is followed in the plan by the shards that are joined with it.
             first = self._asked
-            shards = manifest.together(self._plan.order[first])
+            shards = manifest.with_joined(self._plan.order[first])
             self._asked += len(shards)
             leases = []
             for position in range(first, self._asked):
@@ -130,7 +130,7 @@ class ShardWindow:
         """
         manifest = self._plan.manifest
         columns: list[JoinedColumn] = []
-        for prefix, numbers in manifest.beside(number).items():
+        for prefix, numbers in manifest.joined_to(number).items():
             view = self.view_of(number, prefix)
             shards = []
             for joined_number in numbers:

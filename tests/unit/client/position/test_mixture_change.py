@@ -64,7 +64,7 @@ class Run:
 
     @property
     def manifest(self) -> Manifest:
-        return Manifest.joined([each.manifest for each in self.sources])
+        return Manifest.concatenated([each.manifest for each in self.sources])
 
     @property
     def size(self) -> int:

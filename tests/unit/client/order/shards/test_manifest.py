@@ -111,10 +111,10 @@ def test_other_samples_are_another_dataset() -> None:
     assert len({names[True] for names in identities}) == 3
     assert [False in names for names in identities] == [True, False, False]  # a selection never deals whole shards
     assert first.fingerprint == whole.fingerprint
-    joined = Manifest.joined([first, whole, second])
+    joined = Manifest.concatenated([first, whole, second])
     assert joined.counts == [1, 1, 4, 4, 1, 1]
     assert [joined.chosen(shard) for shard in range(6)] == [[0], [1], None, None, [1], [1]]
-    assert Manifest.joined([whole, whole]).choices is None
+    assert Manifest.concatenated([whole, whole]).choices is None
 
 
 def tables(count: int) -> Samples:
@@ -192,12 +192,12 @@ def test_a_plan_names_the_shards_beside_each() -> None:
     joined = replace(
         images, columns=(JoinedManifest("cap.", captions), JoinedManifest("lat.", latents, ((0,), (0, 1), ())))
     )
-    mixed = Manifest.joined([labels, joined])
+    mixed = Manifest.concatenated([labels, joined])
     for manifest, first in ((joined, 0), (mixed, 2)):
         plan = Plan.of(manifest, 0, [first + 2, first + 1], lambda first=first: [first])
         ((_, fields),) = plan.messages()
         planned = [plan.shards[number].url for number in fields["order"]]
         assert planned == ["img2", "cap2", "img1", "cap1", "lat0", "lat1", "img0", "cap0", "lat0"]
         assert plan.reads == 6
-    assert mixed.beside(1) == {}
+    assert mixed.joined_to(1) == {}
     assert fields["shards"] == tuple(each.fingerprint for each in (labels, images, captions, latents))
