@@ -1,14 +1,17 @@
 """The epochs of a mixture: several sources read as one, in proportions that may change. Pure.
 
-A source is one of the datasets of a mixture. Each source is an endless sequence of rounds, the same
-as if it were read by itself. An epoch takes the next samples of each source, as many as the
-source's weight says. A source that is smaller than its part comes again within the epoch. A larger
-source goes on in the next epoch where this one ends.
+A source is one of the datasets of a mixture. Each source is an endless sequence of rounds, which
+are passes over all of its shards, the same as if it were read by itself. An epoch takes the next
+samples of each source, as many as the source's weight says. A source that is smaller than its part
+comes again within the epoch. A larger source goes on in the next epoch where this one ends.
 
-If each batch has samples of one source only, the sources take turns by batches instead of samples.
-A turn is then a whole batch of one span. If all spans have the same source at each step, a turn is
-the batches of all spans at this step. The samples that a source has beyond its last whole batch
-come first in the next epoch.
+- A place is the number of a sample in an epoch of all sources. A span is the consecutive places
+  that one rank reads, or that give an equal part to every global batch.
+- A step is one batch of each span.
+- A turn is the samples that a source gives before another source may follow: one sample if batches
+  mix the sources; one batch if each batch is of one source; the batches of a whole step if these
+  are all of the same source. The samples of a source beyond its last whole turn come first in the
+  next epoch.
 
 `MixtureOptions` has the options of a mixture and makes its `MixtureDeal`. `sources.quotas` says
 how many turns each source has in an epoch, and `sources.courses` which of its samples come. A
@@ -92,7 +95,10 @@ class MixedSource:
 
 
 def weights_of(weights: Weights | None, sources: Sequence[MixedSource]) -> WeightSchedule:
-    """Return the weights of sources; None for their sizes. Raises ConfigError."""
+    """Return the weights of sources; their numbers of samples if none are given.
+
+    Raises ConfigError.
+    """
     return WeightSchedule.of(weights, {source.name: source.samples for source in sources})
 
 
@@ -110,7 +116,7 @@ class MixtureDeal(SpanDeal):
         grouping: the sources of a batch; see `Grouping`.
         spans: number of spans of an epoch, each of which gives `batch_size` places to a step;
             unused if batches have samples of several sources.
-        change: the latest change of the mixture; None if it is as it began.
+        change: the latest change of the mixture; None if it never changed.
         global_batches: the form of batches that all ranks share; None if there are none.
     """
 
@@ -135,6 +141,7 @@ class MixtureDeal(SpanDeal):
 
     def for_ranks(self, world_size: int) -> "MixtureDeal":
         """Return the deal for `world_size` ranks, each with a span of its own; see `SpanDeal`."""
+        # Mixed batches need no spans, and global batches have the same spans for all ranks.
         if self.form is None or self.global_batches is not None:
             return self
         if world_size not in self._by_ranks:
@@ -163,7 +170,7 @@ class MixtureDeal(SpanDeal):
         change = self.change
         if change is None or change.samples is None or epoch != change.epoch:
             return self.samples
-        return change.samples
+        return change.samples  # what was left of the epoch that the change cut short
 
     def _places(self, samples: int) -> int:
         """Return the number of places of an epoch that wants this number of samples.
@@ -181,7 +188,7 @@ class MixtureDeal(SpanDeal):
         return 1 if self.form is None else self.form.samples_per_turn
 
     def _turns(self, samples: int) -> int:
-        """Return the number of turns of all sources in an epoch that wants `samples` samples."""
+        """Return the number of turns, of all sources together, in an epoch of `samples` samples."""
         return self._places(samples) // self._samples_per_turn
 
     # The number of samples that an epoch takes of each source.
@@ -196,8 +203,8 @@ class MixtureDeal(SpanDeal):
         """The turns of each source in each epoch, from the epoch of the change on."""
         assert self.change is not None
         first = self.change.epoch
-        rest_of_first = (first, self._turns(self._samples_wanted(first)))
-        return self.weights.quotas(self._turns(self.samples), rest_of_first)
+        turns_of_first = self._turns(self._samples_wanted(first))
+        return self.weights.quotas(self._turns(self.samples), (first, turns_of_first))
 
     def layout(self, epoch: int) -> MixtureLayout:
         """Return the layout of an epoch.
@@ -205,16 +212,15 @@ class MixtureDeal(SpanDeal):
         An epoch before that of the change has the layout of a mixture without the change.
         """
         quotas = self._quotas
-        known: dict[str, KnownSource] = {}
+        known: dict[str, KnownSource] = {}  # the sources that were read before the change
         if self.change is not None and epoch >= self.change.epoch:
             quotas = self._quotas_since_change
             known = self.change.known
-        size = self._samples_per_turn
         starts = []
         for name, turns_before in zip(self._names, quotas.starts(epoch), strict=True):
             start_at_change = known[name].start if name in known else 0
-            starts.append(start_at_change + size * turns_before)
-        samples = tuple(size * turns for turns in quotas.turns(epoch))
+            starts.append(start_at_change + self._samples_per_turn * turns_before)
+        samples = tuple(self._samples_per_turn * turns for turns in quotas.turns(epoch))
         return layout_of(tuple(starts), samples, self.form)
 
     @property
@@ -245,13 +251,15 @@ class MixtureDeal(SpanDeal):
         change = self.change
         if change is None or epoch <= change.epoch:
             return change
+        # Sources that the mixture no longer has are where they were at the change.
         starts = {source.name: source.start for source in (*change.sources, *sources)}
         return replace(change, sections=unread(change.sections, starts))
 
     @cached_property
     def _identities(self) -> list[str]:
         """For each source, 8 hexadecimal digits that identify its samples and their order."""
-        # What an interrupted epoch has left of a source follows from the form of global batches.
+        # The form of global batches belongs to the order: it decides which samples of a source an
+        # epoch that is cut short has left, and so which come next.
         batch_facts = self.global_batches or ()
         return [digest([*source.identity, *batch_facts])[:8] for source in self.sources]
 
@@ -277,7 +285,7 @@ class MixtureDeal(SpanDeal):
             self._lane(epoch, number, start, stop) for number, (start, stop) in enumerate(ranges)
         )
         begin, end = span
-        # The sources' lanes begin with the span, and not with the epoch.
+        # The lanes have the sources' samples of this span only: so their origin is its beginning.
         return Interleaved(begin, end, layout.turns, lanes, origin=begin, names=self._names)
 
     def _lane(self, epoch: int, number: int, start: int, stop: int) -> Lane:
@@ -292,24 +300,24 @@ class MixtureDeal(SpanDeal):
         is_changed = self.change is not None and epoch >= self.change.epoch
         course = self._courses[number] if is_changed else Course()
         if start >= course.resumes:
-            # From `resumes` on, the course is the source's sequence.
-            return self._segment(number, MixPart.whole(start, stop))
+            # From `resumes` on, the course is the source's endless sequence.
+            return self._mix_of(number, MixPart.whole(start, stop))
         if start < course.start:
             raise ConfigError(
                 "the state is invalid: a source is not where its other numbers say",
                 remedy="load what state_dict() has returned",
             )
         parts = course.between(start, stop)
-        segments = tuple(self._segment(number, part).between(part.low, part.high) for part in parts)
+        segments = tuple(self._mix_of(number, part).between(part.low, part.high) for part in parts)
         # All places of the segments are taken, from 0 on.
         return Chained(0, stop - start, segments)
 
-    def _segment(self, number: int, part: MixPart) -> Lane:
-        """Return the order in which a source's samples of a part are read.
+    def _mix_of(self, number: int, part: MixPart) -> Lane:
+        """Return the whole mix that a part of a source's samples is from.
 
         Args:
             number: number of the source.
-            part: the part. Its samples from `begin` to `end` are mixed.
+            part: the part, of the mix of the samples from `begin` to `end`.
         """
         source = self.sources[number]
         first_shard = self._first_shards[number]
@@ -354,7 +362,10 @@ class MixtureDeal(SpanDeal):
         return left_of_earlier + 2 * self._orders[number].samples
 
     def spare(self, epoch: int, topology: Topology, place: int) -> Spare:
-        """Return the samples among which substitutes are found; see `SpanDeal`."""
+        """Return the samples among which substitutes are found; see `SpanDeal`.
+
+        A substitute in a batch of one source is a sample of this source.
+        """
         samples = self.samples_in(epoch)
         rank_start, _ = self.partition(topology).owned_span(samples, topology.rank)
         of_source = self.spare_of_source(epoch, rank_start + place)
@@ -369,9 +380,11 @@ class MixtureDeal(SpanDeal):
         start = layout.starts[number]
         samples = layout.samples[number]
         lane = self._lane(epoch, number, start, start + samples)
+        # Padding has a place beyond the end of the epoch, where the turns begin again.
+        place_in_source = layout.turns.before(place)[number] % samples
         return Spare(
             share=Share((lane.between(0, samples),), samples),
-            place=layout.turns.before(place)[number] % samples,
+            place=place_in_source,
             pass_places=self._pass_samples(number),
             source=number,
         )
@@ -423,6 +436,7 @@ class MixtureOptions(DealOptions):
 
     def common_options(self) -> dict[str, object]:
         """Return the options that must be the same on all ranks; see `DealOptions`."""
+        # A mixture changes by loading a state: ranks that differ have loaded different states.
         loaded = None
         if self.change is not None:
             loaded = f"changed in epoch {self.change.epoch}: {digest(repr(self.change))}"

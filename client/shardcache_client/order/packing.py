@@ -36,17 +36,18 @@ from shardcache_client.order.sequences.permutations import permutation
 Blocks = list[list[int]]
 """The samples of each block, by their place among the waiting samples, ascending."""
 
-# A rank may have fewer samples left than the rank that has the most, by at most 1/8 of the latter's
-# samples. So it keeps at least 7/8 as many. They are enough for the blocks to come, unless these
-# blocks have fewer than 8/7 samples on average.
+# A rank keeps at least 7/8 as many samples as the rank that has the most left: it gets ahead by at
+# most 1/8. With these, it can give as many blocks as that rank, as long as the blocks of that rank
+# have 8/7 samples or more on average.
 _MAX_LEAD_DIVISOR = 8
 
-# Offer of a rank that has no samples, and so does not limit the others.
+# Number of blocks that a rank without samples offers: it limits no other rank, as its blocks are
+# empty.
 _ANY_NUMBER = 2**31
 
 
-def _alone(value: int) -> int:
-    """Return the greatest value of all ranks if there is only one rank: its own value."""
+def _own(value: int) -> int:
+    """Return the greatest value of all ranks where there is only one rank: its own value."""
     return value
 
 
@@ -55,7 +56,7 @@ def next_group(
     unread: int,
     max_tokens: int,
     key: str,
-    greatest: Callable[[int], int] = _alone,
+    greatest: Callable[[int], int] = _own,
     sources: Sequence[object] = (),
 ) -> Blocks:
     """Return the blocks of a rank's next group, in the order in which to train on them.
@@ -92,7 +93,7 @@ def next_group(
         # least value as the one whose negative is the greatest.
         offered = _offer(waiting, unread, max_tokens)
         count = -greatest(-offered)
-        blocks = _blocks_in_step(waiting, unread, max_tokens, count, greatest, sources)
+        blocks = _blocks_keeping_pace(waiting, unread, max_tokens, count, greatest, sources)
 
     missing = count - len(blocks)
     blocks += [[] for _ in range(missing)]
@@ -150,7 +151,8 @@ def fill(
         tokens = sorted(sum(lengths[place] for place in block) for block in blocks)
         surplus_tokens = sum(tokens[: len(blocks) - count])
         shorter = bisect_right(ends, ends[taken - 1] - surplus_tokens)
-        # At least one sample is left out each time. As many samples as blocks always fit.
+        # At least one sample is left out each time. As many samples as blocks are kept: these
+        # always fit, each in a block of its own.
         taken = max(count, min(shorter, taken - 1))
         blocks = _best_fit(lengths[:taken], max_tokens, sources)
 
@@ -189,7 +191,7 @@ def _offer(waiting: Sequence[int], unread: int, max_tokens: int) -> int:
     return _ANY_NUMBER
 
 
-def _blocks_in_step(
+def _blocks_keeping_pace(
     waiting: Sequence[int],
     unread: int,
     max_tokens: int,
@@ -199,18 +201,22 @@ def _blocks_in_step(
 ) -> Blocks:
     """Return `count` blocks, of fewer samples if the rank would get too far ahead of others.
 
+    There are fewer blocks if there are fewer samples.
+
     For the arguments, see `next_group`; `count` is the number on which the ranks have agreed.
     """
     samples_left = len(waiting) + unread
     blocks = fill(waiting, max_tokens, min(count, len(waiting)), sources)
     taken = sum(map(len, blocks))
 
+    # The rank keeps a reserve for the groups to come. But no block is empty as long as it has
+    # samples: it gives at least `count`.
     most_left = greatest(samples_left - taken)
     reserve = most_left - most_left // _MAX_LEAD_DIVISOR
-    allowed = max(count, samples_left - reserve)
-    if taken <= allowed:
+    max_taken = max(count, samples_left - reserve)
+    if taken <= max_taken:
         return blocks
-    return fill(waiting[:allowed], max_tokens, count, sources)
+    return fill(waiting[:max_taken], max_tokens, count, sources)
 
 
 def _check(lengths: Sequence[int], max_tokens: int) -> None:
@@ -224,7 +230,7 @@ def _check(lengths: Sequence[int], max_tokens: int) -> None:
 
 
 def _best_fit(lengths: Sequence[int], max_tokens: int, sources: Sequence[object]) -> Blocks:
-    """Return blocks made by best fit: each sample, longest first, goes where it just fits.
+    """Return blocks made by best fit: each sample, longest first, goes where it fits most tightly.
 
     The samples of a block come by descending length. Two sources do not share a block. For the
     arguments, see `pack`.
@@ -251,7 +257,7 @@ def _best_fit_of(places: Sequence[int], lengths: Sequence[int], max_tokens: int)
     rooms: list[tuple[int, int]] = []  # pairs of free tokens and the block's number, sorted
     for place in longest_first:
         length = lengths[place]
-        tightest = bisect_left(rooms, (length, 0))
+        tightest = bisect_left(rooms, (length, 0))  # the block with the least room that suffices
         if tightest < len(rooms):
             room, number = rooms.pop(tightest)
         else:

@@ -28,7 +28,8 @@ from shardcache_client.order.share_places import (
     places_of,
 )
 
-# Number of shards of a selection whose chosen samples are kept: as many as windows usually have.
+# Number of shards whose chosen samples are kept, if a dataset has only some samples of its shards:
+# as many as a reader usually holds.
 _MAX_KEPT_CHOICES = 64
 
 
@@ -36,12 +37,12 @@ class RankEpoch:
     """The places of a rank's share of an epoch, or of the rest of an epoch.
 
     Args:
-        share: the share, whose samples must be counted.
+        share: the share. The number of samples of each shard must be known.
         manifest: the shards of the dataset.
 
     Attributes:
-        is_in_file_order: True if the samples of each shard come one after another, in file order
-            and without gaps.
+        is_in_file_order: True if the samples of each shard come one after another in file order,
+            without any left out by a choice.
     """
 
     def __init__(self, share: Share, manifest: Manifest) -> None:
@@ -76,19 +77,19 @@ class RankEpoch:
         `has_runs` must be true.
         """
         for part, first, last in self._places.within(start, stop):
-            assert isinstance(part, MixedPlaces)
+            assert isinstance(part, MixedPlaces)  # as `has_runs` says
             yield from part.runs(first, last)
 
     @cached_property
     def has_runs(self) -> bool:
         """True if `runs` may be called: places are in file order, without lanes that take turns."""
-        are_segments = all(isinstance(part, MixedPlaces) for part in self._places.parts)
-        return self.is_in_file_order and are_segments
+        are_of_mixes = all(isinstance(part, MixedPlaces) for part in self._places.parts)
+        return self.is_in_file_order and are_of_mixes
 
     def visits(self, start: int = 0) -> Iterator[Visit]:
         """Return the visits that end after the place `start`, in the order in which they begin.
 
-        The visits are made one by one as they are taken, since an epoch may be endless.
+        The visits are made one by one as they are taken, since an epoch may have any length.
         """
         return self._places.visits(start)
 
@@ -105,8 +106,6 @@ class RankEpoch:
 
         The numbers are kept, since the samples of a shard are looked up one by one.
         """
-        if self._manifest.choices is None:
-            return None
         if shard not in self._chosen_of:
             if len(self._chosen_of) >= _MAX_KEPT_CHOICES:
                 self._chosen_of.popitem(last=False)

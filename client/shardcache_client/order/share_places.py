@@ -1,9 +1,11 @@
 """The places of the parts of a reader's share: their samples, and the shards that they need. Pure.
 
-A share consists of parts of lanes, and a place is the number of a sample in a part, from 0. There
-is a class of places for each kind of part. `rank_epoch` puts the parts of a share together.
+- A share is everything that one reader reads of an epoch: parts of sequences that are called
+  lanes. There is a class of places here for each kind of part in `lanes`.
+- A place is the number of a sample in a part, from 0.
+- A visit is a range of places during which a reader needs a shard; `rank_epoch` has an example.
 
-A visit is a range of places during which a reader needs a shard; `rank_epoch` has an example.
+`rank_epoch` puts the parts of a share together.
 """
 
 from abc import ABC, abstractmethod
@@ -132,6 +134,7 @@ class MixedPlaces(Places):
         number = self._step_of(at)
         while at < end:
             step = self._step(number)
+            # The last step may be cut, and the first one begins before `at` if `start` is in it.
             samples = step.samples[at - step.first : end - step.first]
             yield from samples
             at += len(samples)
@@ -141,7 +144,7 @@ class MixedPlaces(Places):
         """Yield the samples at the places from `start` to `stop` as runs in file order."""
         at = self._begin + start
         end = self._begin + stop
-        # In file order, step n has exactly the samples of piece n.
+        # In file order, step n has exactly the samples of piece n: so the piece is found as a step.
         number, skipped = self._mix.find(at)
         while at < end:
             piece = self._mix.pieces[number]
@@ -182,42 +185,42 @@ class MixedPlaces(Places):
         self._numbers = {piece: self._numbers_of(piece) for piece in pieces}
         shards = [mix.pieces[piece].shard for piece in pieces]
         parts = [mix.part(piece, number, self._numbers[piece]) for piece in pieces]
-        draws = [iter(part) for part in parts]
+        next_of_part = [iter(part) for part in parts]
         order = mix.interleaved(number, [len(part) for part in parts])
-        samples = [(shards[part], next(draws[part])) for part in order]
+        samples = [(shards[nth], next(next_of_part[nth])) for nth in order]
         return _Step(mix.samples_before(number), samples)
 
-    def _numbers_of(self, number: int) -> Sequence[int]:
+    def _numbers_of(self, piece_number: int) -> Sequence[int]:
         """Return the numbers in the tar of a piece's samples, in order."""
-        kept = self._numbers.get(number)
+        kept = self._numbers.get(piece_number)
         if kept is not None:
             return kept
-        piece = self._mix.pieces[number]
+        piece = self._mix.pieces[piece_number]
         return piece.numbers(self._counts[piece.shard], permuted=self._mix.window > 0)
 
     def visits(self, start: int) -> Iterator[Visit]:
         """Yield the visits that end after the place `start`; see `Places`."""
-        pieces = self._pieces
         step, _ = self._mix.find(self._begin + start)
-        first_piece = self._mix.pieces_at(step).start
-        shards = self._mix.pieces.shards(first_piece, pieces.stop)
-        for piece, shard in zip(range(first_piece, pieces.stop), shards, strict=True):
+        pieces = range(self._mix.pieces_at(step).start, self._pieces.stop)
+        shards = self._mix.pieces.shards(pieces.start, pieces.stop)
+        for piece, shard in zip(pieces, shards, strict=True):
             first = max(0, self._mix.enters(piece) - self._begin)
             end = min(self.samples, self._mix.leaves(piece) - self._begin)
+            # If `start` is the end of the part, no visit ends after it.
             if max(first, start) < end:
                 yield Visit(first, end, shard, self._is_whole(piece))
 
-    def _is_whole(self, number: int) -> bool:
+    def _is_whole(self, piece_number: int) -> bool:
         """Return True if these places have all samples of a piece's shard."""
-        if self._mix.enters(number) < self._begin:
+        if self._mix.enters(piece_number) < self._begin:
             return False
-        if self._mix.leaves(number) > self._begin + self.samples:
+        if self._mix.leaves(piece_number) > self._begin + self.samples:
             return False
 
         last = len(self._mix.pieces) - 1
-        if 0 < number < last:
+        if 0 < piece_number < last:
             return True  # Only the first and the last piece may be parts of shards.
-        piece = self._mix.pieces[number]
+        piece = self._mix.pieces[piece_number]
         return piece.start == 0 and piece.stop == self._counts[piece.shard]
 
 
@@ -249,8 +252,8 @@ class ChainedPlaces(Places):
     def visits(self, start: int) -> Iterator[Visit]:
         """Yield the visits that end after the place `start`; see `Places`."""
         for part, begin in zip(self.parts, self._starts, strict=True):
-            skipped = min(max(start - begin, 0), part.samples)
-            if skipped == part.samples:
+            skipped = max(start - begin, 0)
+            if skipped >= part.samples:
                 continue
             for visit in part.visits(skipped):
                 # A visit that began before `start` is cut, and then lacks samples of the shard.
@@ -260,10 +263,10 @@ class ChainedPlaces(Places):
 
 
 class _InterleavedPlaces(Places):
-    """Places of lanes that take turns.
+    """Places of lanes that take turns: each place is given to the next sample of one lane.
 
     Args:
-        part: the places, of lanes that take turns.
+        part: the part of all lanes together; see `Interleaved`.
         lanes: the places of each lane's own part, by number of the lane.
     """
 
@@ -271,41 +274,41 @@ class _InterleavedPlaces(Places):
         self.samples = part.samples
         self._turns = part.turns
         self._begin = part.start
-        # Number of turns of each lane before the first of these places.
+        # Number of samples of each lane before the first of these places.
         self._before = part.turns.before(part.start)
         self._lanes = lanes  # by number of the lane
 
     def between(self, start: int, stop: int) -> Iterator[SampleId]:
         """Yield the samples at the places from `start` to `stop`; see `Places`."""
-        firsts = self._taken(start)
-        lasts = self._taken(stop)
-        draws = {}
+        lane_starts = self._lane_places(start)
+        lane_stops = self._lane_places(stop)
+        samples = {}
         for lane, places in self._lanes.items():
-            draws[lane] = places.between(firsts[lane], lasts[lane])
+            samples[lane] = places.between(lane_starts[lane], lane_stops[lane])
         for place in range(self._begin + start, self._begin + stop):
             lane = self._turns.lane(place)
-            yield next(draws[lane])
+            yield next(samples[lane])
 
-    def _taken(self, place: int) -> list[int]:
-        """Return the number of turns that each lane has from the first place to before `place`."""
-        turns = self._turns.before(self._begin + place)
-        return [turn - before for turn, before in zip(turns, self._before, strict=True)]
+    def _lane_places(self, place: int) -> list[int]:
+        """Return each lane's own place that comes next at a place of all lanes together."""
+        taken = self._turns.before(self._begin + place)
+        return [count - before for count, before in zip(taken, self._before, strict=True)]
 
     def visits(self, start: int) -> Iterator[Visit]:
         """Yield the visits that end after the place `start`; see `Places`."""
-        taken = self._taken(start)
-        lanes = (self._visits_of(lane, taken[lane]) for lane in self._lanes)
+        lane_starts = self._lane_places(start)
+        lanes = (self._visits_of(lane, lane_starts[lane]) for lane in self._lanes)
         return merge(*lanes, key=attrgetter("first"))
 
-    def _visits_of(self, lane: int, taken: int) -> Iterator[Visit]:
-        """Yield a lane's visits that end after its first `taken` places.
+    def _visits_of(self, lane: int, lane_start: int) -> Iterator[Visit]:
+        """Yield a lane's visits that end after its own place `lane_start`.
 
         The visits are ranges of the places of all lanes together.
         """
         places = self._lanes[lane]
-        if taken == places.samples:
-            return
-        for visit in places.visits(taken):
+        if lane_start == places.samples:
+            return  # the lane has no samples left
+        for visit in places.visits(lane_start):
             first = self._place(lane, visit.first)
             last = self._place(lane, visit.end - 1)
             yield Visit(first, last + 1, visit.shard, visit.is_whole)
@@ -335,7 +338,7 @@ class _StridedPlaces(Places):
     """Places of a lane at regular distances; see `Strided`.
 
     Args:
-        part: the places.
+        part: the places, which come in rows of `part.width`.
         passing: all places of the lane from the first of `part` to the last.
     """
 
@@ -348,16 +351,18 @@ class _StridedPlaces(Places):
         """Yield the samples at the places from `start` to `stop`; see `Places`."""
         width = self._part.width
         while start < stop:
+            # The places of a row are next to each other in the lane, too. The first row may be cut.
             left_in_row = width - (self._part.start + start) % width
-            run = min(stop - start, left_in_row)
+            size = min(stop - start, left_in_row)
             first = self._part.passed_before(start)
-            yield from self._passing.between(first, first + run)
-            start += run
+            yield from self._passing.between(first, first + size)
+            start += size
 
     def visits(self, start: int) -> Iterator[Visit]:
         """Yield the visits that end after the place `start`; see `Places`."""
         for visit in self._passing.visits(self._part.passed_before(start)):
             first = self._part.reached_by(visit.first)
             end = self._part.reached_by(visit.end)
+            # A shard whose samples all lie between the rows is not needed.
             if max(first, start) < end:
                 yield Visit(first, end, visit.shard)
