@@ -19,12 +19,12 @@ from shardcache_client.stages.pipeline import Pipeline
 
 
 def _zero_copy(value: Any) -> Any:
-    """Return a truth value, or extensions of members."""
+    """Return True for all members, False for none, or the extensions of members."""
     if isinstance(value, bool):
         return value
     names = arguments.NAMES.converted(value)
     if "" in names:
-        raise ValueError
+        raise ValueError  # "" is no extension
     # A single extension stays a string, so that messages have it as the user gave it.
     return value if isinstance(value, str) else names
 
@@ -40,9 +40,10 @@ def _decode(value: Any) -> Any:
     """Return the name of a decoder, a table of decoders or a function."""
     if isinstance(value, str):
         return value
-    # The keys of a table of decoders must be names of members.
-    if isinstance(value, Mapping) and arguments.NAMES.converted(value):
-        return value
+    if isinstance(value, Mapping):
+        names = arguments.NAMES.converted(value)  # raises unless all keys are names of members
+        if names:
+            return value
     return arguments.FUNCTION.converted(value)
 
 

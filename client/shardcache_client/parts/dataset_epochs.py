@@ -1,9 +1,10 @@
 """The epochs of a dataset as this process reads them, made of the dataset's parts and of states.
 
 A run is one process's reading of one epoch. There are two kinds. Where every sample of an epoch has
-a number, a rank's batches are found by their numbers (`SampleRun`). Where samples have no numbers,
-as they are filtered, uncounted or regrouped by a stage, a reader goes through its share one sample
-after another (`StageRun`).
+a number, a rank's batches are found by their numbers (`SampleRun`). Samples have no numbers if a
+filter leaves some out, if nobody has counted those of each shard, or if a stage regroups them, for
+example into blocks of tokens. Then a reader goes through its share one sample after another
+(`StageRun`).
 
 A reader is a rank, or one of its workers in a plain DataLoader. A deal divides the samples or the
 shards of an epoch among the readers. Samples are counted if the number of samples of every shard is
@@ -85,9 +86,10 @@ class DatasetEpochs:
     def uncounted_reason(self) -> str:
         """Return the reason why samples are not counted, and what to do about it."""
         manifest = self._parts.manifest
-        reason = "this node has counted the samples, but other ranks' nodes may not have"
         if manifest.uncounted:
             reason = f"{manifest.uncounted} of {len(manifest)} shards were never counted"
+        else:
+            reason = "this node has counted the samples, but other ranks' nodes may not have"
         remedy = self._runtime.counting_remedy(manifest)
         return (
             f"{reason}. Use the dataset's index.json as the url; "
@@ -114,7 +116,7 @@ class DatasetEpochs:
     # Checks
 
     def check(self) -> None:
-        """Prepare this process for reading. Raises an error if it may not read."""
+        """Check that this process may read, and prepare it for that. Raises an error if not."""
         samples = self._parts.samples
         group = self._parts.group
         group.refuse_resharding()
@@ -129,8 +131,8 @@ class DatasetEpochs:
     def _check_filters(self, topology: Topology) -> None:
         """Raise ConfigError if a filter or stage cannot be combined with the other options."""
         parts = self._parts
-        is_regrouped = bool(parts.pipeline.has_filters or parts.stage)
-        if parts.samples.deal_options.has_source_batches and is_regrouped:
+        changes_batches = bool(parts.pipeline.has_filters or parts.stage)
+        if parts.samples.deal_options.has_source_batches and changes_batches:
             raise ConfigError(
                 "batches of one source have fixed samples, and this mixture is filtered, or "
                 "yields groups of them",
@@ -143,9 +145,10 @@ class DatasetEpochs:
                 "with a filter, global batches would depend on the number of workers",
                 remedy="omit global_batch_size; or filter when shards are written",
             )
-        is_made_equal = parts.stage is not None  # a stage gives ranks equally many items
+        # A stage gives all ranks equally many items, whatever the filter leaves of their samples.
+        has_equal_items = parts.stage is not None
         needs_equal = topology.world_size > 1 and parts.samples.deal_options.even is not None
-        if needs_equal and not is_made_equal:
+        if needs_equal and not has_equal_items:
             raise ConfigError(
                 f"a filter gives {topology.world_size} ranks different numbers of samples, and "
                 "ranks that train together would wait for each other",
@@ -188,6 +191,7 @@ class DatasetEpochs:
                 remedy="load the state into the mixture itself, before the loader is made: "
                 "mixture.load_state_dict(state)",
             )
+        # A loader itself goes on to the next epoch if nothing is left of this one.
         changed = load.states_after_change(keeps_epoch=self._runtime.is_asked_by_loader)
         if not ranks.rank:
             log.warning(
@@ -280,25 +284,26 @@ class DatasetEpochs:
         For the arguments, see `resume`.
         """
         is_read = are_over(states)
-        # A loader that restores its workers gives each worker the worker's own state.
-        only = states[0] if len(states) == 1 else None
-        if isinstance(only, RankState) and self._is_of_worker(only, topology):
-            return RunStart(only.progress, only.part, is_read=is_read)
+        # A loader that restores its workers gives each worker a single state: the worker's own,
+        # which has the samples that this worker has given (`part`).
+        own = states[0] if len(states) == 1 else None
+        if isinstance(own, RankState) and self._is_of_worker(own, topology):
+            return RunStart(own.progress, own.part, is_read=is_read)
         whole_rank = Topology(topology.rank, topology.world_size)
         return RunStart(_progress(epoch, whole_rank, states), is_read=is_read)
 
     def _is_of_worker(self, state: RankState, topology: Topology) -> bool:
         """Return True if a state is of the same worker: equal number, equal number of workers.
 
-        If ranks are in step, the state may be of the same worker of another rank.
+        If all ranks read equally many samples, the state may be of the same worker of another rank.
         """
         if topology.workers == 1 or state.part is None or state.rank is None:
             return False
         rank, world_size = state.rank
         if world_size != topology.world_size:
             return False
-        ranks_are_in_step = self._parts.samples.deal_options.even is not None
-        if rank != topology.rank and not ranks_are_in_step:
+        are_ranks_equal = self._parts.samples.deal_options.even is not None
+        if rank != topology.rank and not are_ranks_equal:
             return False
         return (state.part.worker, state.part.workers) == (topology.worker, topology.workers)
 
@@ -306,7 +311,7 @@ class DatasetEpochs:
         """Return the facts that states of numbered batches share; see `StateForm`."""
         samples = self._parts.samples
         deal = self.deal
-        assert isinstance(deal, SpanDeal)
+        assert isinstance(deal, SpanDeal)  # batches have numbers only where samples are dealt
         identifier = samples.identifiers[deal.counted]
         return StateForm(
             identifier, deal, batch_size, drop_last=drop_last, seeds=samples.drawn_seeds
@@ -340,7 +345,7 @@ class DatasetEpochs:
         samples = parts.samples
         deal = samples.deal_of(counted=states[0].counted) if states else self.deal
         # The deal gives each sample once, without padding, since the filter, the stage or the quota
-        # decides how many items a rank gets.
+        # decides how many items a rank gets. The quota is a rank's part of `samples_per_epoch`.
         uneven_deal = samples.uneven_deal(deal)
         return StagedForm(
             dataset=samples.identifiers[deal.counted],
@@ -382,12 +387,15 @@ class DatasetEpochs:
     # States
 
     def is_read(self, states: Sequence[SavedState]) -> bool:
-        """Return True if states of this dataset show that nothing is left of their epoch."""
+        """Return True if states of this dataset show that nothing is left of their epoch.
+
+        This includes states that were taken after the last batch, before the user saw the end.
+        """
         if are_over(states):
             return True
         if isinstance(states[0], RankState):
             deal = self.deal
-            assert isinstance(deal, SpanDeal)
+            assert isinstance(deal, SpanDeal)  # as these states are of dealt samples
             of_ranks = [each for each in states if isinstance(each, RankState)]
             return rank_state.is_read(of_ranks, deal, self._parts.group.ranks)
         return staged_state.have_ended([each for each in states if isinstance(each, StagedState)])

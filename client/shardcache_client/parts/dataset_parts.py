@@ -88,7 +88,7 @@ class DealtSamples:
 
     @property
     def terms(self) -> Terms:
-        """The terms of this run; see `Terms`."""
+        """The drawn seeds and the change of the mixture, which determine the order; see `Terms`."""
         return Terms(self.drawn_seeds, self.deal_options.change)
 
     def on_terms(self, terms: Terms) -> Self:
@@ -106,12 +106,13 @@ class DealtSamples:
     def _seeds(self, drawn: Mapping[str, int]) -> Mapping[str, int]:
         """Return the drawn seeds by source, with another run's seeds in place of this run's.
 
-        Seeds of sources that this mixture lacks are kept.
+        A seed that the user gave to this run stays: the other run's seed is then left out.
 
         Args:
             drawn: seeds that the other run has drawn, by source.
         """
         own = {name: drawn.get(name, seed) for name, seed in self.drawn_seeds.items()}
+        # The seeds of sources that this mixture lacks are kept for later states.
         names = self.deal_options.source_names
         return own | {name: seed for name, seed in drawn.items() if name not in names}
 
@@ -132,7 +133,10 @@ class DealtSamples:
 
     @cached_property
     def _uneven(self) -> Deal:
-        """The result of `uneven_deal` for a deal of the same kind as `deal`; it is kept."""
+        """The result of `uneven_deal` for a deal of the same kind as `deal`.
+
+        It is kept, since a deal computes its order once and keeps it.
+        """
         return self._uneven_options.deal(self.manifest, counted=self.deal.counted)
 
     @property
@@ -154,7 +158,7 @@ class DatasetParts:
         sessions: connections to the daemon.
         job: name of the job in `shardcache status`.
         pipeline: makes items of samples that have been read.
-        scattered: ranges of the samples that are read one by one in their shards; None if whole
+        scattered: the bytes of each sample in its shard, to read samples one by one; None if whole
             shards are read.
         stage: regroups the samples; None if they come one by one.
         handover: passes samples to other processes without a copy; None if they are copied.

@@ -2,10 +2,13 @@
 
 A reader, a dataset or a loader has one `EpochReader`, which has the dataset's position: a bookmark.
 The bookmark says which epoch the next iteration reads, and from which states it resumes. Then
-`DatasetEpochs` makes the run that yields the iteration's samples.
+`DatasetEpochs` makes the iteration's run, which yields the samples of the epoch.
 
 The terms are what determines a run's order in addition to its arguments: seeds that were drawn at
 random, and the latest change of a mixture.
+
+A wrapper, such as another library's loader, may divide the samples among ranks a second time.
+`refuse_resharding` looks for wrappers on the call stack, so it is called wherever one may be there.
 """
 
 from __future__ import annotations
@@ -51,8 +54,7 @@ class EpochReader:
         return f"EpochReader({self.parts.manifest!r}, epoch={self.epoch})"
 
     def __getstate__(self) -> dict[str, Any]:
-        # The check is made here, in the parent process, since a spawned worker cannot see wrappers
-        # around its parent's loader.
+        # A spawned worker cannot see wrappers around its parent's loader, so the parent looks here.
         self.parts.group.refuse_resharding()
         return dict(self.__dict__)
 
@@ -95,26 +97,25 @@ class EpochReader:
         return samples
 
     def _start(self, iteration: Iteration) -> None:
-        """Set an iteration to the epoch or the states with which the bookmark goes on."""
+        """Give an iteration its epoch, the states from which it resumes, and its run."""
         self.bookmark.begin(iteration)
         self._take_terms(self.bookmark.terms)
         self.epochs.check()
-        self._explain(self.parts.group.topology())
+        self._warn_if_uncounted(self.parts.group.topology())
         run = self.epochs.run(iteration.epoch, iteration.states)
         iteration.position = run
         # Where samples are not counted, it is unknown how many are left.
         may_be_at_end = not run.counted or not run.samples_left
         if iteration.states and may_be_at_end:
-            # The iteration counts as read from now on, as StatefulDataLoader asks for no sample if
-            # it resumes at the end.
+            # The next iteration must read the next epoch. StatefulDataLoader asks for no sample if
+            # it resumes at the end, so that this iteration might never count as read otherwise.
             self.bookmark.make_main(iteration)
 
     def _samples(self, iteration: Iteration) -> Iterator[Any]:
         """Yield the samples of an iteration, which starts again if a state was loaded since."""
-        # The check is made here, since a wrapper around the iterator is on the call stack only from
-        # the first sample on.
+        # A wrapper around the iterator is on the call stack only from the first sample on.
         self.parts.group.refuse_resharding()
-        in_worker = iteration.loader is not None
+        in_worker = iteration.loader is not None  # a worker of a plain DataLoader
         if not in_worker and self.bookmark.is_outdated(iteration):
             # A state was loaded between the call of `iter` and the first sample.
             self._start(iteration)
@@ -133,7 +134,8 @@ class EpochReader:
     def _noting_takes(self, iteration: Iteration, samples: Iterator[Any]) -> Iterator[Any]:
         """Yield samples, and record in the bookmark that each is taken.
 
-        The iteration becomes the main one when its second batch begins; see `Bookmark`.
+        From its second batch on, the iteration counts as reading the epoch, and not merely as a
+        look at the data: it becomes the main one; see `Bookmark`.
         """
         # An item that a stage makes counts as a batch.
         first_batch_size = 1 if self.parts.stage else self.parts.batch_size
@@ -146,10 +148,10 @@ class EpochReader:
                 bookmark.take(iteration)
             yield sample
 
-    def _explain(self, topology: Topology) -> None:
-        """Log once that samples are not counted, and how many workers have nothing to read."""
+    def _warn_if_uncounted(self, topology: Topology) -> None:
+        """Warn once that samples are not counted, and how many workers have nothing to read."""
         epochs = self.epochs
-        is_first_reader = topology.reader == 0
+        is_first_reader = topology.reader == 0  # the only reader of the job that warns
         if epochs.deal.counted or not is_first_reader:
             return
         with self.bookmark.counter.change() as count:
@@ -176,11 +178,11 @@ class EpochReader:
     def epoch(self) -> int:
         """The epoch that this process is reading, or else the next one that it would read."""
         current = self.bookmark.current
-        if current is None or current.reading == "over":
-            return self.bookmark.next_epoch
-        is_being_read = current.reading == "open" or current.live
-        if is_being_read:
-            return current.epoch
+        if current is not None:
+            # After its last sample, an iteration still goes on until the user has asked for more.
+            has_last_sample = current.reading == "read" and current.live
+            if current.reading == "open" or has_last_sample:
+                return current.epoch
         return self.bookmark.next_epoch
 
     @property
@@ -191,8 +193,7 @@ class EpochReader:
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that every iteration begun from now on reads, also in running workers."""
-        # The check is made here, since a wrapper that sends one process's batches to all processes
-        # never reads in the others.
+        # A wrapper that sends one process's batches to all processes never reads in the others.
         self.parts.group.refuse_resharding()
         self.bookmark.set_epoch(epoch)
 
@@ -210,6 +211,7 @@ class EpochReader:
             )
         run = self._current_run()
         if self._runtime.is_asked_by_loader:
+            # The loader itself records whether the epoch is over.
             return run.state_in_loader().to_json()
         return run.state(over=run.is_over).to_json()
 
@@ -237,6 +239,7 @@ class EpochReader:
             raise
         # If the mixture has changed since, these are other states, with the change in their terms.
         self._take_terms(states[0].terms)
+        # A loader itself goes on to the next epoch if nothing is left of this one.
         if not self._runtime.is_asked_by_loader and self.epochs.is_read(states):
             states = [replace(each, over=True) for each in states]
         # Passed as JSON, so that they equal the states that running workers and later runs get.

@@ -1,6 +1,6 @@
-"""Facts that a dataset needs about the program that reads it: here a program without torch.
+"""The program that reads a dataset, as far as the dataset depends on it. Here: without torch.
 
-`torch_runtime` has the facts about a program with torch, whose DataLoader workers may be readers.
+`torch_runtime` has a program with torch, whose DataLoader workers may be readers.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Runtime:
     def is_asked_by_loader(self) -> bool:
         """True if a loader, not the user, takes and loads the states of this process.
 
-        Such a loader itself records whether an epoch is over. A worker is always a loader's.
+        Such a loader itself records whether an epoch is over.
         """
-        return self.in_worker
+        return self.in_worker  # a worker's states are always its loader's
 
     def loader_name(self) -> str:
         """Return a name for this worker's loader, unique on this node; "" outside of a worker."""
@@ -75,10 +75,10 @@ class Runtime:
         """Prepare this process for reading samples that a handover passes on."""
 
     def asked_size(self, batch_size: int) -> int:
-        """Return the size of the batches that a loader asks for; without one, the dataset's own.
+        """Return the number of samples in the batches that this process's loader asks for.
 
         Args:
-            batch_size: the dataset's batch size.
+            batch_size: the dataset's own batch size, which is the result if there is no loader.
         """
         return batch_size
 

@@ -122,7 +122,7 @@ def select(
         rows: rows of the tables, each with its table's url.
         predicate: called with the entry of each sample.
     """
-    # For each shard, a byte for each sample of the tar: 1 if the predicate is true.
+    # By shard: a byte for each sample of the tar, 1 if the predicate is true.
     marks: defaultdict[int, bytearray] = defaultdict(bytearray)
     for shard, entries in entries_by_shard(manifest, rows):
         marks[shard] += bytes(map(bool, map(predicate, entries)))
@@ -134,11 +134,11 @@ def select(
     return tuple(choices)
 
 
-def _marks_of(numbers: Sequence[int] | None, marks: bytearray) -> Sequence[int]:
-    """Return the marks of the samples with these numbers, or all marks if `numbers` is None."""
-    if numbers is None:
+def _marks_of(chosen: Sequence[int] | None, marks: bytearray) -> Sequence[int]:
+    """Return the marks of a tar's samples that were chosen before, or all marks for None."""
+    if chosen is None:
         return marks
-    return [marks[number] for number in numbers]
+    return [marks[number] for number in chosen]
 
 
 def entries_by_shard(
@@ -168,22 +168,24 @@ def rows_by_shard(
         manifest: the shards.
         rows: rows of the tables, each with its table's url.
     """
-    passed = [0] * len(manifest)  # number of samples of each shard that rows have had so far
-    # Rows number the shards of their own index file. The shards of all index files follow each
-    # other in the manifest, and each has a row: so the first shard of a table comes after the last
-    # shard of the table before. The same index file may come more than once.
+    covered = [0] * len(manifest)  # number of samples of each shard that rows have had so far
+    # A row has the number of its shard in the table's own index file ("shard"), and the number of
+    # its first sample in the shard ("first"). The shards of all index files follow each other in
+    # the manifest, and each has a row: so the first shard of a table comes after the last shard of
+    # the table before. The same index file may come more than once.
     first_shard = 0
     shard = -1
     for url, row in rows:
         try:
-            if row["shard"] == 0 and row["first"] == 0:  # the first row of a table
+            is_first_of_table = row["shard"] == 0 and row["first"] == 0
+            if is_first_of_table:
                 first_shard = shard + 1
             shard = first_shard + row["shard"]
-            follows = row["first"] == passed[shard]
+            follows = row["first"] == covered[shard]
             has_count = row["samples"] == manifest[shard].samples
             # A manifest without versions (None) fits any table.
             has_version = manifest[shard].version in (None, row["version"])
-            passed[shard] += len(row["keys"])
+            covered[shard] += len(row["keys"])
         except _INVALID as exn:
             raise _invalid(exn, url) from exn
         if not (follows and has_count and has_version):
@@ -195,7 +197,7 @@ def rows_by_shard(
             )
         yield shard, row, url
     for number, ref in enumerate(manifest):
-        if passed[number] != ref.samples:
+        if covered[number] != ref.samples:
             raise ConfigError(
                 "the table of samples does not cover this shard completely",
                 url=ref.url,

@@ -35,12 +35,12 @@ class ShardSource:
     partial_reads: bool
 
     def manifest(self, group: RankGroup, tokens: TokenBlocks | None = None) -> Manifest:
-        """Return the shards that all ranks of a group read.
+        """Return the shards of the dataset, the same on all ranks of a group.
 
         Raises the errors of resolving the urls.
 
         Args:
-            group: the ranks.
+            group: the ranks, which may agree on the shards that one of them has resolved.
             tokens: the blocks of tokens that are samples; None for the samples of the tars.
         """
         group.refuse_resharding()

@@ -1,8 +1,8 @@
 """The order that a dataset's arguments ask for: its shuffle, its seed, and their checks.
 
 With `shuffle=True`, the samples of a few shards are mixed: these are the window. With
-`shuffle="global"`, all samples are permuted, so they are read one by one: this needs the place of
-each sample in its tar, which a table next to the index file has.
+`shuffle="global"`, all samples are permuted, so they are scattered over the shards and read one by
+one: this needs the range of each sample in its tar, which a table next to the index file has.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ def check_permuted(
             'shuffle="global" mixes the samples of all shards, and has no window',
             remedy="omit shuffle_window; or write shuffle=True, which mixes those of some shards",
         )
+    # With global batches, `canonical_nodes` is also the number of spans of an epoch.
     if canonical_nodes > 1 and global_batch_size is None:
         raise ConfigError(
             'shuffle="global" mixes the samples of all shards, and has no groups of them',
