@@ -285,7 +285,7 @@ class MixtureDeal(SpanDeal):
             self._lane(epoch, number, start, stop) for number, (start, stop) in enumerate(ranges)
         )
         begin, end = span
-        # The lanes have the sources' samples of this span only: so their origin is its beginning.
+        # The lanes have only the samples of this span, so they begin where the span begins.
         return Interleaved(begin, end, layout.turns, lanes, origin=begin, names=self._names)
 
     def _lane(self, epoch: int, number: int, start: int, stop: int) -> Lane:

@@ -201,16 +201,15 @@ def _blocks_keeping_pace(
 ) -> Blocks:
     """Return `count` blocks, of fewer samples if the rank would get too far ahead of others.
 
-    There are fewer blocks if there are fewer samples.
-
-    For the arguments, see `next_group`; `count` is the number on which the ranks have agreed.
+    There are fewer blocks only if there are fewer samples than blocks. For the arguments, see
+    `next_group`; `count` is the number on which the ranks have agreed.
     """
     samples_left = len(waiting) + unread
     blocks = fill(waiting, max_tokens, min(count, len(waiting)), sources)
     taken = sum(map(len, blocks))
 
-    # The rank keeps a reserve for the groups to come. But no block is empty as long as it has
-    # samples: it gives at least `count`.
+    # The rank keeps a reserve for the groups to come. But it gives at least `count` samples, so
+    # that no block is empty.
     most_left = greatest(samples_left - taken)
     reserve = most_left - most_left // _MAX_LEAD_DIVISOR
     max_taken = max(count, samples_left - reserve)

@@ -219,7 +219,7 @@ class MixedPlaces(Places):
 
         last = len(self._mix.pieces) - 1
         if 0 < piece_number < last:
-            return True  # Only the first and the last piece may be parts of shards.
+            return True  # only the first and the last piece of a mix may be parts of shards
         piece = self._mix.pieces[piece_number]
         return piece.start == 0 and piece.stop == self._counts[piece.shard]
 

@@ -10,7 +10,7 @@ places each lane has before a place, and `place` at which place a lane has its n
 turns 0 1 0 0 1 0, `lane(4)` is 1, `before(4)` is [3, 1], and `place(1, 1)` is 4.
 
 The turns alone determine these answers. So any part of the combined sequence can be found without
-computing the places before it. `lanes.Interleaved` uses turns to read, and `sources.courses` to lay
+computing the places before it. `lanes.Interleaved` uses turns to read, and `sources.layouts` to lay
 out the epochs of a mixture.
 """
 
@@ -118,14 +118,14 @@ class Proportions:
         """Return the number of the lane that a place belongs to."""
         node = self._root
         while isinstance(node, _Split):
-            of_first = node.before(place)
+            first_count = node.before(place)
             # The place is the first group's if that group has one place more after it.
-            if node.before(place + 1) > of_first:
+            if node.before(place + 1) > first_count:
                 node = node.first
-                place = of_first
+                place = first_count
             else:
                 node = node.second
-                place -= of_first
+                place -= first_count
         return node
 
     def before(self, place: int) -> Sequence[int]:
@@ -135,8 +135,8 @@ class Proportions:
         while groups:
             node, places = groups.pop()
             if isinstance(node, _Split):
-                of_first = node.before(places)
-                groups += [(node.first, of_first), (node.second, places - of_first)]
+                first_count = node.before(places)
+                groups += [(node.first, first_count), (node.second, places - first_count)]
             else:
                 counts[node] = places
         return counts
@@ -231,6 +231,7 @@ class Rotated:
     def lane(self, place: int) -> int:
         """Return the lane that a place belongs to."""
         begin, first, number = self._span(place)
+        # The turn is `number` places after `first`; behind the span's end, it is at its beginning.
         return self.turns.lane(begin + (first - begin + number) % self.length)
 
     def before(self, place: int) -> Sequence[int]:
@@ -261,7 +262,7 @@ class Rotated:
 
         # The span has the turns from `first` to its end, which move to its beginning, and then the
         # turns before `first`, which move behind them.
-        nth = number - at_begin
+        nth = number - at_begin  # among the lane's samples in this span
         before_wrap = at_end - at_first
         if nth < before_wrap:
             unrotated = self.turns.place(lane, at_first + nth)

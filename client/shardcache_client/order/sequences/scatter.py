@@ -50,7 +50,8 @@ _LOW_32 = 0xFFFF_FFFF
 class Bijection:
     """A permutation of the numbers below `size`, determined by a key.
 
-    It is the same for every machine, Python version and hash seed, with numpy or without.
+    It is the same for every machine, Python version and hash seed, with numpy or without. A place
+    is an index into the permuted numbers.
 
     Args:
         size: 1 or more, below 2**63.

@@ -252,6 +252,7 @@ class Manifest(Sequence[ShardRef]):
         """Number of samples of each shard that belong to the dataset; None unless all are known."""
         if self.uncounted:
             return None
+        # `repeat` has no end: the shards end the zip.
         each = zip(self.shards.samples, self.choices or repeat(None), strict=False)
         return [count if choice is None else choice.count for count, choice in each]
 
