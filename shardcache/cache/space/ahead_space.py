@@ -2,8 +2,8 @@
 
 A range is a span of an object's bytes. Readers of ranges request several ahead of need, and keep
 the cached parts of the object that have these bytes. `HeldRanges` asks here, for each range, for a
-place: the permission to take space in the cache. A range is let in once it has its place, and
-leaves when it is released.
+place: the permission to take space in the cache. To let a range in is to give it a place, which the
+range has until its reader releases it.
 
 Readers that hold some parts and wait for more must never wait for each other. Three rules keep the
 conditions of a deadlock (see `deadlock`) from ever arising, so deadlocks over ranges need not be
@@ -12,8 +12,8 @@ detected:
 1. One range of each reader is let in however much space the others take: the first range that the
    reader waits for. The reader reads and releases this range before it waits for another, so while
    it has this range it waits for nothing in the cache. So it may keep a published file from
-   eviction, if the range is in one. A reader's other ranges never keep a published file: it would
-   take space outside of the share.
+   eviction, if the range is in one. A reader's other ranges never keep a published file, which
+   would take space outside of the share.
 2. All other ranges of all readers together take at most this share, until they are released. Their
    readers may do anything in the meantime, such as wait for each other.
 3. All parts of a range get their space at the same time (`PartFiller`). So a range that waits for
@@ -21,9 +21,9 @@ detected:
    (`Residency.check_range`).
 
 A reader that is stopped (SIGSTOP) keeps its ranges, as it keeps whole shards, until it continues or
-its connection ends. Ranges that need this space wait until then, and so do ranges that were
-requested after them, each at most until its reader's time limit. This is not a deadlock, since a
-stopped reader waits for nothing: the check for deadlocks ignores these waits.
+its connection ends. Ranges that need this space wait until then, and later ranges wait behind them,
+each at most until its reader's time limit. This is not a deadlock, since a stopped reader waits for
+nothing: the check for deadlocks ignores these waits.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class RangePlace:
-    """A range that a reader has asked for, from its request to its release.
+    """The place of one range, or its wait for a place.
 
     Attributes:
         size_bytes: size of the parts that have the range.
         is_awaited: True once the reader waits for the range.
-        is_in_share: True while the range counts against the share.
-        entered: event that is set once the range may take space.
+        is_in_share: True while the range counts against the share; False if rule 1 has let it in.
+        entered: event that ends the wait: the range is let in.
     """
 
     size_bytes: int
@@ -52,18 +52,18 @@ class AheadSpace:
     """The share for all readers together. Ranges enter it in the order in which they request it.
 
     Args:
-        limit_bytes: returns the size of the share, which may change.
+        ask_limit_bytes: returns the size of the share, which may change.
     """
 
-    def __init__(self, limit_bytes: Callable[[], int]) -> None:
-        self._limit_bytes = limit_bytes
+    def __init__(self, ask_limit_bytes: Callable[[], int]) -> None:
+        self._ask_limit_bytes = ask_limit_bytes
         self._taken_bytes = 0
         self._waiting: dict[RangePlace, None] = {}  # in the order of request
 
     @property
     def limit_bytes(self) -> int:
         """Size of the share at present."""
-        return self._limit_bytes()
+        return self._ask_limit_bytes()
 
     def try_enter(self, place: RangePlace) -> bool:
         """Let a range in if the share has space for it, and no other range waits for the share.
@@ -81,7 +81,7 @@ class AheadSpace:
         A range that is larger than the share is never let in here. It is let in by rule 1 only, as
         the first that its reader waits for.
         """
-        if place.size_bytes <= self._limit_bytes():
+        if place.size_bytes <= self.limit_bytes:
             self._waiting[place] = None
 
     def leave(self, place: RangePlace) -> None:
@@ -99,7 +99,7 @@ class AheadSpace:
 
     def _has_room(self, place: RangePlace) -> bool:
         """Return whether the share has space for a range."""
-        return self._taken_bytes + place.size_bytes <= self._limit_bytes()
+        return self._taken_bytes + place.size_bytes <= self.limit_bytes
 
     def _let_in(self, place: RangePlace) -> None:
         """Let a range into the share."""
@@ -111,7 +111,7 @@ class AheadSpace:
 class RangePlaces:
     """The places of one reader's ranges, by the numbers of their leases.
 
-    The reader's first range is the one that rule 1 lets in.
+    A lease is the reader's hold on a range. The first range is the one that rule 1 lets in.
 
     Args:
         ahead: the share of all readers, for the other ranges.
@@ -124,7 +124,7 @@ class RangePlaces:
         self._first: RangePlace | None = None  # the range of rule 1; None while there is none
 
     async def enter(self, number: int, size_bytes: int, *, is_awaited: bool) -> None:
-        """Wait until a range may take space. Call `leave` at its end, also after an exception.
+        """Wait until a range is let in. Call `leave` to end its place, also after an exception.
 
         Args:
             number: number of the range's lease.

@@ -1,9 +1,12 @@
 """Cached parts of objects that are read by ranges: the reasons that keep them, and eviction.
 
 A part is a piece of fixed size of an object; a file of parts (`PartFile`) has the cached parts of
-one object. Each part has its own leases, and its own key in the schedule, and is evicted by itself.
-To retain a part means to add a lease to it. A transfer of the whole object takes the file over: the
-file is closed, and its parts then belong to that transfer.
+one object, and a journal with the checksum of each. Parts that an earlier daemon has left are
+unchecked until their bytes have been compared with the journal.
+
+Each part has its own leases, and its own key in the schedule, and is evicted by itself. To retain a
+part means to add a lease to it. A transfer of the whole object takes the file over: the file is
+closed, and its parts then belong to that transfer.
 
 `Residency` does the same for whole shards, and evicts both.
 """
@@ -27,15 +30,15 @@ class PartResidency:
     """Parts of objects, each of which stays while a reader has it in use.
 
     Only this class writes `PartFile.leases`, and tells the schedule which parts are cached and
-    which of them may be evicted. The schedule knows nothing about the parts of a closed file
-    (`is_kept_by_part` is False).
+    which of them may be evicted. The schedule knows nothing about the parts of a file that is
+    closed; its `is_kept_by_part` is False.
 
     Args:
         store: the cache folder.
         planner: has the schedule.
         counters: the daemon's counters.
         changed: notified when more parts may be evictable.
-        claims: keys of the objects that are being fetched.
+        claims: keys of the objects that are being fetched; a view, which is always up to date.
         allocating: lock that is held while space is reserved, and so while anything is evicted.
     """
 
@@ -66,14 +69,14 @@ class PartResidency:
         part_bytes: int,
         reservation: Reservation,
     ) -> PartFile:
-        """Return a file for parts of an object, with those that an earlier transfer has left.
+        """Return a file for parts of an object, with the parts that an earlier transfer has left.
 
         Raises DiskError.
         """
         # The lock keeps the parts of the earlier transfer from being removed in the meantime.
         async with self._allocating:
             file = await self._store.parts.open(obj, part_bytes, reservation)
-        self.restored(file)
+        self.opened(file)
         return file
 
     def get(self, key: str) -> PartFile | None:
@@ -86,8 +89,8 @@ class PartResidency:
         files = self._store.parts.files()
         return sum(file.partial.size_of(part) for file in files for part in file.leases)
 
-    def restored(self, file: PartFile) -> None:
-        """Add the parts that a file had when it was opened."""
+    def opened(self, file: PartFile) -> None:
+        """Add the parts that a file has when it is opened."""
         for part in file.kept_parts:
             self.arrived(file, part)
 
@@ -112,15 +115,16 @@ class PartResidency:
                 schedule.used(key)
                 schedule.held(key)
         if file.leases and not file.is_kept_by_part:
-            # The reader opens the file only later, by its path and inode number.
+            # The reader may open the file only later, by its path and inode number: no other file
+            # may have both before then.
             self._store.parts.granted.add(file)
 
     @contextlib.contextmanager
     def sparing(self, file: PartFile) -> Iterator[None]:
         """Keep all parts of a file during the block, in which space for the whole is reserved.
 
-        No notification follows at the end of the block: it is entered again and again while the
-        whole object waits for space.
+        The end of the block notifies nobody: the block is entered again and again while the whole
+        object waits for space, and each notification would cause the next attempt.
         """
         parts = file.kept_parts
         file.leases.update(parts)  # one lease more on each
@@ -190,8 +194,10 @@ class PartResidency:
         if part not in done:
             return False  # the part was evicted in the meantime
         seems_damaged = await self._differs_from_journal(file, part)
-        if not seems_damaged or part not in done or not file.is_kept_by_part:
+        if not seems_damaged:
             return False
+        if part not in done or not file.is_kept_by_part:
+            return False  # it was evicted, or the file was closed, during the check
 
         # The part was not retained, so it may have been evicted and fetched again during the
         # check, which saw a hole in the file. So it is retained, and compared once more.
@@ -241,8 +247,8 @@ class PartResidency:
                 sound = await asyncio.to_thread(file.partial.sound, unchecked)
             finally:
                 self.release(file, unchecked)
-            # The parts were among the kept parts until now, so that they were accounted for if the
-            # file was handed over during the check.
+            # The parts stay unchecked until here: if the file was closed during the check, they
+            # were among its kept parts, and so were removed from the schedule.
             file.partial.settle(unchecked, sound)
             damaged = [part for part in unchecked if part not in sound]
             if file.is_kept_by_part:

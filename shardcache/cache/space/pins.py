@@ -41,7 +41,7 @@ class Pins:
 
     Args:
         store: the cache folder, which has the file with the pins.
-        turns: turns on the event loop, for changes of many pins.
+        turns: divides changes of many pins into short turns on the event loop.
         limit: limit of the size of all pinned shards together.
     """
 
@@ -78,7 +78,7 @@ class Pins:
         """Return the pin on a url, if there is one."""
         return self._by_url.get(url)
 
-    def has_version(self, key: str) -> bool:
+    def is_pinned(self, key: str) -> bool:
         """Return whether this version of a shard is pinned, cached or not."""
         return key in self._url_by_key
 
@@ -123,7 +123,9 @@ class Pins:
         If the shard would exceed the limit of all pins, its url is unpinned instead.
         """
         pin = self._pin_on(shard)
-        if pin is None or _has_own_bytes(shard):
+        # A pin keeps what readers of samples use, such as the decompressed tar. The compressed tar
+        # is another cached shard, which the pin does not keep.
+        if pin is None or _is_unconverted(shard):
             return
         try:
             self._check_growth(shard.kept_bytes - pin.size_bytes)
@@ -280,20 +282,19 @@ class Pins:
             self._size_bytes += pin.size_bytes
             self._by_url[url] = pin
             self._url_by_key[pin.key] = url
+        # The previous version may be unpinned now, and the other one pinned.
         keys = {each.key for each in (previous, pin) if each is not None}
         for key in keys:
             self._report(key)
 
 
-def _has_own_bytes(shard: Shard) -> bool:
-    """Return whether a shard has the object's own bytes, such as a compressed tar.
-
-    A pin keeps the form that shards are cached in, such as the decompressed tar.
-    """
+def _is_unconverted(shard: Shard) -> bool:
+    """Return whether a shard has an object's own bytes, though samples need another form of it."""
     facts = shard.facts
     if facts is None:
         return False
-    if HIDDEN in facts.url:  # the key was made of the whole url, whose secret is not known here
+    if HIDDEN in facts.url:
+        # The key was made of the url with its secret, which is not known here: compare sizes.
         is_unchanged = facts.samples is None and facts.size_bytes == facts.origin_bytes
         return is_unchanged and not is_stored_as_is(facts.url)
     return is_key_of_own_bytes(shard.key, facts.url, facts.version)

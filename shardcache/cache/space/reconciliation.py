@@ -21,7 +21,7 @@ async def reconcile(store: Store, residency: Residency, pins: Pins) -> None:
 
     Raises DiskError.
     """
-    await store.set_aside()  # corrupt shards may have waited for the disk to recover
+    await store.set_aside()  # corrupt shards could not go to quarantine while the disk failed
     changes = await asyncio.to_thread(
         compare_folder,
         store.layout,
@@ -43,6 +43,7 @@ async def reconcile(store: Store, residency: Residency, pins: Pins) -> None:
     for shard in returned:
         store.restore(shard)
         residency.arrived(shard)
+    # Interrupted downloads are leftovers, unless a transfer or a file of parts has their files.
     for download in changes.downloads:
         if download.key not in residency.claims and download.key not in store.parts:
             store.leftovers.keep(download)

@@ -1,11 +1,13 @@
 """The cached shards: the reasons that keep them, and their eviction for others.
 
 A shard stays in the cache while it is leased, pinned, or open in another process. A lease is added
-by `retain`, which keeps the shard until `release`; a pin is made by a user. The schedule, which is
-merged from all readers' plans, chooses which of the other shards to evict: the victims. A claim
-(`KeyClaim`) stands for all transfers of one shard, and has the reservation of space for it. Parts
-of objects that are read by ranges are in the care of `PartResidency`. Leftovers, which are idle
-partials and quarantined shards, are removed before any shard is evicted.
+by `retain`, which keeps the shard until `release`; a pin is made by a user. The schedule has the
+plans of all readers, which list the shards that they will read, and chooses which of the other
+shards to evict: first unplanned ones, which are in no plan. Leftovers, which are interrupted
+downloads and damaged shards, are removed even before those.
+
+A transfer fetches one shard. All transfers of the same shard have one claim (`KeyClaim`), which has
+the reservation of space for it. `PartResidency` keeps the parts of objects that are read by ranges.
 """
 
 import asyncio
@@ -46,16 +48,15 @@ _MAX_EVICTED = 100_000  # number of evicted shards remembered, to count those fe
 
 
 def needed_now() -> float:
-    """Return the time of need of a shard that a reader waits for."""
+    """Return the time of need of a shard that a reader waits for; see `Residency.reserve`."""
     return NOW
 
 
 class Residency:
-    """The shards of one store: those with leases, a pin, or open in a process stay in the cache.
+    """The shards of one store, with their leases and pins.
 
-    Other shards are evicted once a transfer needs their space, in the order that the schedule
-    gives. Only this class writes `Shard.leases` and `Shard.pinned`, and tells the schedule which
-    shards are cached and which of them may be evicted.
+    Only this class writes `Shard.leases` and `Shard.pinned`, and tells the schedule which shards
+    are cached and which of them may be evicted.
 
     Attributes:
         changed: notified when more shards may be evictable.
@@ -99,7 +100,7 @@ class Residency:
         for shard in store.shards.values():
             schedule.arrived(shard.key, shard.kept_bytes)
         for file in store.parts.files():
-            self.parts.restored(file)
+            self.parts.opened(file)
         pins.watch(self._pin_changed)
 
     # The cached shards, and their leases and pins
@@ -110,7 +111,7 @@ class Residency:
             del self._evicted[shard.key]
             self._counters.refetches += 1
         self._planner.schedule.arrived(shard.key, shard.kept_bytes)
-        self._pins.arrived(shard)
+        self._pins.arrived(shard)  # if its url is pinned, this version is kept from now on
 
     def gone(self, key: str) -> None:
         """Record that a shard was evicted, quarantined or lost.
@@ -126,7 +127,7 @@ class Residency:
         """Add a lease to a shard, which keeps it from eviction until `release`."""
         shard.leases += 1
         self.leased.add(shard)
-        self._update_plan(shard)
+        self._update_schedule(shard)
 
     def retain_cached(self, key: str) -> Shard | None:
         """Keep the cached shard for `key` until `release`, and return it; None if there is none."""
@@ -140,7 +141,7 @@ class Residency:
         shard.leases -= 1
         if not shard.leases:
             self.leased.discard(shard)
-            self._update_plan(shard)
+            self._update_schedule(shard)
         self.changed.notify()
 
     @contextlib.contextmanager
@@ -154,7 +155,7 @@ class Residency:
 
     def _pin_changed(self, key: str) -> None:
         """Keep the cached shard for `key` if it is pinned now; otherwise, let it be evicted."""
-        if not self._pins.has_version(key):
+        if not self._pins.is_pinned(key):
             self._unpin(key)
             return
         shard = self._store.shards.get(key)
@@ -162,7 +163,7 @@ class Residency:
             shard.pinned = True
             self.pinned[key] = shard
             self._store.space.pinned_bytes += shard.kept_bytes
-            self._update_plan(shard)
+            self._update_schedule(shard)
 
     def _unpin(self, key: str) -> None:
         """Let a pinned shard be evicted again; no-op if none is pinned under this key."""
@@ -170,10 +171,10 @@ class Residency:
         if shard is not None:
             shard.pinned = False
             self._store.space.pinned_bytes -= shard.kept_bytes
-            self._update_plan(shard)
+            self._update_schedule(shard)
             self.changed.notify()
 
-    def _update_plan(self, shard: Shard) -> None:
+    def _update_schedule(self, shard: Shard) -> None:
         """Tell the schedule whether a shard may be evicted."""
         if not self._is_cached(shard):
             return
@@ -192,7 +193,7 @@ class Residency:
 
     @contextlib.contextmanager
     def claiming(self, key: str, transfer: Transfer) -> Iterator[KeyClaim]:
-        """Provide the claim of all transfers that lead to a key, with this transfer among them."""
+        """Add a transfer to the claim of its key, and provide that claim for the block."""
         claim = self.claims.setdefault(key, KeyClaim())
         claim.join(transfer)
         try:
@@ -206,7 +207,7 @@ class Residency:
         self,
         claim: KeyClaim,
         size_bytes: int,
-        needed_at_s: Callable[[], float],
+        when_needed_s: Callable[[], float],
         *,
         waits_ahead_of_need: bool = True,
     ) -> None:
@@ -218,10 +219,10 @@ class Residency:
 
         Args:
             size_bytes: number of bytes to add to the reservation.
-            needed_at_s: returns the shard's time of need, which may change during the wait.
+            when_needed_s: returns the shard's time of need, which may change during the wait.
             waits_ahead_of_need: whether the claim waits for space while no reader waits for it.
         """
-        if await self.try_reserve(claim, size_bytes, needed_at_s()):
+        if await self.try_reserve(claim, size_bytes, when_needed_s()):
             return
         with claim.waiting_for_space(size_bytes):
             while True:
@@ -229,7 +230,7 @@ class Residency:
                 if not (claim.waits or waits_ahead_of_need):
                     raise PostponedError
                 await self.wait_for_change(claim)
-                if await self.try_reserve(claim, size_bytes, needed_at_s()):
+                if await self.try_reserve(claim, size_bytes, when_needed_s()):
                     return
 
     async def try_reserve(self, claim: KeyClaim, size_bytes: int, needed_at_s: float) -> bool:
@@ -259,8 +260,8 @@ class Residency:
         Returns whether it has grown. For turns, see `PartResidency.is_turn_of`.
 
         Args:
-            is_speculative: True if no reader has requested the bytes yet. They may then take a
-                small share of the cache, and only unplanned shards are evicted for them.
+            is_speculative: True if no reader has requested the bytes yet. Then only unplanned
+                shards are evicted for them, and at most `_ahead_bytes` are reserved at a time.
         """
         if not self.parts.is_turn_of(claim):
             return False
@@ -271,14 +272,11 @@ class Residency:
         return await self.try_reserve(claim, size_bytes, AFTER_ALL_PLANS)
 
     def _ahead_bytes(self) -> int:
-        """Return the space for ranges that readers have requested and do not need yet.
-
-        Each speculative reservation (see `reserve_at_once`) may be as large.
-        """
+        """Return the size of `ahead`, which is also the limit of a speculative reservation."""
         return self._store.space.effective_bytes() // AHEAD_DIVISOR
 
     def check_range(self, size_bytes: int, url: str) -> None:
-        """Raise CapacityError if a range does not fit beside pins and ranges read ahead of need."""
+        """Raise CapacityError if a range does not fit next to the pinned shards and `ahead`."""
         space = self._store.space
         possible_bytes = max(0, space.unpinned_bytes - self._ahead_bytes())
         if size_bytes <= possible_bytes:
@@ -316,24 +314,24 @@ class Residency:
             log.warning("--min-free is met again")
 
     async def wait_for_change(
-        self, claim: KeyClaim, limit_s: float = LOOK_AGAIN_S, *, or_claim_moves: bool = False
+        self, claim: KeyClaim, timeout_s: float = LOOK_AGAIN_S, *, or_claim_moves: bool = False
     ) -> None:
-        """Wait until more shards may be evictable, but at most for `limit_s`.
+        """Wait until more shards may be evictable, but at most for `timeout_s`.
 
         Raises as `check_progress` does.
 
         Args:
-            or_claim_moves: True to wait for `claim.moved` as well, as the claim's transfers do
-                other work in the meantime.
+            or_claim_moves: True to return at a notification of `claim.moved`, too: readers get
+                ranges of the object while its whole waits for space.
         """
         now_s = time.monotonic()
         if now_s - claim.checked_s >= _CHECK_AGAIN_S:
             claim.checked_s = now_s
             check_progress(claim, self.claims.values(), self.leased, self._store.space)
         if or_claim_moves:
-            await self.changed.wait_with(claim.moved, limit_s)
+            await self.changed.wait_with(claim.moved, timeout_s)
         else:
-            await self.changed.wait(limit_s)
+            await self.changed.wait(timeout_s)
 
     def may_fit(self, size_bytes: int) -> bool:
         """Return whether `size_bytes` would fit if all unpinned shards were evicted."""
@@ -343,23 +341,24 @@ class Residency:
         """Return whether `reserve` would succeed at once, with this time of need. Evict nothing."""
         self._reconsider_still_open()
         shortfall_bytes = self._store.measured_space().shortfall_bytes(size_bytes)
-        # If the leftovers are larger than the shortfall, no victims are needed.
+        # Leftovers are removed before any shard is evicted. If they are larger than the shortfall,
+        # it becomes negative here, and no victims are needed.
         for leftover in self._store.leftovers.by_key.values():
             shortfall_bytes -= leftover.size_bytes
         victims = self._planner.schedule.victims(shortfall_bytes, needed_at_s, self._planner.lead_s)
         return victims is not None
 
     def planned_need_s(self, key: str) -> float:
-        """Return when a shard is needed: by a plan, or as an unplanned shard, if that is sooner."""
+        """Return when a plan needs a shard; `unplanned_need_s` if that is sooner."""
         return min(self._planner.schedule.next_use_s(key), self.unplanned_need_s(key))
 
     def unplanned_need_s(self, key: str) -> float:
-        """Return when a shard is needed whatever the plans say.
+        """Return when a shard counts as needed apart from all plans.
 
-        A pinned shard comes after the planned shards that are needed within the lead time. Any
-        other shard comes after all planned shards.
+        A pinned shard is needed one lead time from now, so planned shards that are needed sooner
+        come first. Any other shard comes after all planned shards.
         """
-        if self._pins.has_version(key):
+        if self._pins.is_pinned(key):
             return self._planner.schedule.now_s + self._planner.lead_s
         return AFTER_ALL_PLANS
 
@@ -452,7 +451,7 @@ class Residency:
         due = [shard for shard, since_s in self._still_open.items() if since_s <= limit_s]
         for shard in due:
             del self._still_open[shard]
-            self._update_plan(shard)
+            self._update_schedule(shard)
 
     async def _free(self, wanted_bytes: int, needed_at_s: float) -> bool:
         """Remove a leftover, or evict shards; return False if nothing may be removed for this need.
@@ -497,4 +496,4 @@ class Residency:
                 shard=exn.url,
                 cause=failure.message,
             )
-        self.changed.notify()
+        self.changed.notify()  # in quarantine, it is a leftover, whose space can be freed
