@@ -1,8 +1,9 @@
 """Health of the cache disk: checked periodically, right after errors, and while it fails.
 
-A check looks at the cache folder, or writes a file in it if there is a reason to doubt the disk.
-While the disk fails, cached shards are served but none is fetched. `Fetcher`, `Leasing` and
-`Scrubber` ask here before they conclude from an error that a shard is damaged.
+A check looks at the cache folder; if there is a reason to doubt the disk, it is a probe, which also
+writes a file. A check has no result if the daemon lacks memory or file descriptors for it. While
+the disk fails, cached shards are served but none is fetched. `Fetcher`, `Leasing` and `Scrubber`
+ask here before they conclude from an error that a shard is damaged.
 """
 
 import asyncio
@@ -76,6 +77,7 @@ class DiskHealth:
             url: the url that cannot be fetched therefore, for the error.
         """
         if self.error is not None:
+            # The same error, for this url.
             raise type(self.error)(self.error.message, url=url, remedy=self.error.remedy)
 
     async def examine(self) -> bool:
@@ -86,9 +88,9 @@ class DiskHealth:
         """
         if self.error is None:
             self._suspicion.set()
-        awaited_count = self._checked.count + 1
+        awaited_count = self._checked.count + 1  # the next result
         if self._is_checking:
-            awaited_count += 1  # the check in progress may have begun before the failure
+            awaited_count += 1  # that of the check in progress, which may predate the failure
         while self.error is None and self._checked.count < awaited_count:
             await self._checked.wait()
         return self.error is None
@@ -156,20 +158,20 @@ class DiskHealth:
     async def _check_now(self) -> bool:
         """Check the disk; if the folder has changed, bring the daemon's state up to date.
 
-        Return False if the check had no result, as the daemon lacks the resources for it.
+        Return False if the check had no result.
         """
         is_suspected = self._suspicion.is_set() or self.error is not None
         self._suspicion.clear()
         self._is_checking = True
         try:
             if is_suspected:
-                changed = await self._probe()
+                is_recreated = await self._probe()
             else:
-                changed = await self._timed(self._store.folder.look)
-            # The catalogue's file may be gone with the folder, or no file could be opened so far.
+                is_recreated = await self._timed(self._store.folder.look)
+            # No-op unless the catalogue's file is gone with the folder, or could not be opened.
             await asyncio.to_thread(self._store.catalogue.reopen)
             # Nobody has looked at the folder while the disk failed.
-            if changed or self.error is not None:
+            if is_recreated or self.error is not None:
                 await reconcile(self._store, self._residency, self._pins)
             await self._residency.keep_free()
         except DiskError as exn:
@@ -185,7 +187,7 @@ class DiskHealth:
         return True
 
     async def _probe(self) -> bool:
-        """Check the disk by writing; return whether the folder has changed. Raises DiskError."""
+        """Check the disk by writing; return whether the folder was recreated. Raises DiskError."""
         try:
             return await self._timed(self._store.folder.probe)
         except DiskFullError:

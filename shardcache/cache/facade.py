@@ -54,7 +54,7 @@ class Cache:
         counters: the daemon's counters.
         bills: the bill of the node for requests and bytes, and one for each job.
         measures: durations, for metrics.
-        turns: turns on the event loop, for long computations.
+        turns: divides long computations into short turns on the event loop.
         manifests: resolves patterns to lists of shards.
         readers: the connected readers.
         objects: objects for clients that request one at a time.
@@ -71,6 +71,7 @@ class Cache:
         indexers: Indexers,
         group: asyncio.TaskGroup,
     ) -> None:
+        # Each group of services uses those of the groups before it.
         inputs = Inputs(settings, store, origins, downloader, indexers, group)
         core = assemble_core(inputs)
         fetching = assemble_fetching(inputs, core)
@@ -129,7 +130,8 @@ class Cache:
         """Return a predicate: may the user see this url?"""
         return lambda url: self._allow.shows(url, peer)
 
-    # Requests for lists of shards. `send` gets the events; an exception from it aborts the request.
+    # Requests for lists of shards. `send` gets the events, which are the lines of the response; an
+    # exception from it aborts the request.
 
     async def warm(
         self,
@@ -181,7 +183,7 @@ class Cache:
             patterns: the patterns.
             peer: the user.
             send: gets the events.
-            wanted: says which objects are meant, and whether as shards or as files.
+            wanted: says which objects are meant, and which of them are read as shards or as files.
             max_age_s: age of the oldest listing that may be used.
         """
         async with reporting(patterns, self._downloader, send):
@@ -192,6 +194,7 @@ class Cache:
                 wanted=wanted,
             )
         async with reporting(frozenset(listing.shards.urls), self._downloader, send):
+            # This runs in a thread, as there may be a million shards.
             yield await asyncio.to_thread(lambda: listing.read_as(wanted).refs())
 
     async def pin(self, patterns: Sequence[str], peer: Peer, send: Send) -> None:
@@ -215,12 +218,13 @@ class Cache:
                 # The shard was not pinned before it was fetched, as its version or size was
                 # unknown.
                 await self._pins.add([Pin(url, shard.key, shard.kept_bytes, uids)])
-            # The pin gets the shard's version and size, also if the shard was cached before it.
+            # The pin gets the shard's version and size. No arrival reports them if the shard was
+            # cached before the pin was made.
             self._pins.arrived(shard)
 
         async with self._resolved(patterns, peer, send, "shards") as refs:
-            # Shards are pinned before they are fetched, so that those which are cached already are
-            # not evicted for the others.
+            # A pin needs the shard's version and size. Shards are pinned before they are fetched,
+            # so that those which are cached already are not evicted for the others.
             complete_refs = await self._warming.complete(refs, versions=True)
             pins = await asyncio.to_thread(_pins_of, complete_refs, uids)
             new_urls = await self._pins.add(pins)
@@ -322,7 +326,8 @@ class Cache:
         It is degraded while the disk fails, so that only cached shards are served, or while
         --min-free cannot be met.
         """
-        is_well = self._health.error is None and not self._residency.short_bytes
+        has_min_free = self._residency.min_free_short_bytes == 0
+        is_well = self._health.error is None and has_min_free
         return {"status": "ok" if is_well else "degraded", "disk": self._disk()}
 
     def _disk(self) -> Json:

@@ -1,9 +1,10 @@
 """The schedule as of now, with the names and keys of the shards that plans name.
 
-A key is made of a url and a version: the cache keeps a shard under it. A plan names a shard by its
-key if the manifest gave the version, otherwise by its url. Once the origin has reported a version
-for a name, an alias maps the name to the key of that version, if the two differ. All services of
-the cache ask the `Planner` which shards are needed when.
+The schedule has the plans of all readers, each of which lists the shards to read. The cache keeps a
+shard under a key, which is made of a url and a version. A plan names a shard by its key if the
+manifest gave the version, otherwise by its url. Once the origin has reported a version for a name,
+an alias maps the name to the key of that version, if the two differ. All services of the cache ask
+the `Planner` which shards are needed when.
 """
 
 import time
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from shardcache.cache.waiting.waits import Holder
 from shardcache.plan.schedule import Schedule
 
-_NEVER_S = float("-inf")
+_UNCHECKED_S = float("-inf")  # time of the last check of a name that has to be checked again
 
 # Number of names for which the origin's answer is remembered, in addition to the names of cached
 # shards.
@@ -35,7 +36,7 @@ class _Answer:
         size_bytes: the object's size; None if the origin did not give it.
     """
 
-    checked_at_s: float = _NEVER_S
+    checked_at_s: float = _UNCHECKED_S
     size_bytes: int | None = None
 
 
@@ -126,7 +127,7 @@ class Planner:
         for name in self.names(key):
             self._unlink(name)
             if name in self._answers:
-                self._answers[name].checked_at_s = _NEVER_S
+                self._answers[name].checked_at_s = _UNCHECKED_S
 
     def _answer(self, name: str) -> _Answer:
         """Return the answer for a name; a new one if there is none yet."""
@@ -140,8 +141,8 @@ class Planner:
     def _forget_oldest(self) -> None:
         """Remove the oldest answers, if there are too many; answers about cached shards stay.
 
-        Two answers are looked at for each one that is added: an answer that stays becomes the
-        newest, and another one has to go in its place.
+        Each call looks at the two oldest, although one answer was added: the oldest may be about a
+        cached shard. It then becomes the newest, and the next one goes in its place.
         """
         for _ in range(2):
             if len(self._answers) <= self._remembered:
@@ -151,7 +152,7 @@ class Planner:
             if self.key(name) in self._cached:
                 self._answers[name] = answer
             else:
-                self._unlink(name)
+                self._unlink(name)  # so that aliases do not accumulate either
 
     def _unlink(self, name: str) -> None:
         """Remove the alias of a name, if it has one."""

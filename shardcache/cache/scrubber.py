@@ -141,7 +141,8 @@ class Scrubber:
     def _pause_left_s(self) -> float:
         """Return the time until the next round; 0 during a round and before the first."""
         ended_s = self._progress.ended_s
-        if self._progress.key or ended_s is None:
+        is_in_round = self._progress.key != ""
+        if is_in_round or ended_s is None:
             return 0.0
         left_s = max(0.0, ended_s + self._pause_s - time.time())
         return min(self._pause_s, left_s)  # it would be longer if the clock was set back
@@ -167,7 +168,7 @@ class Scrubber:
         is_disk_healthy = await self._check_parts()
         if not is_disk_healthy:
             return
-        ended = ScrubProgress(ended_s=time.time())
+        ended = ScrubProgress(ended_s=time.time())  # the next round begins at the first key
         await self._save(ended)
         # The end is shown only once it is saved: a restart must not repeat a round that was
         # reported as complete.
@@ -187,11 +188,12 @@ class Scrubber:
     async def _check_part(self, file: PartFile, part: int) -> bool:
         """Check one part; return False if the disk itself has failed."""
         size_bytes = max(_MIN_BYTES, file.partial.size_of(part))
+        # Each pause is as long as the reading would take at the bounded rate.
         await asyncio.sleep(size_bytes / self._rate_bytes_per_s)
         try:
             is_damaged = await self._parts.verify_part(file, part)
         except DiskError:
-            return await self._health.examine()
+            return await self._health.examine()  # if the disk is healthy, the part is skipped
         self._read_bytes += size_bytes
         if is_damaged:
             self._corrupt += 1
@@ -223,7 +225,7 @@ class Scrubber:
         begun_s = time.monotonic()
         facts = await self._store.facts(shard)
         scrub = self._store.scrub(shard.key, facts)
-        await asyncio.sleep(_MIN_BYTES / self._rate_bytes_per_s)
+        await asyncio.sleep(_MIN_BYTES / self._rate_bytes_per_s)  # for the opening of the files
         while size_bytes := await asyncio.to_thread(scrub.step):
             self._read_bytes += size_bytes
             due_s = scrub.read_bytes / self._rate_bytes_per_s

@@ -65,8 +65,8 @@ class Residency:
         claims: the claims of shards that are being fetched, by key.
         parts: the cached parts of objects that are read by ranges.
         ahead: space for ranges that readers request before they need them.
-        short_bytes: by how much the filesystem's free space fell short of --min-free at the last
-            check; 0 if it did not.
+        min_free_short_bytes: by how much the free space of the filesystem fell short of --min-free
+            at the last check; 0 if it did not.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Residency:
         self.leased: set[Shard] = set()
         self.pinned: dict[str, Shard] = {}
         self.claims: dict[str, KeyClaim] = {}
-        self.short_bytes = 0
+        self.min_free_short_bytes = 0
         self._allocating = asyncio.Lock()
         self.parts = PartResidency(
             store, planner, counters, changed, self.claims.keys(), self._allocating
@@ -303,8 +303,8 @@ class Residency:
             # needed.
             while short_bytes and await self._free(short_bytes, NOW):
                 short_bytes = self._store.measured_space().crowding_bytes
-        was_short = self.short_bytes > 0
-        self.short_bytes = short_bytes
+        was_short = self.min_free_short_bytes > 0
+        self.min_free_short_bytes = short_bytes
         if short_bytes and not was_short:
             log.warning(
                 "--min-free cannot be met: other files fill the disk",
