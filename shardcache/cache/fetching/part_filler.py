@@ -179,7 +179,7 @@ class _FillRun:
         while True:
             # 1. Readers that wait for ranges of this object get the parts that have arrived.
             if self._opened is not None:
-                self._claim.share(self._opened)
+                self._claim.offer_parts(self._opened)
             # Let their tasks run: readers that have what they waited for end their waits.
             await asyncio.sleep(0)
             moves = self._claim.moved.count  # how often the claim has moved so far

@@ -145,7 +145,7 @@ class PartResidency:
             del self._line[claim]
             self._changed.notify()
 
-    def is_turn_of(self, claim: KeyClaim) -> bool:
+    def may_take_space(self, claim: KeyClaim) -> bool:
         """Return whether a claim may take space: it is the first in line, or none is in line."""
         return not self._line or next(iter(self._line)) is claim
 

@@ -255,15 +255,15 @@ class Residency:
         *,
         is_speculative: bool = False,
     ) -> bool:
-        """Grow a claim's reservation if that takes no waiting, and it is the claim's turn.
+        """Grow a claim's reservation if that takes no waiting, and no claim is before it in line.
 
-        Returns whether it has grown. For turns, see `PartResidency.is_turn_of`.
+        Returns whether it has grown. For the line, see `PartResidency.in_line`.
 
         Args:
             is_speculative: True if no reader has requested the bytes yet. Then only unplanned
                 shards are evicted for them, and at most `_ahead_bytes` are reserved at a time.
         """
-        if not self.parts.is_turn_of(claim):
+        if not self.parts.may_take_space(claim):
             return False
         if not is_speculative:
             return await self.try_reserve(claim, size_bytes, NOW)

@@ -2,11 +2,11 @@
 
 Early access is for readers with nothing else to read. It is offered only if the origin checks the
 version on every read. If the version were checked once, at the end, the beginning could be a mix of
-several versions. Readers see the finished parts from the first byte on, up to the first gap, and
-the bytes of the part in that gap that have arrived. Each part is fetched with If-Match, and no byte
-of a part is written before the header of its response has been checked. Only at the end of the
-download do the checks show whether the whole shard is sound. So a reader may learn then that the
-beginning it has read belongs to a corrupt shard.
+several versions. Readers see the parts up to the first one that is not finished, and of that one
+the bytes that have arrived. Each part is fetched with If-Match, and no byte of a part is written
+before the header of its response has been checked. Only at the end of the download do the checks
+show whether the whole shard is sound. So a reader may learn then that the beginning it has read
+belongs to a corrupt shard.
 
 A partial is the file that a shard is downloaded into. To publish a shard means to sync its files to
 the disk, and to give them their names in the cache. Once a shard of any origin has passed every
@@ -31,7 +31,7 @@ class Arrival:
 
     Attributes:
         partial: the file that is being filled.
-        readers: for each reader that has the file open, its job.
+        readers: for each reader that has the file open, its job; None for a caller without a job.
         is_file: True once a reader reads the object's own bytes, which need not be a valid shard.
         files: the files of the whole shard, once they have passed every check; None before, and if
             the transfer fails.
@@ -69,7 +69,8 @@ class Arrival:
         self._failure: ShardcacheError | None = None
         self._first_parts = 0  # number of finished parts without a gap, from the first part on
         self._ready_bytes = 0
-        # Called once the last reader has closed the file; None if nothing has to be done then.
+        # Called once the last reader has closed the file, which takes space until then; None if
+        # nothing has to be done.
         self._when_left: Callable[[], None] | None = None
 
     def __repr__(self) -> str:

@@ -1,16 +1,17 @@
 """Claims: the transfers that lead to one cache key, of which one works at a time.
 
-A key stands for one version of an object. Several transfers can lead to it, as plans may name the
-shard by its version or by its url alone. `Residency.claiming` makes the claim of a key, and removes
-the claim with the key's last transfer. `Fetcher` works under the claim's lock. `check_progress` of
-`deadlock` examines what the claims wait for, and the scheduler of connections asks a claim how
-urgent it is.
+A transfer fetches an object of an origin, which becomes a shard of the cache. A key stands for one
+version of the object. Several transfers can lead to it, as plans may name the shard by its version
+or by its url alone. `Residency.claiming` makes the claim of a key, and removes the claim with the
+key's last transfer. `Fetcher` works under the claim's lock. `check_progress` of `deadlock` examines
+what the claims wait for, and the scheduler of connections asks a claim how urgent it is.
 
 A wait (`Wait`) belongs to one caller. The wait is for the whole object, or for a range of the
-object's bytes. An object is divisible if its ranges can be fetched by themselves.
+object's bytes. An object is divisible if its ranges can be fetched by themselves. An `Arrival` is
+early access to a shard, for readers that read it while it is downloaded.
 
-To inflate a shard is to make the cached file from an object of another form, such as by
-decompressing it. Only one claim at a time does so, and others wait behind it.
+Only one claim at a time inflates its shard, such as by decompressing it, since two growing shards
+could wait for each other's space. Other claims wait behind that one.
 """
 
 import asyncio
@@ -68,14 +69,14 @@ class KeyClaim:
     checked_s: float = -math.inf
 
     def join(self, transfer: Transfer) -> None:
-        """Add a transfer. All transfers share one signal, as one of them works for all."""
+        """Add a transfer, which shares the claim's signal, parts and wait for space from now on."""
         self.transfers.append(transfer)
         transfer.join(self.moved, self.part_file)
         if self.wanted_bytes:
             transfer.stages.enter(Stage.SPACE)
         self.moved.notify()
 
-    def share(self, file: PartFile) -> None:
+    def offer_parts(self, file: PartFile) -> None:
         """Offer the parts in a file to all readers that wait for ranges of the object."""
         self.part_file = file
         for transfer in self.transfers:
@@ -83,10 +84,10 @@ class KeyClaim:
         self.moved.notify()
 
     def give_up_whole(self, exn: ShardcacheError | PostponedError) -> None:
-        """End the waits for the whole object, while waits for ranges of it go on.
+        """Have each transfer give up the whole object, while waits for ranges of it go on.
 
         Args:
-            exn: the reason; an error ends the waits with it, PostponedError does not.
+            exn: the reason. If it is an error, the waits for the whole object end with it.
         """
         for transfer in self.transfers:
             transfer.give_up_whole(exn)
@@ -140,14 +141,14 @@ class KeyClaim:
     def wants_file(self) -> bool:
         """True if anybody waits for the object's own bytes, or reads them as they arrive."""
         if self.has_range_readers:
-            return True
+            return True  # they read the object's own bytes
         if any(wait.is_file for wait in self.waits):
             return True
         return any(arrival.is_file for arrival in self._arrivals)
 
     @property
     def _arrivals(self) -> list[Arrival]:
-        """Early access to the shard, of each transfer that offers it."""
+        """The arrivals that transfers offer at present."""
         return [transfer.arriving for transfer in self.transfers if transfer.arriving is not None]
 
     @property
@@ -187,6 +188,7 @@ class KeyClaim:
             )
 
         # 3. If nobody waits, the time at which a plan needs the shard counts.
+        #    The lowest class is the most urgent.
         most_urgent = min(transfer.requested_class for transfer in self.transfers)
         return Priority(most_urgent, deadline_s=next_use_s())
 
@@ -213,6 +215,7 @@ class KeyClaim:
             wanted_bytes: the space, in addition to the claim's reservation.
             serves_ranges: True if only the whole object waits, while ranges of it are served.
         """
+        # The wait for a range can be within the wait for the whole object, which then goes on.
         before = (self.wanted_bytes, self.serves_ranges, self.waits_since_s)
         stages = {transfer: transfer.stages.present for transfer in self.transfers}
         self.wanted_bytes = wanted_bytes

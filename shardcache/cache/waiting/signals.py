@@ -21,23 +21,23 @@ class Signal:
         self.count = 0
         self.next = asyncio.Event()
 
-    async def wait(self, limit_s: float | None = None) -> None:
-        """Wait for the next `notify`, but at most for `limit_s`; None for no limit."""
-        if limit_s is None:
+    async def wait(self, timeout_s: float | None = None) -> None:
+        """Wait for the next `notify`, but at most for `timeout_s`; None for no timeout."""
+        if timeout_s is None:
             await self.next.wait()
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(timeout_s):
                 await self.next.wait()
 
-    async def wait_with(self, other: "Signal", limit_s: float) -> None:
-        """Wait for the next `notify` of either signal, but at most for `limit_s`."""
+    async def wait_with(self, other: "Signal", timeout_s: float) -> None:
+        """Wait for the next `notify` of either signal, but at most for `timeout_s`."""
         waits = [asyncio.ensure_future(event.wait()) for event in (self.next, other.next)]
         try:
-            await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
-                wait.cancel()
+                wait.cancel()  # a task that waits for an event ends at once, without an error
 
     def notify(self) -> None:
         """Wake all waiters."""

@@ -60,10 +60,11 @@ class Stages:
 
         Stages without any time in the interval are left out.
         """
-        spent_s: defaultdict[Stage, float] = defaultdict(float)
+        totals_s: defaultdict[Stage, float] = defaultdict(float)
         end = _Begun(self.present, math.inf)  # the present stage has no end yet
         for begun, following in itertools.pairwise([*self._begun, end]):
+            # The part of the stage, from its start to that of the next, within the interval.
             overlap_s = min(until_s, following.since_s) - max(since_s, begun.since_s)
             if overlap_s > 0:
-                spent_s[begun.stage] += overlap_s
-        return spent_s
+                totals_s[begun.stage] += overlap_s
+        return totals_s

@@ -52,5 +52,6 @@ class Turns:
 
     async def wait(self) -> None:
         """Wait for the caller's turn, which begins with the return and ends at the next await."""
+        # No task runs between the release of the lock and the return, so the turn follows the lock.
         async with self._lock:
             await asyncio.sleep(0)

@@ -1,8 +1,9 @@
 """A caller's wait for a shard: who waits, since when, and for which bytes.
 
-Each request for a shard or a range makes one `Wait`, which it adds to the shard's transfer. The
-transfer's priority, what it fetches first, and the stall statistics come from its waits. A lease is
-a reader's right to a cached shard: the shard is not evicted before the reader releases it.
+Each request for a shard or a range makes one `Wait`, which it adds to the transfer that fetches the
+shard. The transfer's priority, what it fetches first, and the stall statistics come from its waits.
+A lease is a reader's right to a cached shard: the shard is not evicted before the reader releases
+it. A client is a job, whose readers get connections as one.
 """
 
 import enum
@@ -32,7 +33,7 @@ class PostponedError(Exception):
 
 
 JobKey: TypeAlias = tuple[str, int]
-"""A job's name and its user's id."""
+"""A client: a job's name and its user's id."""
 
 
 class Holder(Hashable, Protocol):
@@ -68,8 +69,8 @@ class Wait:
         idle_since_s: the time from which the reader had nothing else to read, by the monotonic
             clock; None while it still has something to read.
         accepts_partial: True if the caller accepts a shard that is still arriving.
-        accepts_unpublished: True if the caller accepts a shard's checked files before their
-            publication.
+        accepts_unpublished: True if the caller accepts a shard's checked files before they are
+            synced to the disk and published.
         stages: stages of the transfer, or of this wait alone if `has_own_stages`; None before the
             wait has joined a transfer. A wait for more of an arriving object has none either.
         has_own_stages: True once the wait's range is in another stage than the transfer.
