@@ -50,7 +50,7 @@ class _ObjectParts:
         part_bytes: size of a part; the last one may be shorter.
         count: number of all parts of the object.
         done: numbers of the cached parts.
-        leases: by part, the number of ranges that were asked for, have it, and are not read yet.
+        leases: by part, the number of ranges that need the part, and are not read yet.
         is_kept_by_part: False once the object is whole, and the schedule no longer knows its parts.
     """
 
@@ -88,7 +88,7 @@ class AskedRange(NamedTuple):
 
     @property
     def kept_bytes(self) -> int:
-        """Number of bytes that stay cached until the range is read: those of all its parts.
+        """Number of bytes that stay cached until the range is read, if all its parts are full.
 
         0 for a range of a whole object, which may be evicted before the range is read.
         """
@@ -123,14 +123,16 @@ class PartReplay:
         self._sizes = sizes
         self._rules = rules
         self._max_run = max_parts_per_request(rules.part_bytes)
-        self._files: dict[int, _ObjectParts] = {}
+        self._files: dict[int, _ObjectParts] = {}  # by the object's number
         # The object whose parts are being fetched. It keeps its file, even while that has no parts.
         self._filling: int | None = None
-        self._whole: set[int] = set()
+        self._whole: set[int] = set()  # numbers of the whole objects
         self._schedule: Schedule[int] = Schedule(SameName())
 
     def ask(self, number: int, start: int, stop: int) -> AskedRange:
-        """Have a range fetched, unless it is cached. The parts stay until the range is read.
+        """Have a range fetched, unless it is cached. Its parts stay until the range is read.
+
+        A whole object may be evicted before that: `read` then fetches the range again.
 
         Raises CapacityError if there is no space for the parts.
 
@@ -221,7 +223,9 @@ class PartReplay:
         cached = list(file.done)
         cached_bytes = file.bytes_of(cached)
         kept_bytes = self._rules.file_extra_bytes + cached_bytes
-        self._retain(file, cached)  # so that no cached part is evicted for the missing ones
+        # The object has the space of its file and parts already. They must not be evicted for the
+        # missing parts.
+        self._retain(file, cached)
         is_reserved = self._reserve(self._rules.reserved_bytes(file.size_bytes) - kept_bytes)
         self._release(file, cached)
         if not is_reserved:
@@ -232,7 +236,7 @@ class PartReplay:
         self.store_bytes += file.size_bytes - cached_bytes
         for part in cached:
             self._schedule.gone(file.key_of(part))
-        file.is_kept_by_part = False
+        file.is_kept_by_part = False  # for ranges whose leases on its parts end later
         del self._files[file.number]
         self._whole.add(file.number)
         self._schedule.arrived(str(file.number), self._bytes_of_whole(file.number))

@@ -1,15 +1,15 @@
 """One session's plan: its shards in reading order, its position, and its pace. Pure.
 
-A session is a connected reader. `Timeline` has the plans of all sessions, and reports what they do.
+A session is a connected reader. `Timeline` has all plans, and reports what each session does.
 Times are seconds of the caller's clock, which `tick` sets. They make fast and slow jobs comparable:
 a session's measured pace converts a distance in its plan, in shards, into a time.
 
-The time between taking two shards does not show the pace until a shard has been released. A reader
-that mixes shards takes its first shards in quick succession, since each yields few samples at
-first. A reader that resumes from a checkpoint takes all its shards together, and a data loader
-fills its own queues. So the pace is first measured when shards are released: the released shards
-have been read completely, and the shards still in use are half read on average. After that, the
-plan is settled: shards are taken as fast as they are read.
+At first, the time between taking two shards does not show the pace. A reader that mixes shards
+takes its first shards in quick succession, since each yields few samples at first. A reader that
+resumes from a checkpoint takes all its shards together, and a data loader fills its own queues. So
+the pace is first measured when shards are released: the released shards have been read completely,
+and the shards still in use are half read on average. After that, the plan is settled: shards are
+taken as fast as they are read.
 """
 
 import math
@@ -49,15 +49,16 @@ class ReaderPlan:
     done with earlier positions, though their shards may still be in use.
 
     Attributes:
-        seconds_per_shard: smoothed time between taking two shards, without waits.
+        seconds_per_shard: usual time between taking two shards, without waits: a moving average.
         job: the session's job, whose sessions are assumed to have the same pace.
         names: names of the shards, in reading order.
         cursor: the latest position that was taken or is awaited.
         frontier: the first position whose shard may be missing: all shards from the cursor up to
             it are cached or being fetched.
-        measures: number of measurements of `seconds_per_shard`; 0 while it is a guess.
+        measurements: number of measurements of `seconds_per_shard`; 0 while it is a guess.
         start_s: predicted time of position 0; NEVER after `end`.
-        pace_s: predicted time per position.
+        pace_s: predicted time per position: `seconds_per_shard`, or longer if the shard at the
+            cursor has taken longer so far.
         steady_until_s: time until which another `tick` would change nothing.
         settled: True once shards are taken as fast as they are read.
     """
@@ -68,7 +69,7 @@ class ReaderPlan:
     names: list[str] = field(default_factory=list, init=False)
     cursor: int = field(default=0, init=False)
     frontier: int = field(default=0, init=False)
-    measures: int = field(default=0, init=False)
+    measurements: int = field(default=0, init=False)
     start_s: float = field(init=False)
     pace_s: float = field(init=False)
     steady_until_s: float = field(init=False)
@@ -106,6 +107,7 @@ class ReaderPlan:
             self.steady_until_s = since_s + pace_s
             pace_s = max(pace_s, now_s - since_s)
         self.pace_s = pace_s
+        # The session has been at the cursor since `since_s`; position 0 is `cursor` paces before.
         self.start_s = since_s - self.cursor * pace_s
 
     def end(self) -> None:
@@ -132,7 +134,7 @@ class ReaderPlan:
         self.names.append(name)
         self._next_positions.append(0)
         if next_use is None:
-            self._last.pop(name, None)  # it would be a position that the cursor has passed
+            self._last.pop(name, None)  # the cursor has passed the last position, if there was one
         else:
             last = self._last.get(name, next_use)  # without an entry, the next use is the only one
             self._next_positions[last] = position
@@ -140,7 +142,7 @@ class ReaderPlan:
         return position
 
     def next_position(self, position: int) -> int:
-        """Return the next position of the shard at `position`; 0 if there is none."""
+        """Return the next position of the shard at `position`; 0, which follows none, if none."""
         return self._next_positions[position]
 
     def waits(self, position: int, now_s: float, waited_s: float) -> None:
@@ -166,7 +168,8 @@ class ReaderPlan:
             self._begun = (now_s, waited_s)
         is_older = position < self.cursor
         if is_older:
-            self.settled = True  # the session was resumed after a daemon restart
+            # Only a session that was resumed after a daemon restart takes a shard again.
+            self.settled = True
         has_waited = self._since_s is None
         if has_waited or not is_older:
             self._since_s = now_s  # the time of the next shard counts from here
@@ -186,10 +189,10 @@ class ReaderPlan:
         if is_of_this_plan and not self.settled:
             self._settle(now_s, waited_s)
 
-    def believe(self, seconds_per_shard: float) -> None:
-        """Adopt the pace of another session of the job, in place of a guess."""
+    def adopt_pace(self, seconds_per_shard: float) -> None:
+        """Adopt the pace of another session of the job, in place of a guess, as a measurement."""
         self.seconds_per_shard = seconds_per_shard
-        self.measures = 1
+        self.measurements = 1
 
     def _settle(self, now_s: float, waited_s: float) -> None:
         """Estimate the pace from all shards read so far, if they took long enough to read."""
@@ -225,14 +228,14 @@ class ReaderPlan:
         Args:
             took_s: the time that a shard took to read.
         """
-        self.measures += 1
-        weight = max(_MIN_WEIGHT, 1 / self.measures)
+        self.measurements += 1
+        weight = max(_MIN_WEIGHT, 1 / self.measurements)
         self.seconds_per_shard += weight * (took_s - self.seconds_per_shard)
 
     def move(self, position: int) -> Iterator[tuple[str, int]]:
         """Advance the cursor to `position`; yield name and position of each shard passed.
 
-        The cursor never moves back.
+        The cursor moves during the iteration, and never back.
         """
         while self.cursor < min(position, len(self.names)):
             yield self.names[self.cursor], self.cursor

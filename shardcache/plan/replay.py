@@ -1,8 +1,9 @@
 """Reads of shards at known times, replayed without bytes, by several eviction rules. Pure.
 
 `shardcache simulate` computes from this how many shards a training would fetch. `Replay` decides as
-the daemon does, by `Schedule`; `misses` evicts by ranks, for comparison with other rules. A leased
-shard is one that a reader is reading. By either rule, it is not evicted.
+the daemon does, by `Schedule`. For comparison, `misses` evicts the shard with the highest rank, a
+number that another rule gives each read. A leased shard is one that a reader is reading. It is
+never evicted.
 """
 
 import heapq
@@ -17,6 +18,7 @@ from shardcache.plan.reader_plan import NOW
 from shardcache.plan.schedule import SameName, Schedule
 
 Size: TypeAlias = Callable[[str], int]
+"""Function that returns the number of bytes of a shard, by its name."""
 
 
 def _one_unit(shard: str) -> int:
@@ -26,7 +28,7 @@ def _one_unit(shard: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Functions that return how many bytes a shard takes, by its name.
+    """Numbers of bytes that shards take.
 
     Attributes:
         reserved: bytes reserved while the shard is fetched, which are at least those of `cached`.
@@ -141,6 +143,7 @@ class Replay:
         is_declared = self._declares_first_epochs and read.epoch == 0
         if read.position == 0 and not is_declared:
             epochs = range(read.epoch, read.epoch + self._known_epochs)
+            # The epochs after the last one are empty.
             plans = [self._plans.get((read.session, epoch), []) for epoch in epochs]
             self._declare(read.session, plans)
 
@@ -188,8 +191,8 @@ class Replay:
     def _fetch(self, shard: str, needed_at_s: float) -> bool:
         """Fetch a shard; return False if that would take the space of shards that have to stay.
 
-        As in the daemon, space is reserved before the first byte arrives. Space that the
-        reservation has beyond the cached shard is free once the shard is cached.
+        As in the daemon, space is reserved before the first byte arrives. If the cached shard is
+        smaller than the reservation, the rest is free again.
         """
         reserved_bytes = self._sizes.reserved(shard)
         shortfall_bytes = self.used_bytes + reserved_bytes - self._capacity_bytes
@@ -213,10 +216,10 @@ class Replay:
 
 
 def furthest_next(reads: Sequence[Read]) -> Sequence[int]:
-    """Return, for each read, the number of the next read of the same shard.
+    """Return the ranks by which `misses` evicts the shard whose next read is furthest ahead.
 
-    If there is none, it is the number of all reads. With these numbers as ranks, `misses` decides
-    as MIN does (Belady 1966): it evicts the shard whose next read comes last.
+    This is MIN (Belady 1966). The rank of a read is the number of the next read of the same shard;
+    if there is none, it is the count of all reads.
     """
     following: dict[str, int] = {}  # by shard, the number of its next read
     ranks: list[int] = []  # the rank of the last read comes first
@@ -238,7 +241,7 @@ def misses(
 
     Args:
         reads: the reads, in the order in which they begin.
-        ranks: a rank for each read; a shard has the rank of its last read.
+        ranks: the rank of each read; a shard has that of its last read.
         capacity_bytes: capacity of the cache.
         sizes: sizes of the shards.
     """
@@ -267,6 +270,7 @@ def misses(
 
         yield read.shard
         free_bytes = capacity_bytes - sizes.reserved(read.shard)
+        # Once the heap is empty, all other shards are leased, and may exceed the capacity.
         while used_bytes > free_bytes and heap:
             negative_rank, shard = heapq.heappop(heap)
             if cached.get(shard) == -negative_rank and not leases[shard]:

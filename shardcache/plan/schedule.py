@@ -8,24 +8,25 @@ and Caching Strategies", SIGMETRICS 1995: fetch the missing shard that is needed
 shard that is needed furthest ahead; never evict a shard that is needed before the fetched one; and
 do all this at the first opportunity.
 
-The last rule needs care. A fetch into free space, or into the space of unplanned shards, costs
-nothing, so it starts as soon as there is space, however far ahead. A fetch that evicts a planned
-shard too early evicts the wrong one: the shards that are read in between, and then not needed for
-an epoch, would have been better victims. A job that loops over a dataset twice the size of the
-cache would get no hits at all. Such a fetch therefore waits for a better victim until it must start
-to be in time: a lead time before its shard is needed (the fixed horizon of R. Patterson et al.,
-"Informed Prefetching and Caching", SOSP 1995). With a lead time of 0, this is L. Belady's MIN ("A
-study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 1966).
+The last rule needs care. A fetch into free space, or into the space of unplanned shards, which are
+in no plan, costs nothing, so it starts as soon as there is space, however far ahead. A fetch that
+evicts a planned shard too early evicts the wrong one: the shards that are read in between, and then
+not needed for an epoch, would have been better victims. A job that loops over a dataset twice the
+size of the cache would get no hits at all. Such a fetch therefore waits for a better victim until
+it must start to be in time: a lead time before its shard is needed (the fixed horizon of R.
+Patterson et al., "Informed Prefetching and Caching", SOSP 1995). With a lead time of 0, this is L.
+Belady's MIN ("A study of replacement algorithms for a virtual-storage computer", IBM Systems
+Journal 1966).
 
 A resident is a cached shard. The time of its next use shifts constantly, with each session's pace
 and progress, but no queue is ever sorted again. Each plan has a queue of residents, ordered by
 their positions in the plan, which never change. A resident is in the queue of one plan at most, and
-another plan may come to need it sooner. So the queue gives the time of its next use, or a later
-time.
+another plan may come to need it sooner. So the resident's next use is at the time by that queue, or
+before it.
 
 To find the resident that is needed furthest ahead, take the one with the latest time by its queue.
-If that is the time of its next use, no resident is needed later. Otherwise it moves to the queue of
-its next use, and the search goes on.
+If its next use is at that time, no resident is needed later. Otherwise it moves to the queue of its
+next use, and the search goes on.
 """
 
 import heapq
@@ -37,13 +38,16 @@ from shardcache.plan.reader_plan import NEVER, ReaderPlan
 from shardcache.plan.sieve import Sieve
 from shardcache.plan.timeline import Session, Timeline
 
-# Stale entries are dropped from a queue once it has this many entries more than twice the number of
-# residents.
+# Stale entries, whose resident is gone or queued elsewhere, are dropped from a queue once it has
+# this many entries more than twice the number of residents.
 _SLACK = 64
 _BATCH = 32  # number of residents of ended plans that are queued again at a time
 
 _Entry = tuple[int, str]
-"""Entry of a queue: the negative position of a shard in the plan, and its key."""
+"""Entry of a queue: the negative position of a shard in the plan, and its key.
+
+The first entry of a heap is the smallest, so it is the one with the furthest position.
+"""
 
 
 class Aliases(Protocol):
@@ -103,7 +107,7 @@ class Schedule(Timeline[Session]):
         super().__init__()
         self._aliases = aliases
         self._unplanned = Sieve()
-        self._residents: dict[str, Resident] = {}
+        self._residents: dict[str, Resident] = {}  # by key
         # The queues are heaps, with the furthest position first. An entry is stale if its resident
         # is no longer cached, or was queued elsewhere later.
         self._queues: dict[ReaderPlan, list[_Entry]] = {}
@@ -171,9 +175,10 @@ class Schedule(Timeline[Session]):
             self.missing_again(name)
 
     def _drop_if_furthest(self, plan: ReaderPlan, entry: _Entry) -> None:
-        """Drop an entry that is the furthest of its queue. The entry of an evicted shard is.
+        """Drop the entry of a removed shard if it is the furthest of its queue.
 
-        Any other entry is stale now, and is dropped once it is the furthest.
+        This is so after an eviction. Any other entry is stale from now on, and is dropped once it
+        is the furthest.
         """
         queue = self._queues.get(plan)
         if queue and queue[0] == entry:
@@ -187,7 +192,7 @@ class Schedule(Timeline[Session]):
         self._unplanned.gone(key)
 
     def freed(self, key: str) -> None:
-        """Record that a shard, if it is cached, is no longer in use."""
+        """Record that a shard is no longer in use; no-op if it is no longer cached."""
         resident = self._residents.get(key)
         if resident is not None:
             resident.held = False
@@ -381,10 +386,10 @@ def _without_spare(chosen: list[Resident], spare_bytes: int) -> list[str]:
         chosen: the shards, the furthest next use first.
         spare_bytes: number of bytes that the chosen shards have beyond those to be freed.
     """
-    kept: list[str] = []
+    needed: list[str] = []  # the soonest next use first
     for resident in reversed(chosen):
         if resident.size_bytes <= spare_bytes:
             spare_bytes -= resident.size_bytes
         else:
-            kept.append(resident.key)
-    return kept[::-1]
+            needed.append(resident.key)
+    return needed[::-1]

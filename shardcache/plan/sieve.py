@@ -41,7 +41,7 @@ class Sieve:
         self._ahead[key] = used
 
     def used(self, key: str) -> None:
-        """Mark a key as used."""
+        """Mark a key, which is in the queue, as used."""
         keys = self._ahead if key in self._ahead else self._passed
         keys[key] = True
 
@@ -68,7 +68,10 @@ class Sieve:
         yield from spared
 
     def _sweep(self) -> None:
-        """Move the hand to the next key that was not used after the hand last passed it."""
+        """Move the hand to the next key that was not used after the hand last passed it.
+
+        The hand goes round once at most, as it unmarks each key that it passes.
+        """
         while self._ahead:
             key, used = next(iter(self._ahead.items()))
             if not used:

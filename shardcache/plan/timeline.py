@@ -1,8 +1,9 @@
 """All sessions' plans merged: when each shard is needed next, and which is missing first. Pure.
 
 A session is a connected reader; its plan lists the shards that it will read, position by position.
-A plan's cursor is the position that the session has reached. Its frontier is the first position
-whose shard may be missing from the cache. `Schedule` adds the cached shards to this.
+A plan's cursor is the position that the session has reached. A use of a shard is a position, from
+the cursor on, at which a plan has the shard. The plan's frontier is the first position whose shard
+may be missing from the cache. `Schedule` adds the cached shards to this.
 """
 
 import math
@@ -59,7 +60,7 @@ class Timeline(Generic[Session]):
         if now_s != self.now_s:
             self.now_s = now_s
             for plan in self._plans.values():
-                if now_s > plan.steady_until_s:
+                if now_s > plan.steady_until_s:  # before then, its predictions do not change
                     plan.tick(now_s)
         if self._ended:
             self._sweep()
@@ -86,17 +87,17 @@ class Timeline(Generic[Session]):
             seconds_per_shard = previous.seconds_per_shard if previous else self._usual_pace_s()
         plan = ReaderPlan(seconds_per_shard, self.now_s, job)
         self._plans[session] = plan
-        if previous is not None and previous.measures:
-            plan.measures = previous.measures  # the pace is no guess, so it stays
+        if previous is not None and previous.measurements:
+            plan.measurements = previous.measurements  # the pace is no guess, so it stays
         elif job in self._paces_s:
-            plan.believe(self._paces_s[job])
+            plan.adopt_pace(self._paces_s[job])
         plan.tick(self.now_s)
         return plan
 
     def _usual_pace_s(self) -> float:
         """Return the mean pace of all sessions; if paces have been measured, only of those."""
         plans = self._plans.values()
-        paces_s = [plan.seconds_per_shard for plan in plans if plan.measures]
+        paces_s = [plan.seconds_per_shard for plan in plans if plan.measurements]
         if not paces_s:
             paces_s = [plan.seconds_per_shard for plan in plans]
         if not paces_s:
@@ -105,14 +106,14 @@ class Timeline(Generic[Session]):
 
     def _remember_pace(self, plan: ReaderPlan) -> None:
         """Remember a plan's measured pace, for sessions of the same job that have none yet."""
-        if plan.job is None or not plan.measures:
+        if plan.job is None or not plan.measurements:
             return
         is_first = plan.job not in self._paces_s
         self._paces_s[plan.job] = plan.seconds_per_shard
-        if is_first:
+        if is_first:  # the job's other sessions have only guessed so far
             for other in self._plans.values():
-                if other.job == plan.job and not other.measures:
-                    other.believe(plan.seconds_per_shard)
+                if other.job == plan.job and not other.measurements:
+                    other.adopt_pace(plan.seconds_per_shard)
                     other.tick(self.now_s)
         if len(self._paces_s) > _JOBS:
             oldest = next(iter(self._paces_s))
@@ -185,7 +186,7 @@ class Timeline(Generic[Session]):
         plan.tick(self.now_s)
         for name, passed_position in passed:
             next_position = plan.next_position(passed_position)
-            if next_position:
+            if next_position:  # 0 stands for none
                 self._uses[name][plan] = next_position
             else:
                 self._drop(name, plan)
@@ -216,7 +217,7 @@ class Timeline(Generic[Session]):
             names: all names of the shard.
         """
         soonest: tuple[ReaderPlan, int] | None = None
-        soonest_s = NEVER
+        soonest_s = NEVER  # the time of uses in ended plans, which therefore do not count
         for name in names:
             for plan, position in self._uses.get(name, _NO_USES).items():
                 use_s = plan.start_s + plan.pace_s * position
@@ -290,9 +291,9 @@ class Timeline(Generic[Session]):
         if plan is None:
             return NEVER
         need_s = NEVER
-        gap_s = self._advance_frontier(plan, needs_no_fetch)
-        if gap_s is not None:
-            need_s = gap_s
+        first_missing_s = self._advance_frontier(plan, needs_no_fetch)
+        if first_missing_s is not None:
+            need_s = first_missing_s
         for name in coming:
             position = self._uses.get(name, _NO_USES).get(plan)
             if position is not None:
@@ -305,7 +306,7 @@ class Timeline(Generic[Session]):
         0 if its pace has not been measured.
         """
         plan = self._plans.get(session)
-        if plan is None or not plan.measures:
+        if plan is None or not plan.measurements:
             return 0.0
         return 1 / plan.pace_s
 

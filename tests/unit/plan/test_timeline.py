@@ -150,7 +150,7 @@ def test_sessions_of_a_job_share_its_pace() -> None:
     timeline.forget("b")
     for session, job in (("c", "job"), ("d", "other")):
         reader_plan = timeline.declare(session, job=job)
-        assert (reader_plan.measures > 0) == (job == "job"), "that of the other job is unknown"
+        assert (reader_plan.measurements > 0) == (job == "job"), "that of the other job is unknown"
         assert reader_plan.seconds_per_shard == (5.0 if job == "job" else pytest.approx(5.0))
 
 
