@@ -155,7 +155,7 @@ class PartReplay:
         missing = [part for part in parts if part not in file.done]
         if missing:
             self.misses += 1
-            if self._is_worth_the_whole(file, missing) and self._fetch_whole(file):
+            if self._should_fetch_whole(file, missing) and self._fetch_whole(file):
                 return AskedRange(number, parts, None)
         # The cached parts are retained first, so that they are not evicted for the missing ones.
         self._retain(file, [part for part in parts if part in file.done])
@@ -191,8 +191,8 @@ class PartReplay:
         self._files[number] = file
         return file
 
-    def _is_worth_the_whole(self, file: _ObjectParts, missing: Sequence[int]) -> bool:
-        """Return whether to fetch an object as a whole; see `is_worth_the_whole`."""
+    def _should_fetch_whole(self, file: _ObjectParts, missing: Sequence[int]) -> bool:
+        """Return whether to fetch an object as a whole, given the missing parts of a range."""
         rules = self._rules
         return is_worth_the_whole(
             len(file.done) + len(missing),

@@ -170,6 +170,7 @@ class ReaderPlan:
         if is_older:
             # Only a session that was resumed after a daemon restart takes a shard again.
             self.settled = True
+        # A shard that is taken again, without a wait, does not end the reading of the present one.
         has_waited = self._since_s is None
         if has_waited or not is_older:
             self._since_s = now_s  # the time of the next shard counts from here

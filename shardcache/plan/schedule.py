@@ -134,7 +134,7 @@ class Schedule(Timeline[Session]):
             # A resident in another plan's queue stays there, even if this plan needs it sooner:
             # `_furthest_planned` moves it once the difference matters.
             if resident.plan is None or resident.plan.ended:
-                self._queue(resident)
+                self._enqueue(resident)
 
     def forget(self, session: Session) -> ReaderPlan | None:
         """Drop a session and its plan; return the plan, now ended, or None if it had none."""
@@ -162,7 +162,7 @@ class Schedule(Timeline[Session]):
         """Record that a shard is in the cache."""
         resident = Resident(key, size_bytes)
         self._residents[key] = resident
-        self._queue(resident)
+        self._enqueue(resident)
 
     def gone(self, key: str) -> None:
         """Record that a shard is no longer in the cache."""
@@ -196,7 +196,7 @@ class Schedule(Timeline[Session]):
         resident = self._residents.get(key)
         if resident is not None:
             resident.held = False
-            self._queue(resident)
+            self._enqueue(resident)
 
     def used(self, key: str) -> None:
         """Record that a cached shard was requested, or a part was retained for a reader."""
@@ -220,9 +220,9 @@ class Schedule(Timeline[Session]):
         """
         resident = self._residents.get(key)
         if resident is not None and not resident.held:
-            self._queue(resident)
+            self._enqueue(resident)
 
-    def _queue(self, resident: Resident) -> None:
+    def _enqueue(self, resident: Resident) -> None:
         """Put a shard into the queue of its soonest use, or among the unplanned shards."""
         use = self.next_use(self._aliases.names(resident.key))
         if use is None:
@@ -275,7 +275,7 @@ class Schedule(Timeline[Session]):
         """
         for _, key in self._orphans[-_BATCH:]:
             if self._is_orphan(key):
-                self._queue(self._residents[key])
+                self._enqueue(self._residents[key])
         del self._orphans[-_BATCH:]
 
     # Decisions
@@ -357,7 +357,7 @@ class Schedule(Timeline[Session]):
                     continue
                 # If another plan needs the resident sooner, it moves to that plan's queue.
                 if self.next_use_s(key) < use_s:
-                    self._queue(self._residents[key])
+                    self._enqueue(self._residents[key])
                     continue
                 yielded[key] = (plan, entry)
                 yield self._residents[key], use_s

@@ -278,15 +278,15 @@ class Residency:
     def check_range(self, size_bytes: int, url: str) -> None:
         """Raise CapacityError if a range does not fit next to the pinned shards and `ahead`."""
         space = self._store.space
-        possible_bytes = max(0, space.unpinned_bytes - self._ahead_bytes())
-        if size_bytes <= possible_bytes:
+        allowed_bytes = max(0, space.unpinned_bytes - self._ahead_bytes())
+        if size_bytes <= allowed_bytes:
             return
         remedy = f"{space.remedy}, or read smaller ranges"
         if space.pinned_bytes:
             remedy += ", or remove pins (shardcache unpin)"
         raise CapacityError(
             f"the range takes {size(size_bytes)}; {space.explanation}, of which it may take "
-            f"{size(possible_bytes)}",
+            f"{size(allowed_bytes)}",
             url=url,
             remedy=remedy,
         )
@@ -298,6 +298,7 @@ class Residency:
         """
         async with self._allocating:
             self._reconsider_still_open()
+            # The crowding bytes are those to evict until --min-free is met.
             short_bytes = self._store.measured_space().crowding_bytes
             # With `NOW`, any shard may be evicted that does not have to stay, however soon it is
             # needed.
