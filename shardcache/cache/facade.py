@@ -228,6 +228,7 @@ class Cache:
             complete_refs = await self._warming.complete(refs, versions=True)
             pins = await asyncio.to_thread(_pins_of, complete_refs, uids)
             new_urls = await self._pins.add(pins)
+            # Shards that need not be fetched count as cached.
             work = Round(complete_refs, self._transfers, send, unfetched_state=CACHED)
             totals = await self._warming.fetch(work, keep)
             # Shards that could not be fetched lose the pins that this request has added.

@@ -129,7 +129,7 @@ class Timeline(Generic[Session]):
                 all_uses[name] = {plan: plan.append(name, next_use=None)}
             else:
                 position = plan.append(name, next_use=uses.get(plan))
-                uses.setdefault(plan, position)
+                uses.setdefault(plan, position)  # if the plan has an earlier use, that stays next
 
     def forget(self, session: Session) -> ReaderPlan | None:
         """Drop a session and its plan; return the plan, now ended, or None if it had none."""
