@@ -195,6 +195,10 @@ class ThreadedServer(SpoilingServer):
         self._started.set()
         await self._stop.wait()
         await self.end()
+        # A connection during its TLS handshake has neither a task nor a writer: only the loop knows it.
+        for transport in list(self._loop._transports.values()):  # type: ignore[attr-defined]
+            transport.abort()
+        await asyncio.sleep(0)
         # The task of a connection that was accepted just now may not have begun. Were it cancelled with the loop, it
         # would leave its socket open.
         while asyncio.all_tasks() != {asyncio.current_task()}:
