@@ -214,8 +214,20 @@ def _bookkeeping(daemon: Daemon, when: str) -> list[tuple[str, str]]:
     if used_bytes != on_disk_bytes:
         names = sorted(f"{path.relative_to(cache)} {size_bytes}" for path, size_bytes in files.items())
         problems.append(("wrong", f"{when}, used_bytes is {used_bytes}, {on_disk_bytes} lie on the disk: {names}"))
+    return problems + [("wrong", f"{when}, {path} lies about") for path in _strays(cache)]
+
+
+def _strays(cache: Path) -> list[Path]:
+    """Return the files that have no place in the cache folder, and keep it for a second.
+
+    A damaged shard that the daemon has just found moves to quarantine by two calls, and is a stray only between them.
+    """
     strays = [path for path in cache.rglob("*") if _is_stray(path.relative_to(cache), path)]
-    return problems + [("wrong", f"{when}, {path} lies about") for path in strays]
+    until_s = time.monotonic() + _MOVE_S
+    while strays and time.monotonic() < until_s:
+        time.sleep(0.05)
+        strays = [path for path in strays if path.exists() and _is_stray(path.relative_to(cache), path)]
+    return strays
 
 
 def _sizes_bytes(cache: Path) -> dict[Path, int]:
@@ -399,6 +411,7 @@ NEEDS_CC = "" if HAS_CC else "the shim needs a C compiler"
 
 
 _AT_ONCE = 3
+_MOVE_S = 1.0  # longer than the daemon takes to move a shard to quarantine
 _READERS_AT_ONCE = 4
 _READER = """
 import random, sys, zlib
