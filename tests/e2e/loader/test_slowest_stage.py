@@ -13,6 +13,7 @@ from support.cases import first_quick
 from support.programs.daemon import Daemon
 from support.shards.reading import keys_of
 from support.shards.tars import KEYS, Make, write_shards
+from support.stores.throttled_s3 import ThrottledS3
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -76,12 +77,16 @@ def test_the_slowest_stage_has_the_largest_share(
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_slow_store_is_waited_for(folder: Path, tmp_path: Path, workers: int) -> None:
     """As is one of which only a little arrives per second."""
-    write_shards(tmp_path, 4, 2, {"jpg": 100_000})
+    (tmp_path / "bucket").mkdir()
+    write_shards(tmp_path / "bucket", 4, 2, {"jpg": 100_000})
+    urls = "s3://bucket/shard-{000000..000003}.tar"
     for times in TIMES:
         place = folder / f"slow-{workers}-{times}"
         place.mkdir()
-        with Daemon(place, "--max-bandwidth", f"{700 // times}kB") as daemon:
-            urls = f"file://{tmp_path}/shard-{{000000..000003}}.tar"
+        with (
+            ThrottledS3(tmp_path, total_bytes_per_s=700_000 / times) as store,
+            Daemon(place, env=store.env()) as daemon,
+        ):
             dataset = ShardDataset(urls, batch_size=2, socket=daemon.socket)
             shares = read(dataset.loader(num_workers=workers, collate_fn=keys_of))
         if largest(shares) == "shards":
