@@ -1,11 +1,13 @@
 """Answers about buckets: their names, and the objects in them.
 
-`door` calls `BucketAnswers` for requests without a key. `peer` is the user who signed the request.
+`s3_endpoint` calls `BucketAnswers` for requests without a key. A peer is the user who signed a
+request; the daemon's access rules say which urls this user may read.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from urllib.parse import quote
 
 from aiohttp import web
@@ -14,15 +16,14 @@ from shardcache.access.rules import Peer
 from shardcache.cache.objects.permitted_objects import Objects
 from shardcache.errors import NotFoundError
 from shardcache.origin.objects import ListedPage, PageRequest, RemoteObject
-from shardcache.server.s3.error_documents import S3Error, in_xml
+from shardcache.server.s3.error_documents import S3Error, escape_xml
 from shardcache.server.s3.s3_requests import S3Request
 
-_XML = '<?xml version="1.0" encoding="UTF-8"?>\n'
+_XML_DECLARATION = '<?xml version="1.0" encoding="UTF-8"?>\n'
 _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
-_MAX_KEYS = 1000
+_MAX_KEYS = 1000  # maximum number of names in a page of a listing, as in S3
 _MAX_INT = 2**31 - 1  # S3 refuses larger numbers
-# The daemon does not know when a bucket was created.
-_CREATED = "1970-01-01T00:00:00.000Z"
+_CREATED = "1970-01-01T00:00:00.000Z"  # the daemon does not know when a bucket was created
 _REGION = "us-east-1"  # signatures for any region are accepted
 
 
@@ -32,32 +33,32 @@ class BucketAnswers:
 
     _objects: Objects
 
-    async def buckets(self, peer: Peer) -> web.Response:
-        """Answer ListBuckets: the buckets that a user's rules of access name."""
+    async def list_buckets(self, peer: Peer) -> web.Response:
+        """Answer ListBuckets with the buckets that the user's access rules name."""
         names = {_bucket_in(prefix) for prefix in self._objects.prefixes(peer)}
         rows = [
-            f"<Bucket><Name>{in_xml(name)}</Name><CreationDate>{_CREATED}</CreationDate></Bucket>"
+            f"<Bucket><Name>{escape_xml(name)}</Name>"
+            f"<CreationDate>{_CREATED}</CreationDate></Bucket>"
             for name in sorted(names)
             if name
         ]
         owner = f"<Owner><ID>{peer.uid}</ID></Owner>"
-        return _document(
-            "ListAllMyBucketsResult",
-            f"{owner}<Buckets>{''.join(rows)}</Buckets>",
-        )
+        buckets = f"<Buckets>{''.join(rows)}</Buckets>"
+        return _xml_response("ListAllMyBucketsResult", owner + buckets)
 
     async def head(self, request: S3Request, peer: Peer) -> web.Response:
         """Answer HeadBucket. Raises S3Error, ShardcacheError."""
-        await self._check(request, peer)
+        await self._check_access(request, peer)
         return web.Response(headers={"x-amz-bucket-region": _REGION})
 
     async def location(self, request: S3Request, peer: Peer) -> web.Response:
-        """Answer GetBucketLocation. An empty location means us-east-1. Raises as `head`."""
-        await self._check(request, peer)
-        return _document("LocationConstraint", "")
+        """Answer GetBucketLocation. Raises S3Error, ShardcacheError."""
+        await self._check_access(request, peer)
+        # An empty location means us-east-1.
+        return _xml_response("LocationConstraint", "")
 
     async def exists(self, request: S3Request, peer: Peer) -> bool:
-        """Return whether a bucket exists; False for one that the user may not read.
+        """Return whether the bucket exists and the user may read it.
 
         Raises ShardcacheError.
         """
@@ -71,32 +72,34 @@ class BucketAnswers:
         params = request.params
         token = params.get("continuation-token", "")
         after = params.get("start-after", "")
-        page = await self._page(request, peer, after=after, token=token)
-        fields = _fields(request, page)
+        page = await self._fetch_page(request, peer, after=after, token=token)
+        encode = _key_encoder(request)
+        fields = _common_fields(request, page)
         if "continuation-token" in params:
             fields.append(("ContinuationToken", token))
         if page.next_token:
             fields.append(("NextContinuationToken", page.next_token))
         if after:
-            fields.append(("StartAfter", _encoding(request)(after)))
+            fields.append(("StartAfter", encode(after)))
         fields.append(("KeyCount", str(len(page.objects) + len(page.folders))))
-        return _listing(request, page, fields)
+        return _listing_response(request, page, fields)
 
     async def list_v1(self, request: S3Request, peer: Peer) -> web.Response:
         """Answer ListObjects. Raises S3Error, ShardcacheError."""
         marker = request.params.get("marker", "")
-        page = await self._page(request, peer, after=marker, token="")
-        encoded = _encoding(request)
-        fields = [*_fields(request, page), ("Marker", encoded(marker))]
+        page = await self._fetch_page(request, peer, after=marker, token="")
+        encode = _key_encoder(request)
+        fields = _common_fields(request, page)
+        fields.append(("Marker", encode(marker)))
         names = [_key_in(request, obj.url) for obj in page.objects]
         names += [_key_in(request, folder) for folder in page.folders]
         if page.next_token and names:
             # The next page begins after the last name, which may be an object's or a folder's.
-            fields.append(("NextMarker", encoded(max(names))))
-        return _listing(request, page, fields)
+            fields.append(("NextMarker", encode(max(names))))
+        return _listing_response(request, page, fields)
 
-    async def _check(self, request: S3Request, peer: Peer) -> None:
-        """Raise S3Error unless the bucket exists, and rules of access name it for the user."""
+    async def _check_access(self, request: S3Request, peer: Peer) -> None:
+        """Raise S3Error unless the bucket exists, and the user's access rules name it."""
         try:
             is_allowed = await self._objects.may_read_bucket(f"s3://{request.bucket}/", peer)
         except NotFoundError:
@@ -104,12 +107,19 @@ class BucketAnswers:
         if not is_allowed:
             raise S3Error("AccessDenied", "the daemon's allow rules do not name this bucket")
 
-    async def _page(self, request: S3Request, peer: Peer, *, after: str, token: str) -> ListedPage:
-        """Return the page of a listing that a request asks for. Raises S3Error, ShardcacheError.
+    async def _fetch_page(
+        self,
+        request: S3Request,
+        peer: Peer,
+        *,
+        after: str,
+        token: str,
+    ) -> ListedPage:
+        """Return the requested page of a listing. Raises S3Error, ShardcacheError.
 
         Args:
-            after: key after which the first page begins; empty for the first key.
-            token: token of the page; empty for the first page.
+            after: key after which the listing begins; empty to begin with the first key.
+            token: `next_token` of the previous page; empty for the first page.
         """
         params = request.params
         max_keys = _max_keys(request)
@@ -134,10 +144,12 @@ def _no_bucket(request: S3Request) -> S3Error:
 
 
 def _bucket_in(prefix: str) -> str:
-    """Return the bucket that a canonical prefix names; empty if it does not name an S3 bucket."""
-    protocol, _, place = prefix.partition("://")
-    bucket, _, _ = place.partition("/")
-    return bucket if protocol == "s3" else ""
+    """Return the bucket in a url prefix of an access rule; empty if it names no S3 bucket."""
+    protocol, _, bucket_and_key = prefix.partition("://")
+    if protocol != "s3":
+        return ""
+    bucket, _, _ = bucket_and_key.partition("/")
+    return bucket
 
 
 def _key_in(request: S3Request, url: str) -> str:
@@ -147,73 +159,82 @@ def _key_in(request: S3Request, url: str) -> str:
 
 def _max_keys(request: S3Request) -> int:
     """Return the maximum number of names in a page of a listing. Raises S3Error."""
-    asked = request.number("max-keys", lowest=0, highest=_MAX_INT)
-    if asked is None:
+    max_keys = request.number("max-keys", lowest=0, highest=_MAX_INT)
+    if max_keys is None:
         return _MAX_KEYS
-    return min(asked, _MAX_KEYS)
+    return min(max_keys, _MAX_KEYS)
 
 
-def _encoding(request: S3Request) -> Callable[[str], str]:
-    """Return the function that encodes keys as the request wants.
+def _key_encoder(request: S3Request) -> Callable[[str], str]:
+    """Return the function that encodes keys for a listing, as `encoding-type` asks.
 
-    The only encoding is percent-encoding; without it, the function returns a key unchanged. Raises
-    S3Error for another encoding.
+    Raises S3Error for an encoding that S3 does not have.
     """
-    kind = request.params.get("encoding-type")
-    if kind not in (None, "url"):
+    encoding = request.params.get("encoding-type")
+    if encoding is None:
+        return str  # keys are not encoded
+    if encoding != "url":
         raise S3Error("InvalidArgument", "the only encoding-type is url")
-    if kind is None:
-        return str
-    return lambda text: quote(text, safe="/*")  # as in S3's own listings
+    return partial(quote, safe="/*")  # S3's own listings leave these characters as well
 
 
-def _fields(request: S3Request, page: ListedPage) -> list[tuple[str, str]]:
-    """Return the XML elements with which both kinds of listings begin, as names and texts."""
+def _common_fields(request: S3Request, page: ListedPage) -> list[tuple[str, str]]:
+    """Return name and text of the XML elements with which both versions of listings begin."""
     params = request.params
-    encoded = _encoding(request)
+    encode = _key_encoder(request)
     fields = [
         ("Name", request.bucket),
-        ("Prefix", encoded(params.get("prefix", ""))),
+        ("Prefix", encode(params.get("prefix", ""))),
         ("MaxKeys", str(_max_keys(request))),
         ("IsTruncated", "true" if page.next_token else "false"),
     ]
     if params.get("delimiter"):
-        fields.append(("Delimiter", encoded(params["delimiter"])))
+        fields.append(("Delimiter", encode(params["delimiter"])))
     if "encoding-type" in params:
         fields.append(("EncodingType", "url"))
     return fields
 
 
-def _listing(
+def _listing_response(
     request: S3Request,
     page: ListedPage,
     fields: list[tuple[str, str]],
 ) -> web.Response:
-    """Return a listing in XML: its fields, then the objects and folders of a page."""
-    parts = [f"<{name}>{in_xml(text)}</{name}>" for name, text in fields]
-    parts += _contents(request, page.objects)
-    encoded = _encoding(request)
+    """Return a listing in XML: its fields, then the objects and folders of a page.
+
+    Args:
+        fields: name and text of the elements before the objects.
+    """
+    elements = [f"<{name}>{escape_xml(text)}</{name}>" for name, text in fields]
+    elements += _object_elements(request, page.objects)
+    encode = _key_encoder(request)
     for folder in page.folders:
-        prefix = in_xml(encoded(_key_in(request, folder)))
-        parts.append(f"<CommonPrefixes><Prefix>{prefix}</Prefix></CommonPrefixes>")
-    return _document("ListBucketResult", "".join(parts))
+        prefix = encode(_key_in(request, folder))
+        elements.append(f"<CommonPrefixes><Prefix>{escape_xml(prefix)}</Prefix></CommonPrefixes>")
+    return _xml_response("ListBucketResult", "".join(elements))
 
 
-def _contents(request: S3Request, objects: list[RemoteObject]) -> Iterator[str]:
+def _object_elements(request: S3Request, objects: list[RemoteObject]) -> Iterator[str]:
     """Yield the XML element of each object."""
-    encoded = _encoding(request)
+    encode = _key_encoder(request)
     for obj in objects:
-        key = in_xml(encoded(_key_in(request, obj.url)))
-        stored = datetime.fromtimestamp(obj.modified_s or 0.0, UTC)
+        key = encode(_key_in(request, obj.url))
+        modified_s = obj.modified_s or 0.0  # clients need a time, even if it is not known
         yield (
-            f"<Contents><Key>{key}</Key>"
-            f"<LastModified>{stored:%Y-%m-%dT%H:%M:%S}.{stored.microsecond // 1000:03}Z"
-            f"</LastModified><ETag>&quot;{in_xml(obj.version)}&quot;</ETag>"
+            f"<Contents><Key>{escape_xml(key)}</Key>"
+            f"<LastModified>{_iso_time(modified_s)}</LastModified>"
+            f"<ETag>&quot;{escape_xml(obj.version)}&quot;</ETag>"
             f"<Size>{obj.size_bytes}</Size><StorageClass>STANDARD</StorageClass></Contents>"
         )
 
 
-def _document(name: str, content: str) -> web.Response:
-    """Return an answer in XML, with the element `name` around its content."""
-    text = f'{_XML}<{name} xmlns="{_NAMESPACE}">{content}</{name}>'
+def _iso_time(seconds: float) -> str:
+    """Return a time in seconds since the Unix epoch as, for example, 1970-01-01T00:00:00.000Z."""
+    time = datetime.fromtimestamp(seconds, UTC)
+    return time.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+
+def _xml_response(root: str, content: str) -> web.Response:
+    """Return an answer in XML: the root element, with its content."""
+    text = f'{_XML_DECLARATION}<{root} xmlns="{_NAMESPACE}">{content}</{root}>'
     return web.Response(body=text.encode(), content_type="application/xml")

@@ -1,6 +1,6 @@
 """Errors in S3's form: a status, a code that clients know, and a message with the remedy.
 
-The S3 endpoint (`door`) turns each error of a request into an `S3Error`, and sends its document.
+`s3_endpoint` turns each error of a request into an `S3Error`, and sends its document.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 from shardcache import errors
 from shardcache.errors import ShardcacheError
 
-_STATUS = {
+_STATUS_OF_CODE = {
     "AccessDenied": 403,
     "AuthorizationHeaderMalformed": 400,
     "AuthorizationQueryParametersError": 400,
@@ -36,8 +36,8 @@ _STATUS = {
     "SignatureDoesNotMatch": 403,
     "SlowDown": 503,
 }
-# S3's codes by class of error; the first row that fits is used.
-_CODES: dict[type[ShardcacheError], str] = {
+# S3's codes by class of error; the first row that fits is used. All other errors are internal.
+_CODE_OF_ERROR: dict[type[ShardcacheError], str] = {
     errors.NotFoundError: "NoSuchKey",
     errors.AccessDeniedError: "AccessDenied",
     errors.NotAllowedError: "AccessDenied",
@@ -49,7 +49,7 @@ _CODES: dict[type[ShardcacheError], str] = {
     errors.OriginUnavailableError: "ServiceUnavailable",
     errors.ShardChangedError: "ServiceUnavailable",
     errors.CacheError: "ServiceUnavailable",
-    # The store refuses the request, and would refuse it again.
+    # The object store refuses the request, and would refuse it again.
     errors.OriginError: "InvalidRequest",
 }
 
@@ -71,16 +71,15 @@ class S3Error(Exception):
     @property
     def status(self) -> int:
         """The answer's HTTP status."""
-        return _STATUS[self.code]
+        return _STATUS_OF_CODE[self.code]
 
     @classmethod
     def of(cls, exn: ShardcacheError) -> "S3Error":
-        """Return the answer for one of the daemon's own errors."""
-        codes = (code for kind, code in _CODES.items() if isinstance(exn, kind))
+        """Return one of the daemon's own errors in S3's form."""
         message = exn.message
         if exn.remedy:
             message = f"{message}; {exn.remedy}"
-        return cls(next(codes, "InternalError"), message)
+        return cls(_code_of(exn), message)
 
     def document(self, resource: str, request_id: str) -> bytes:
         """Return S3's error document, which is XML.
@@ -91,12 +90,20 @@ class S3Error(Exception):
         """
         return (
             '<?xml version="1.0" encoding="UTF-8"?>\n'
-            f"<Error><Code>{self.code}</Code><Message>{in_xml(self.message)}</Message>"
-            f"<Resource>{in_xml(resource)}</Resource><RequestId>{request_id}</RequestId></Error>"
+            f"<Error><Code>{self.code}</Code><Message>{escape_xml(self.message)}</Message>"
+            f"<Resource>{escape_xml(resource)}</Resource><RequestId>{request_id}</RequestId></Error>"
         ).encode()
 
 
-def in_xml(text: str) -> str:
+def _code_of(exn: ShardcacheError) -> str:
+    """Return S3's code for one of the daemon's own errors."""
+    for error_class, code in _CODE_OF_ERROR.items():
+        if isinstance(exn, error_class):
+            return code
+    return "InternalError"
+
+
+def escape_xml(text: str) -> str:
     """Return text escaped for XML, with U+FFFD in place of characters that XML cannot hold."""
     valid = "".join(char if _is_valid_in_xml(char) else "\ufffd" for char in text)
     return escape(valid)

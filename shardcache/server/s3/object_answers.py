@@ -1,8 +1,9 @@
 """GetObject and HeadObject: bytes of an object, from the cache or as they arrive there.
 
-`door` checks a request and calls `ObjectAnswers`. A selection is the bytes that a request asks for:
-a whole object, a range, or a part in which the object was uploaded. Held bytes cannot be evicted
-from the cache as long as the block that holds them lasts.
+`s3_endpoint` checks a request and calls `ObjectAnswers`. A selection is the bytes that a request
+asks for: a whole object, a range, or a part in which the object was uploaded. Held bytes cannot be
+evicted from the cache as long as the block that holds them lasts. The common headers are those that
+every answer of the endpoint has.
 """
 
 import os
@@ -23,24 +24,29 @@ from shardcache.cache.waiting.waits import JobKey
 from shardcache.errors import OutdatedError, ShardcacheError, ShardChangedError
 from shardcache.origin.objects import RemoteObject
 from shardcache.server.s3.error_documents import S3Error
-from shardcache.server.s3.s3_requests import S3Request, applicable_range, check_conditions, span_of
-from shardcache.server.s3.sending import Sender, Sending, SlowClientError
+from shardcache.server.s3.s3_requests import (
+    S3Request,
+    applicable_range,
+    check_conditions,
+    parse_range,
+)
+from shardcache.server.s3.sending import ClientSocket, Sender, SlowClientError
 from shardcache.store.part_file import Span
 
 log = structlog.get_logger()
 
 JOB = "s3"
-"""Name of the job to which reads of S3 clients are charged; each user has one."""
+"""Name of the job to which reads of S3 clients are charged; each user has a job of this name."""
 
-# A body up to this size is sent together with its head; a longer one is sent by the kernel.
+# A body up to this size is sent in one message with its head; the kernel sends a longer one.
 _SHORT_BYTES = 64 * 1024
 # Ranges of an object that is not cached are fetched in pieces of this size, one ahead of the
 # client.
 _PIECE_BYTES = 8 * 1024 * 1024
-_TRIES = 3  # number of attempts to answer a request whose object or file changes meanwhile
+_TRIES = 3  # number of attempts to answer a request during which the object or its file changes
 _MAX_PARTS = 10_000  # number of parts of an upload that S3 allows
 # Parameters of a request that set a header of its answer, and these headers.
-_OVERRIDES = {
+_HEADER_OF_PARAM = {
     "response-cache-control": "Cache-Control",
     "response-content-disposition": "Content-Disposition",
     "response-content-encoding": "Content-Encoding",
@@ -54,6 +60,7 @@ class _Selection(NamedTuple):
     """Bytes of an object that one request selects: all, a range, or an uploaded part.
 
     Attributes:
+        obj: the object, in the version that is answered.
         span: start and end of the bytes.
         is_range: True if the answer is for a range (206), False for the whole object (200).
         headers: headers of the answer.
@@ -87,21 +94,18 @@ class ObjectAnswers:
         """Answer HeadObject. Raises S3Error, ShardcacheError."""
         return _head(await self._find_selection(request, peer))
 
-    def at_once(
+    def answer_without_waiting(
         self,
         request: S3Request,
         peer: Peer,
         common_headers: dict[str, str],
     ) -> web.Response | None:
-        """Answer HeadObject, or GetObject for a few bytes in memory, if that needs no waiting.
+        """Answer HeadObject, and GetObject for a few bytes, if everything is in memory.
 
-        Returns None for any other request. Raises S3Error, ShardcacheError.
-
-        Args:
-            common_headers: headers that every answer of the endpoint has.
+        Returns None if the object store or the disk is needed. Raises S3Error, ShardcacheError.
         """
         if "partNumber" in request.params:
-            return None
+            return None  # the object store has to be asked for the part's size
         obj = self._objects.known(request.url, peer)
         if obj is None:
             return None
@@ -114,7 +118,7 @@ class ObjectAnswers:
         body = self._bytes_in_memory(selection)
         if body is None:
             return None
-        return self._short_answer(selection, (JOB, peer.uid), body)
+        return self._charge_and_answer(selection, (JOB, peer.uid), body)
 
     async def get(
         self,
@@ -126,12 +130,9 @@ class ObjectAnswers:
         """Answer GetObject. Raises S3Error, ShardcacheError.
 
         An error after the first bytes are sent is not raised: the connection is closed instead.
-
-        Args:
-            common_headers: headers that every answer of the endpoint has.
         """
         # An attempt fails if the object or its cached file changes before the first byte is sent.
-        # The next attempt then begins with the object's present version.
+        # The next attempt begins with the object's present version.
         tries_left = _TRIES
         while True:
             tries_left -= 1
@@ -140,7 +141,7 @@ class ObjectAnswers:
             try:
                 return await self._answer(http, selection, (JOB, peer.uid))
             except (OutdatedError, ShardChangedError):
-                # The store now has another version than the one that it reported lately.
+                # `stat` returned a version that the object store no longer has.
                 self._objects.forget(request.url)
                 if not tries_left:
                     raise
@@ -152,22 +153,23 @@ class ObjectAnswers:
     async def _find_selection(self, request: S3Request, peer: Peer) -> _Selection:
         """Return the bytes that a request selects. Raises S3Error, ShardcacheError."""
         obj = await self._objects.stat(request.url, peer)
-        number = request.number("partNumber", lowest=1, highest=_MAX_PARTS)
-        if number is None:
+        part_number = request.number("partNumber", lowest=1, highest=_MAX_PARTS)
+        if part_number is None:
             return _select_range(request, obj)
 
         check_conditions(request, obj.version, _modified_s(obj))
         if request.header("range") is not None:
             raise S3Error("InvalidRequest", "ask for a range or for a part, not for both")
-        span = await self._objects.part_span(obj, number)
+        span = await self._objects.part_span(obj, part_number)
         if span is None:
-            raise S3Error("InvalidPartNumber", f"the object has no part {number}")
-        headers = _headers(request, obj)
-        parts = count_upload_parts(obj)
-        if parts is not None:
-            headers["x-amz-mp-parts-count"] = str(parts)
-        # A range cannot be empty, so a part of an empty object is answered as the whole object.
-        return _select_span(obj, span if obj.size_bytes else None, headers)
+            raise S3Error("InvalidPartNumber", f"the object has no part {part_number}")
+        headers = _object_headers(request, obj)
+        part_count = count_upload_parts(obj)
+        if part_count is not None:
+            headers["x-amz-mp-parts-count"] = str(part_count)
+        if obj.size_bytes == 0:
+            return _select_span(obj, None, headers)  # Content-Range cannot name an empty range
+        return _select_span(obj, span, headers)
 
     async def _answer(
         self,
@@ -185,7 +187,7 @@ class ObjectAnswers:
         """
         if selection.size_bytes <= _SHORT_BYTES:
             body = await self._read(selection, job)
-            return self._short_answer(selection, job, body)
+            return self._charge_and_answer(selection, job, body)
         response = web.StreamResponse(status=selection.status, headers=selection.headers)
         response.content_length = selection.size_bytes
         try:
@@ -196,13 +198,13 @@ class ObjectAnswers:
             _cut_off(http, selection, exn)
         return response
 
-    def _short_answer(
+    def _charge_and_answer(
         self,
         selection: _Selection,
         job: JobKey,
         body: bytes | bytearray,
     ) -> web.Response:
-        """Return an answer with its body; charge the bytes to a job."""
+        """Charge the bytes to a job; return the answer with its body."""
         self._objects.reads.count_sent(selection.obj, selection.size_bytes, job)
         return web.Response(status=selection.status, headers=selection.headers, body=body)
 
@@ -224,7 +226,7 @@ class ObjectAnswers:
         except OSError:
             return None
         try:
-            return self._sender.read_at_once(fd, start, selection.size_bytes)
+            return self._sender.read_from_memory(fd, start, selection.size_bytes)
         finally:
             os.close(fd)
 
@@ -237,9 +239,9 @@ class ObjectAnswers:
     ) -> None:
         """Send head and body; the kernel sends the body."""
         assert http.transport is not None
-        with self._sender.sending(http.transport) as sending:
-            is_whole = self._is_whole(selection)
-            stream = _Stream(http, response, selection, sending, is_whole)
+        with self._sender.client_socket(http.transport) as client:
+            is_whole = self._should_hold_whole(selection)
+            stream = _Stream(http, response, selection, client, is_whole)
             is_space_wanted = self._objects.reads.is_space_wanted
             try:
                 while not stream.is_at_end:
@@ -247,12 +249,12 @@ class ObjectAnswers:
                         await stream.send(held, is_space_wanted)
                     if not stream.is_at_end:
                         # Wait without holding any bytes: the client may have stopped reading.
-                        await sending.writable()
+                        await client.wait_until_writable()
             finally:
                 # The bytes are charged even if this task is cancelled: a client that has read
                 # enough may close the connection.
                 if response.prepared:
-                    self._objects.reads.count_sent(selection.obj, sending.sent_bytes, job)
+                    self._objects.reads.count_sent(selection.obj, client.sent_bytes, job)
 
     def _hold_next(
         self,
@@ -273,15 +275,15 @@ class ObjectAnswers:
             next_piece = (piece_end, min(end, piece_end + _PIECE_BYTES))
         return reads.hold_span(obj, (stream.sent_to, piece_end), job, next_piece, in_order=True)
 
-    def _is_whole(self, selection: _Selection) -> bool:
-        """Return whether to fetch the object as a whole.
+    def _should_hold_whole(self, selection: _Selection) -> bool:
+        """Return whether to hold the object as a whole while it is sent.
 
-        This is so if all of the object is selected, and it fits into the cache now. Otherwise it is
-        sent in pieces: then the request needs the space of only one piece at a time, and does not
-        wait for the space of the whole object.
+        It has to be selected as a whole, and to fit into the cache now. Otherwise it is sent in
+        pieces: the request then needs space for one piece at a time, and does not wait for the
+        space of the whole object.
         """
-        is_all = selection.size_bytes == selection.obj.size_bytes
-        return is_all and self._objects.reads.fits(selection.obj)
+        is_all_selected = selection.size_bytes == selection.obj.size_bytes
+        return is_all_selected and self._objects.reads.fits(selection.obj)
 
 
 @dataclass(slots=True)
@@ -297,7 +299,7 @@ class _Stream:
     _http: web.BaseRequest
     _response: web.StreamResponse
     selection: _Selection
-    _sending: Sending
+    _client: ClientSocket
     is_whole: bool
     sent_to: int = field(init=False)
 
@@ -306,10 +308,13 @@ class _Stream:
 
     @property
     def piece_end(self) -> int:
-        """End of the piece that contains the next bytes."""
+        """Offset in the object of the end of the piece that contains the next bytes.
+
+        Pieces begin at the selection's start; the last one may end beyond the selection.
+        """
         start, _ = self.selection.span
-        pieces = (self.sent_to - start) // _PIECE_BYTES + 1
-        return start + pieces * _PIECE_BYTES
+        sent_pieces = (self.sent_to - start) // _PIECE_BYTES
+        return start + (sent_pieces + 1) * _PIECE_BYTES
 
     @property
     def is_at_end(self) -> bool:
@@ -320,8 +325,8 @@ class _Stream:
     async def send(self, held: HeldBytes, is_space_wanted: Callable[[], bool]) -> None:
         """Send the held bytes. The bytes of a whole object are sent as they arrive.
 
-        If the client reads nothing while others need the cache space of these bytes, only some of
-        them are sent. The remaining bytes of a whole object are then sent in pieces.
+        If the client reads nothing while others wait for cache space, only some of the held bytes
+        are sent. The remaining bytes of a whole object are then sent in pieces.
 
         Args:
             is_space_wanted: returns True while others wait for cache space.
@@ -330,10 +335,11 @@ class _Stream:
             if not self.is_whole:
                 await self._send_ready(held, fd, is_space_wanted)
                 return
-            while self.is_whole and not self.is_at_end:
-                is_ready_sent = await self._send_ready(held, fd, is_space_wanted)
-                if not is_ready_sent:
+            while not self.is_at_end:
+                all_sent = await self._send_ready(held, fd, is_space_wanted)
+                if not all_sent:
                     self.is_whole = False
+                    return
 
     async def _send_ready(
         self,
@@ -341,22 +347,23 @@ class _Stream:
         fd: int,
         is_space_wanted: Callable[[], bool],
     ) -> bool:
-        """Wait until further bytes have arrived, and send the bytes that are ready.
+        """Wait until further bytes have arrived, and send them.
 
-        Returns False if only some of these bytes were sent.
+        Returns False if only some of these bytes were sent, because others wait for cache space.
 
         Args:
             fd: the open file of the bytes.
             is_space_wanted: returns True while others wait for cache space.
         """
-        _, end = self.selection.span
-        ready = min(end, await held.beyond(self.sent_to))
+        arrived_to = await held.beyond(self.sent_to)
+        _, selection_end = self.selection.span
+        end = min(arrived_to, selection_end)
         if not self._response.prepared:
             # aiohttp sends the head. It has to be in the socket before the kernel sends the body.
             await self._response.prepare(self._http)
-            await self._sending.flushed()
-        self.sent_to = await self._sending.send(fd, self.sent_to, ready, is_space_wanted)
-        return self.sent_to == ready
+            await self._client.wait_until_flushed()
+        self.sent_to = await self._client.send_file(fd, self.sent_to, end, is_space_wanted)
+        return self.sent_to == end
 
 
 def _select_range(request: S3Request, obj: RemoteObject) -> _Selection:
@@ -367,14 +374,16 @@ def _select_range(request: S3Request, obj: RemoteObject) -> _Selection:
     """
     modified_s = _modified_s(obj)
     check_conditions(request, obj.version, modified_s)
-    text = applicable_range(request, obj.version, modified_s)
-    return _select_span(obj, span_of(text, obj.size_bytes), _headers(request, obj))
+    range_header = applicable_range(request, obj.version, modified_s)
+    span = parse_range(range_header, obj.size_bytes)
+    return _select_span(obj, span, _object_headers(request, obj))
 
 
 def _select_span(obj: RemoteObject, span: Span | None, headers: dict[str, str]) -> _Selection:
-    """Return a selection of an object's bytes; for a span of None, of the whole object.
+    """Return a selection of an object's bytes.
 
     Args:
+        span: start and end of the bytes; None for the whole object.
         headers: headers of the answer; `Content-Range` is added for a range.
     """
     if span is None:
@@ -390,7 +399,7 @@ def _head(selection: _Selection) -> web.Response:
     return web.Response(status=selection.status, headers=headers)
 
 
-def _headers(request: S3Request, obj: RemoteObject) -> dict[str, str]:
+def _object_headers(request: S3Request, obj: RemoteObject) -> dict[str, str]:
     """Return the headers that describe an object; the request's parameters may set some of them.
 
     Raises S3Error for a parameter that cannot be a header's value.
@@ -401,12 +410,19 @@ def _headers(request: S3Request, obj: RemoteObject) -> dict[str, str]:
         "Accept-Ranges": "bytes",
         "Content-Type": "binary/octet-stream",
     }
-    if not request.params:
+    if not request.params:  # as in most requests
         return headers
-    for name, header in _OVERRIDES.items():
+    for name, header in _HEADER_OF_PARAM.items():
         if name in request.params:
             headers[header] = _checked_header(request.params[name])
     return headers
+
+
+def _checked_header(text: str) -> str:
+    """Return a text unchanged. Raises S3Error if it cannot be the value of a header."""
+    if not text.isprintable() or not text.isascii():
+        raise S3Error("InvalidArgument", "a header of the answer has to be printable ASCII")
+    return text
 
 
 def _modified_s(obj: RemoteObject) -> float:
@@ -426,7 +442,7 @@ class _LostFileError(Exception):
 
 @contextmanager
 def _open(held: HeldBytes) -> Iterator[int]:
-    """Open the file of held bytes, and provide its descriptor.
+    """Open the file of held bytes during the block; yield its descriptor.
 
     If the file is missing or cannot be read, the cache is informed, so that it fetches the bytes
     again. Raises OSError; _LostFileError if the file is missing.
@@ -438,7 +454,7 @@ def _open(held: HeldBytes) -> Iterator[int]:
         raise _LostFileError from None
     try:
         yield fd
-    except (ShardcacheError, ConnectionError):  # these say nothing about the file
+    except (ShardcacheError, ConnectionError):  # some are OSErrors, but none is about the file
         raise
     except OSError:  # the file cannot be read
         held.note_lost()
@@ -457,10 +473,3 @@ def _cut_off(http: web.BaseRequest, selection: _Selection, exn: Exception) -> No
         )
     if http.transport is not None:
         http.transport.abort()
-
-
-def _checked_header(text: str) -> str:
-    """Return a text unchanged. Raises S3Error if it cannot be the value of a header."""
-    if not text.isprintable() or not text.isascii():
-        raise S3Error("InvalidArgument", "a header of the answer has to be printable ASCII")
-    return text

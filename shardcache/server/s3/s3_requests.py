@@ -1,8 +1,8 @@
 """Requests of S3 clients: bucket and key, range, and conditions.
 
-`door` parses each request as an `S3Request`; `object_answers` and `bucket_answers` read its fields.
-A span is start and end of bytes of an object. A condition is a header such as If-Match, by which a
-client wants an answer only for a certain version.
+`s3_endpoint` parses each request as an `S3Request`; `object_answers` and `bucket_answers` read its
+fields. A span is start and end of bytes of an object. A condition is a header such as If-Match,
+with which a client asks for an object only if it has, or no longer has, a certain version.
 """
 
 import re
@@ -17,7 +17,7 @@ from shardcache.server.s3.error_documents import S3Error
 from shardcache.server.s3.signatures import SignedRequest
 from shardcache.store.part_file import Span
 
-# Numbers in a range may be larger than any object. Python does not convert those with thousands of
+# A number in a range may be larger than any object, but Python refuses to convert thousands of
 # digits.
 _RANGE = re.compile(r"bytes=(?:([0-9]{1,99})-([0-9]{0,99})|-([0-9]{1,99}))")
 _MAX_DIGITS = 18  # maximum number of digits of a number in the query
@@ -46,7 +46,7 @@ class S3Request(NamedTuple):
     params: Mapping[str, str]
 
     @classmethod
-    def of(cls, method: str, target: str, headers: Mapping[str, str]) -> "S3Request":
+    def parse(cls, method: str, target: str, headers: Mapping[str, str]) -> "S3Request":
         """Parse a request. Raises S3Error.
 
         Args:
@@ -64,18 +64,19 @@ class S3Request(NamedTuple):
         return f"s3://{self.bucket}/{self.key}"
 
     def header(self, name: str) -> str | None:
-        """Return a header by its name in lower case."""
+        """Return a header by its name in lower case; None if the request does not have it."""
         return self.signed.headers.get(name)
 
     def number(self, name: str, *, lowest: int, highest: int) -> int | None:
-        """Return a number in the query; None if the query does not have the parameter.
+        """Return a parameter of the query as a number; None if the query does not have it.
 
         Raises S3Error for a value that is not a number, or not within the bounds.
         """
         text = self.params.get(name)
         if text is None:
             return None
-        if not text.isascii() or not text.isdecimal() or len(text) > _MAX_DIGITS:
+        is_number = text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
+        if not is_number:
             shown = text[:_SHOWN_CHARS]
             raise S3Error("InvalidArgument", f"{name} has to be a number, not {shown!a}")
         if not lowest <= int(text) <= highest:
@@ -83,14 +84,20 @@ class S3Request(NamedTuple):
         return int(text)
 
 
-def span_of(text: str | None, size_bytes: int) -> Span | None:
+def parse_range(header: str | None, size_bytes: int) -> Span | None:
     """Return the range that a Range header asks for; None for the whole object.
 
     Raises S3Error for a range beyond the object's end.
+
+    Args:
+        header: the header's value; None if the request does not have the header.
+        size_bytes: size of the object.
     """
-    match = _RANGE.fullmatch((text or "").strip())
+    if header is None:
+        return None
+    match = _RANGE.fullmatch(header.strip())
     if match is None:
-        return None  # no range, several ranges, or a malformed range: S3 sends the whole object
+        return None  # several ranges, or a malformed range: S3 sends the whole object
     first, last, suffix = match.groups()
     if suffix is not None:  # `bytes=-5`: the last five bytes
         start = max(0, size_bytes - int(suffix))
@@ -98,7 +105,7 @@ def span_of(text: str | None, size_bytes: int) -> Span | None:
     elif last:  # `bytes=5-9`
         start = int(first)
         if int(last) < start:
-            return None  # malformed as well
+            return None  # malformed, too
         end = min(int(last) + 1, size_bytes)
     else:  # `bytes=5-`
         start = int(first)
@@ -113,10 +120,10 @@ def span_of(text: str | None, size_bytes: int) -> Span | None:
 
 
 def applicable_range(request: S3Request, etag: str, modified_s: float) -> str | None:
-    """Return a request's Range header; None if there is none, or it is for another version.
+    """Return a request's Range header; None if there is none, or it does not apply.
 
-    A client that resumes a download sends If-Range with the version of the bytes that it has. If
-    the object has another version now, the client needs the whole object.
+    A client that resumes a download sends If-Range with the version whose bytes it has. If the
+    object has another version now, the range does not apply: the client needs the whole object.
 
     Args:
         etag: ETag of the present version, without quotes.
@@ -131,7 +138,7 @@ def applicable_range(request: S3Request, etag: str, modified_s: float) -> str | 
 
 
 def check_conditions(request: S3Request, etag: str, modified_s: float) -> None:
-    """Raise S3Error if the request wants the object only in another version.
+    """Raise S3Error if a condition of the request is not met by the object's present version.
 
     A condition on the time is ignored if there is a condition on the ETag (RFC 9110, 13.2.2).
 
@@ -165,13 +172,16 @@ def _includes(header: str, etag: str, *, is_strong: bool = False) -> bool:
     """Return whether a header's list of ETags has an ETag, or is `*`.
 
     Args:
-        is_strong: True to ignore ETags that are marked as weak: objects with the same weak ETag may
-            have different bytes.
+        header: ETags in quotes, separated by commas; `W/` before an ETag marks it as weak.
+        etag: the ETag without quotes.
+        is_strong: True if a weak ETag does not count: objects with the same weak ETag may have
+            different bytes.
     """
     tags = [tag.strip() for tag in header.split(",")]
-    if not is_strong:  # with its W/, a weak ETag equals no other
+    if not is_strong:
         tags = [tag.removeprefix("W/") for tag in tags]
-    return "*" in tags or etag in [tag.strip('"') for tag in tags]
+    unquoted = [tag.strip('"') for tag in tags]  # a tag that still has its W/ equals no ETag
+    return "*" in tags or etag in unquoted
 
 
 def _time_in(header: str | None) -> float | None:
@@ -184,7 +194,7 @@ def _time_in(header: str | None) -> float | None:
     try:
         time = parsedate_to_datetime(header)
         if time.tzinfo is None:
-            time = time.replace(tzinfo=UTC)  # such as asctime's form (RFC 9110, 5.6.7)
+            time = time.replace(tzinfo=UTC)  # the form of asctime names no zone (RFC 9110, 5.6.7)
         return time.timestamp()
     except (ValueError, OverflowError):
         return None
@@ -192,9 +202,13 @@ def _time_in(header: str | None) -> float | None:
 
 @lru_cache(1024)
 def _bucket_and_key(path: str, host: str) -> tuple[str, str]:
-    """Return bucket and key of a path, either of which may be empty. Raises S3Error.
+    """Return bucket and key of a request, either of which may be empty. Raises S3Error.
 
     The result is cached, because clients send the same path for many ranges.
+
+    Args:
+        path: path as it was sent, percent-encoded.
+        host: value of the header Host.
     """
     _check_host(host)
     if not path.startswith("/"):
@@ -203,8 +217,8 @@ def _bucket_and_key(path: str, host: str) -> tuple[str, str]:
     bucket = _bucket_of_host(host)
     if not bucket:
         bucket, _, key = key.partition("/")
-    names_bucket = bool(bucket or key)  # otherwise, the request is for the service itself
-    if names_bucket and _BUCKET.fullmatch(bucket) is None:
+    is_for_service = not bucket and not key
+    if not is_for_service and _BUCKET.fullmatch(bucket) is None:
         shown = bucket[:_SHOWN_NAME_CHARS]
         raise S3Error("InvalidBucketName", f"{shown!a} is not a valid bucket name")
     if len(key.encode()) > _MAX_KEY_BYTES:
@@ -213,12 +227,14 @@ def _bucket_and_key(path: str, host: str) -> tuple[str, str]:
 
 
 def _check_host(host: str) -> None:
-    """Raise S3Error unless a host is a name of the loopback, or a bucket's name below it.
+    """Raise S3Error unless a host is a name of the loopback, or `BUCKET.localhost`.
 
-    A request with any other name may come from the page of a site that uses DNS rebinding.
+    Any other name may be that of a web site which makes it resolve to the loopback (DNS rebinding),
+    so that its pages can send requests to the endpoint.
     """
     name = _without_port(host)
-    if name not in _LOCAL_HOSTS and not name.endswith(".localhost"):
+    is_local = name in _LOCAL_HOSTS or name.endswith(".localhost")
+    if not is_local:
         raise S3Error(
             "AccessDenied",
             f"{host[:_SHOWN_NAME_CHARS]!a} is not a loopback name of this node; use the address "
@@ -236,16 +252,8 @@ def _decoded(path: str) -> str:
         raise S3Error("InvalidURI", "the path has to be percent-encoded UTF-8") from None
 
 
-def _params(query: str) -> dict[str, str]:
-    """Return the parameters of a query, decoded, by name."""
-    if not query:
-        return {}
-    pairs = (pair.partition("=") for pair in query.split("&") if pair)
-    return {unquote_plus(name): unquote_plus(value) for name, _, value in pairs}
-
-
 def _bucket_of_host(host: str) -> str:
-    """Return the bucket that a virtual host names: `BUCKET.localhost`; empty for none."""
+    """Return the bucket of a virtual host, `BUCKET.localhost`; empty for another host."""
     name = _without_port(host)
     if not name.endswith(".localhost"):
         return ""
@@ -255,6 +263,16 @@ def _bucket_of_host(host: str) -> str:
 def _without_port(host: str) -> str:
     """Return the name in a Host header, in lower case."""
     name = host
-    if ":" in host and not host.endswith("]"):
+    if ":" in host and not host.endswith("]"):  # the colons of [::1] precede no port
         name, _, _ = host.rpartition(":")
     return name.lower()
+
+
+def _params(query: str) -> dict[str, str]:
+    """Return the parameters of a query, decoded, by name."""
+    params = {}
+    for pair in query.split("&"):
+        if pair:
+            name, _, value = pair.partition("=")
+            params[unquote_plus(name)] = unquote_plus(value)
+    return params

@@ -20,8 +20,8 @@ from shardcache.server.listening.limits import Limits
 from shardcache.server.listening.s3_listener import S3Options
 from shardcache.server.peer import peer_of
 from shardcache.server.process.drain import Drain
-from shardcache.server.s3.door import S3Door
 from shardcache.server.s3.error_documents import S3Error
+from shardcache.server.s3.s3_endpoint import S3Endpoint
 from shardcache.server.s3.sending import Sender
 from shardcache.server.s3.user_keys import S3Keys
 from shardcache.store.disk.mounts import mount_of
@@ -29,11 +29,12 @@ from shardcache.store.disk.mounts import mount_of
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _MAX_CONNECTIONS = 4096
-# There is at most one connection for this number of descriptors that the process may have.
+# The limit of open files allows one connection for each 8 files: a request opens further files, and
+# so does the rest of the daemon.
 _FILES_PER_CONNECTION = 8
 _FIRST_REQUEST_S = 10.0  # time within which a connection's first request has to arrive
 _KEEPALIVE_S = 75.0
-_CLOSE_S = 0.5  # grace period of connections that are still open at the end
+_CLOSE_S = 0.5  # time that connections have at shutdown to finish their requests
 
 
 @asynccontextmanager
@@ -42,9 +43,9 @@ async def serving_s3(
     drain: Drain,
     options: S3Options,
 ) -> AsyncIterator[Handler]:
-    """Serve S3 clients until the block exits.
+    """Serve S3 clients during the block.
 
-    Yields a handler for the Unix socket, which answers users' requests for keys.
+    Yields the handler of requests for keys, which users send to the Unix socket.
     """
     layout = cache.layout
     replacement = layout.replacement_of(layout.s3_keys)
@@ -52,28 +53,31 @@ async def serving_s3(
     await asyncio.to_thread(keys.restore)
     mount = await asyncio.to_thread(mount_of, layout.shards)
     sender = Sender(options.stall_s, is_memory=mount.is_memory)
-    door = S3Door(cache, keys, drain, sender)
+    endpoint = S3Endpoint(cache, keys, drain, sender)
     server = web.Server(
-        door.handle,
+        endpoint.handle,
         # When a client disconnects, its request no longer waits for cache space or bytes.
         handler_cancellation=True,
         access_log=None,
         keepalive_timeout=_KEEPALIVE_S,
         auto_decompress=False,
     )
-    acceptor = Acceptor(server, partial(_limits, options.stall_s), _refusal)
+    acceptor = Acceptor(server, partial(_current_limits, options.stall_s), _refusal)
     try:
         with ExitStack() as accepting:
             for sock in options.sockets:
                 accepting.enter_context(acceptor.accepting(sock))
-            yield partial(_credentials, keys)
+            yield partial(_give_key, keys)
     finally:
         await server.shutdown(_CLOSE_S)
         sender.close()
 
 
-async def _credentials(keys: S3Keys, request: web.Request) -> web.Response:
-    """Return a key for the user who sends the request, as AWS' `credential_process` prints it."""
+async def _give_key(keys: S3Keys, request: web.Request) -> web.Response:
+    """Answer with a key for the user who sent the request, in the form of `credential_process`.
+
+    AWS SDKs run a program of this name from their configuration, and parse the JSON that it prints.
+    """
     key = await keys.give(peer_of(request))
     expires = datetime.fromtimestamp(key.expires_s, UTC)
     return web.json_response(
@@ -87,8 +91,12 @@ async def _credentials(keys: S3Keys, request: web.Request) -> web.Response:
     )
 
 
-def _limits(stall_s: float) -> Limits:
-    """Return the limits of the endpoint's sockets, within the present limit of open files."""
+def _current_limits(stall_s: float) -> Limits:
+    """Return the limits of connections, which depend on the process' present limit of open files.
+
+    Args:
+        stall_s: maximum time for which a client may read nothing.
+    """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     connections = min(_MAX_CONNECTIONS, files // _FILES_PER_CONNECTION)
     return Limits(

@@ -1,9 +1,11 @@
 """Signatures of AWS, version 4 (SigV4), as the server checks them.
 
-The S3 endpoint (`door`) takes the signature out of each request, finds the key that it names, and
-checks it. Some clients sign the path and the query as they send them. Others sign the form that AWS
-documents, in which everything but letters, digits, "-", ".", "_" and "~" is percent-encoded. Both
-are accepted, because they mean the same request.
+`s3_endpoint` takes the signature out of each request, finds the key that it names, and checks it.
+A signature is either in the header Authorization, or in the query of a presigned url. Some clients
+sign the path and the query as they send them. Others sign the form that AWS documents, in which
+everything but letters, digits, "-", ".", "_" and "~" is percent-encoded. Both are accepted, because
+they mean the same request. A credential is a key's id and a scope; the scope limits a signature to
+a date, a region and a service.
 """
 
 import calendar
@@ -54,7 +56,7 @@ class Signature(NamedTuple):
         valid_s: time for which a presigned url is valid; None for a signature in a header, which is
             valid within the permitted difference between clocks.
         token: session token; empty if the request has none.
-        payload: hash of the body that was signed.
+        payload: the signed hash of the body, in hexadecimal, or `UNSIGNED-PAYLOAD`.
         query: query of the request, without the signature itself.
     """
 
@@ -70,7 +72,7 @@ class Signature(NamedTuple):
 
     @classmethod
     def of(cls, request: SignedRequest) -> "Signature":
-        """Return the signature that a request has. Raises S3Error if there is none, or several."""
+        """Return the signature of a request. Raises S3Error unless there is exactly one."""
         authorization = request.headers.get("authorization")
         is_presigned = "X-Amz-Signature=" in request.query
         if authorization is None and is_presigned:
@@ -85,7 +87,7 @@ class Signature(NamedTuple):
         return cls._in_header(request, authorization)
 
     def check(self, request: SignedRequest, secret_key: str, now_s: float) -> None:
-        """Raise S3Error unless exactly this request was signed with the key, and lately.
+        """Raise S3Error unless the request was signed with the key, and is valid now.
 
         Args:
             secret_key: the secret of the key that the signature names.
@@ -95,12 +97,13 @@ class Signature(NamedTuple):
             raise S3Error("AccessDenied", "the header Host has to be signed")
         made_s = _seconds(self.time)
         date = self.time[: len("YYYYMMDD")]
-        if not self.scope.startswith(f"{date}/"):
+        scope_date, _, _ = self.scope.partition("/")
+        if scope_date != date:
             raise S3Error(
                 "SignatureDoesNotMatch",
                 "the date of the credential is not that of the request; sign with today's key",
             )
-        if not self._is_valid(request, secret_key):
+        if not self._matches(request, secret_key):
             raise S3Error(
                 "SignatureDoesNotMatch",
                 "the signature is not that of this request with the key's secret; run "
@@ -121,12 +124,12 @@ class Signature(NamedTuple):
     @classmethod
     def _in_header(cls, request: SignedRequest, authorization: str) -> "Signature":
         """Return the signature in the header Authorization. Raises S3Error."""
-        # Only the signature's value differs between most requests of a client. The beginning is
-        # the same, and `_parsed_beginning` caches its result.
+        # Most requests of a client differ only in the signature's value, at the end. What precedes
+        # it is parsed by a function that caches its results.
         beginning, separator, value = authorization.rpartition("Signature=")
         if not separator:
-            beginning = authorization  # this may have an earlier fault, with an error of its own
-        access_key, scope, signed_headers = _parsed_beginning(beginning)
+            beginning = authorization  # parse it first: another fault in it has a better error
+        access_key, scope, signed_headers = _parse_beginning(beginning)
         if not separator or "," in value:
             raise _malformed("the header Authorization has to end with Signature=")
         headers = request.headers
@@ -146,10 +149,13 @@ class Signature(NamedTuple):
     def _in_query(cls, request: SignedRequest) -> "Signature":
         """Return the signature of a presigned url. Raises S3Error."""
         pairs = request.query.split("&")
-        fields = {name: _unquoted(value) for name, value in map(_field, pairs)}
+        fields = {}
+        for pair in pairs:
+            name, value = _split_field(pair)
+            fields[name] = _unquoted(value)
         if fields.get("X-Amz-Algorithm") != ALGORITHM:
             raise _malformed_query(f"only {ALGORITHM} is known here")
-        access_key, scope = _credential(fields.get("X-Amz-Credential", ""))
+        access_key, scope = _parse_credential(fields.get("X-Amz-Credential", ""))
         unsigned = [pair for pair in pairs if not pair.startswith("X-Amz-Signature=")]
         return cls(
             access_key,
@@ -157,53 +163,59 @@ class Signature(NamedTuple):
             signed_headers=fields.get("X-Amz-SignedHeaders", ""),
             value=fields.get("X-Amz-Signature", ""),
             time=fields.get("X-Amz-Date", ""),
-            valid_s=_valid_s(fields.get("X-Amz-Expires", "")),
+            valid_s=_parse_validity(fields.get("X-Amz-Expires", "")),
             token=fields.get("X-Amz-Security-Token", ""),
             payload=request.headers.get("x-amz-content-sha256", _UNSIGNED),
             query="&".join(unsigned),
         )
 
-    def _is_valid(self, request: SignedRequest, secret_key: str) -> bool:
-        """Return whether this is the signature of the request with a key.
-
-        Both forms of path and query that clients sign are tried.
-        """
+    def _matches(self, request: SignedRequest, secret_key: str) -> bool:
+        """Return whether the request, in either form that clients sign, has this signature."""
         # 1. Path and query as they were sent.
-        path = request.path
-        pairs = [_with_value(pair) for pair in self.query.split("&") if pair]
-        query = sorted(pairs, key=_field)
-        if self._covers(request, path, query, secret_key):
+        sent_pairs = [_with_value(pair) for pair in self.query.split("&") if pair]
+        sent_pairs.sort(key=_split_field)
+        if self._is_signature_of(request, request.path, sent_pairs, secret_key):
             return True
 
         # 2. Path and query in the form that AWS documents, if that form differs.
-        normal_path = _normal(path, safe="/~")
-        normal_query = sorted(map(_normal_pair, query), key=_field)
-        if (normal_path, normal_query) == (path, query):
+        path = _normalized(request.path, safe="/~")
+        pairs = [_normalized_pair(pair) for pair in sent_pairs]
+        pairs.sort(key=_split_field)
+        if path == request.path and pairs == sent_pairs:
             return False
-        return self._covers(request, normal_path, normal_query, secret_key)
+        return self._is_signature_of(request, path, pairs, secret_key)
 
-    def _covers(
+    def _is_signature_of(
         self,
         request: SignedRequest,
         path: str,
-        query: Sequence[str],
+        query_pairs: Sequence[str],
         secret_key: str,
     ) -> bool:
-        """Return whether this is the signature of the request with this path and query."""
-        headers = request.headers
-        lines = [
-            f"{name}:{' '.join(headers.get(name, '').split())}\n"
-            for name in self.signed_headers.split(";")
-        ]
+        """Return whether the request, with this path and query, has this signature.
+
+        Args:
+            query_pairs: the query's parameters, each as `NAME=VALUE`, in sorted order.
+        """
+        header_lines = []
+        for name in self.signed_headers.split(";"):
+            words = request.headers.get(name, "").split()
+            header_lines.append(f"{name}:{' '.join(words)}\n")
         # SigV4 hashes the canonical request, and signs a string with this hash.
-        canonical = (
-            f"{request.method}\n{path}\n{'&'.join(query)}\n{''.join(lines)}\n"
-            f"{self.signed_headers}\n{self.payload}"
+        canonical_request = "\n".join(
+            [
+                request.method,
+                path,
+                "&".join(query_pairs),
+                "".join(header_lines),
+                self.signed_headers,
+                self.payload,
+            ]
         )
-        digest = hashlib.sha256(_bytes(canonical)).hexdigest()
-        to_sign = f"{ALGORITHM}\n{self.time}\n{self.scope}\n{digest}"
+        digest = hashlib.sha256(_bytes(canonical_request)).hexdigest()
+        string_to_sign = f"{ALGORITHM}\n{self.time}\n{self.scope}\n{digest}"
         expected = _signer(secret_key, self.scope).copy()
-        expected.update(_bytes(to_sign))
+        expected.update(_bytes(string_to_sign))
         return hmac.compare_digest(expected.hexdigest().encode(), _bytes(self.value))
 
 
@@ -220,19 +232,19 @@ def _signer(secret_key: str, scope: str) -> hmac.HMAC:
 
 
 @lru_cache(1024)
-def _parsed_beginning(text: str) -> tuple[str, str, str]:
+def _parse_beginning(text: str) -> tuple[str, str, str]:
     """Return the key's id, the scope and the signed headers of an Authorization header.
 
     Raises S3Error.
 
     Args:
-        text: the header up to the signature's value.
+        text: the header up to `Signature=`.
     """
-    algorithm, _, listed = text.partition(" ")
+    algorithm, _, field_list = text.partition(" ")
     if algorithm != ALGORITHM:
         raise _malformed(f"only {ALGORITHM} is known here, not {algorithm[:_SHOWN_CHARS]!r}")
-    fields = dict(map(_field, listed.split(",")))
-    access_key, scope = _credential(fields.get("Credential", ""))
+    fields = dict(_split_field(field) for field in field_list.split(","))
+    access_key, scope = _parse_credential(fields.get("Credential", ""))
     return access_key, scope, fields.get("SignedHeaders", "")
 
 
@@ -245,7 +257,7 @@ def _seconds(text: str) -> float:
         raise _malformed("the header x-amz-date has to say when it was signed") from None
 
 
-def _credential(text: str) -> tuple[str, str]:
+def _parse_credential(text: str) -> tuple[str, str]:
     """Return the key's id and the scope of a credential. Raises S3Error."""
     access_key, _, scope = text.partition("/")
     match scope.split("/"):
@@ -254,7 +266,7 @@ def _credential(text: str) -> tuple[str, str]:
     raise _malformed("the credential has to end with DATE/REGION/s3/aws4_request")
 
 
-def _valid_s(text: str) -> int:
+def _parse_validity(text: str) -> int:
     """Return the number of seconds in `X-Amz-Expires`. Raises S3Error."""
     is_number = text.isascii() and text.isdecimal() and len(text) <= _MAX_VALID_DIGITS
     if not is_number or int(text) > _MAX_VALID_S:
@@ -264,26 +276,30 @@ def _valid_s(text: str) -> int:
     return int(text)
 
 
-def _field(text: str) -> tuple[str, str]:
-    """Return name and value of `NAME=VALUE`."""
+def _split_field(text: str) -> tuple[str, str]:
+    """Return name and value of `NAME=VALUE`, without the spaces around them."""
     name, _, value = text.partition("=")
     return name.strip(), value.strip()
 
 
 def _with_value(pair: str) -> str:
-    """Return a query's parameter with its `=`, which is signed even without a value."""
+    """Return a query's parameter with an `=`, which is signed even if there is no value."""
     return pair if "=" in pair else f"{pair}="
 
 
-def _normal_pair(pair: str) -> str:
+def _normalized_pair(pair: str) -> str:
     """Return a query's parameter in the percent-encoding that AWS documents."""
     # In a query, "+" is a space, which clients sign as "%20"; a plus is sent as "%2B".
     name, _, value = pair.replace("+", " ").partition("=")
-    return f"{_normal(name)}={_normal(value)}"
+    return f"{_normalized(name)}={_normalized(value)}"
 
 
-def _normal(text: str, safe: str = "~") -> str:
-    """Return text in the percent-encoding that AWS documents."""
+def _normalized(text: str, safe: str = "~") -> str:
+    """Return text in the percent-encoding that AWS documents.
+
+    Args:
+        safe: characters that are not encoded, besides letters, digits, "-", "." and "_".
+    """
     return quote(unquote_to_bytes(_bytes(text)), safe=safe)
 
 
@@ -293,7 +309,7 @@ def _unquoted(text: str) -> str:
 
 
 def _bytes(text: str) -> bytes:
-    """Return the bytes that were sent for a text of a request's head."""
+    """Return the bytes of a text in a request's head, exactly as they were sent."""
     return text.encode("utf-8", "surrogateescape")
 
 

@@ -24,16 +24,15 @@ log = structlog.get_logger()
 
 _ID_BYTES = 10
 _SECRET_BYTES = 30
-_ID_BEGINNING = "SHARDCACHE"
-# A user who asks again gets the same key, unless less time is left to it than this share of a new
-# key's life.
-_MIN_SHARE_LEFT = 0.5
-# Time for which expired keys are remembered, so that their users get an error that says that the
+_ID_PREFIX = "SHARDCACHE"
+# A user who asks again gets the same key while more than this fraction of a new key's life is left.
+_MIN_LIFE_LEFT = 0.5
+# Expired keys are remembered for this time, so that their users get an error that says that the
 # key has expired.
 _REMEMBERED_S = 7 * 24 * 3600
 _MAX_KEYS = 10_000
-_MODE = 0o600
-_OTHERS = 0o077  # permissions of users other than the owner
+_OWNER_ONLY = 0o600
+_ACCESS_BY_OTHERS = 0o077  # permission bits of users other than the owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class S3Key:
     Attributes:
         access_key: its public id.
         secret_key: the secret with which requests are signed.
-        peer: the user, with the groups that the user had when the key was given.
+        peer: the user, with the groups that the user was in when the key was given.
         expires_s: time at which the key expires, in seconds since the Unix epoch.
     """
 
@@ -53,22 +52,22 @@ class S3Key:
     expires_s: float
 
     def to_line(self) -> str:
-        """Return the key's line in the file, a JSON array."""
+        """Return the key's line in the file: a JSON array of five fields."""
         peer = self.peer
         fields = [self.access_key, self.secret_key, peer.uid, sorted(peer.gids), self.expires_s]
         return json.dumps(fields) + "\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> "S3Key | None":
-        """Return the key of a line; None if it is damaged."""
+        """Return the key of a line; None if the line is damaged."""
         try:
             fields = json.loads(line)
         except ValueError:
             return None
         match fields:
-            case [str(access_key), str(secret_key), int(uid), list(gids), int() | float() as end]:
+            case [str(access_key), str(secret_key), int(uid), list(gids), int() | float() as end_s]:
                 if all(type(gid) is int for gid in gids):
-                    return cls(access_key, secret_key, Peer(uid, frozenset(gids)), float(end))
+                    return cls(access_key, secret_key, Peer(uid, frozenset(gids)), float(end_s))
         return None
 
 
@@ -87,7 +86,7 @@ class S3Keys:
         self._life_s = life_s
         self._keys: dict[str, S3Key] = {}  # by id, the oldest key first
         self._latest: dict[Peer, S3Key] = {}  # by user, the newest key
-        self._saving = asyncio.Lock()
+        self._save_lock = asyncio.Lock()
 
     def restore(self) -> None:
         """Restore the keys that an earlier daemon gave. Blocks."""
@@ -104,10 +103,10 @@ class S3Keys:
         if key is not None and self._may_be_given_again(key.expires_s - now_s):
             return key
         key = S3Key(
-            _ID_BEGINNING + secrets.token_hex(_ID_BYTES).upper(),
-            secrets.token_urlsafe(_SECRET_BYTES),
-            peer,
-            now_s + self._life_s,
+            access_key=_ID_PREFIX + secrets.token_hex(_ID_BYTES).upper(),
+            secret_key=secrets.token_urlsafe(_SECRET_BYTES),
+            peer=peer,
+            expires_s=now_s + self._life_s,
         )
         self._add(key)
         self._forget_old(now_s)
@@ -115,16 +114,16 @@ class S3Keys:
         return key
 
     def get(self, access_key: str) -> S3Key | None:
-        """Return a key by its id, which may have expired; None if it is not known."""
+        """Return a key by its id; None if it is not known. The key may have expired."""
         return self._keys.get(access_key)
 
     def _may_be_given_again(self, left_s: float) -> bool:
         """Return whether to give a key again that is valid for another `left_s`.
 
-        A key that is valid for longer than a new one is not given again: an earlier daemon, with a
-        longer life of keys, has made it.
+        A key that is valid for longer than a new one is not given again: an earlier daemon made it,
+        which was configured to give keys a longer life.
         """
-        return self._life_s * _MIN_SHARE_LEFT < left_s <= self._life_s
+        return self._life_s * _MIN_LIFE_LEFT < left_s <= self._life_s
 
     def _add(self, key: S3Key) -> None:
         """Add a key as its user's newest."""
@@ -140,8 +139,8 @@ class S3Keys:
         self._latest = {key.peer: key for key in kept}
 
     async def _save(self) -> None:
-        """Write the keys to the file, so that they survive this daemon; log an error."""
-        async with self._saving:
+        """Write the keys to the file. An error is only logged: this daemon still has the keys."""
+        async with self._save_lock:
             lines = [key.to_line() for key in self._keys.values()]
             try:
                 await asyncio.to_thread(_write_for_owner, self._path, self._unfinished, lines)
@@ -167,9 +166,10 @@ def _private_lines(path: Path) -> list[bytes]:
         log.warning("cannot read the keys of the S3 endpoint", file=str(path), cause=exn.strerror)
         return []
     with os.fdopen(fd, "rb") as file:
-        info = os.fstat(file.fileno())
-        is_private = info.st_uid == os.getuid() and not stat.S_IMODE(info.st_mode) & _OTHERS
-        if not is_private:
+        status = os.fstat(file.fileno())
+        is_own = status.st_uid == os.getuid()
+        is_shared = bool(stat.S_IMODE(status.st_mode) & _ACCESS_BY_OTHERS)
+        if not is_own or is_shared:
             log.warning(
                 "the keys of the S3 endpoint could be read or written by others; they are invalid",
                 file=str(path),
@@ -183,7 +183,7 @@ def _write_for_owner(path: Path, unfinished: Path, lines: Iterable[str]) -> None
     with contextlib.suppress(FileNotFoundError):
         # A leftover is not written to, because other processes may have it open.
         unfinished.unlink()
-    fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
+    fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _OWNER_ONLY)
     with os.fdopen(fd, "w", encoding="ascii") as file:
         file.writelines(lines)
         file.flush()

@@ -1,12 +1,12 @@
 """The S3 endpoint: requests of S3 clients on this node, answered from the cache.
 
 The endpoint is read-only. Each request is signed with a key that the daemon gave to a user; this
-user's rules of access apply, as at the Unix socket. `serving` creates one `S3Door` for the daemon.
-It finds the user and the operation, and passes requests for objects to `object_answers`, and others
-to `bucket_answers`. `peer` is the user who signed a request.
+user's access rules apply, as at the Unix socket. `serving` creates one `S3Endpoint` for the daemon.
+It finds the user and the operation. `object_answers` then answers requests for objects, and
+`bucket_answers` all others. A peer is the user who signed a request. The common headers are those
+that every answer of the endpoint has.
 """
 
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -35,16 +35,15 @@ from shardcache.shared.own_endpoint import (
 
 log = structlog.get_logger()
 
-# Maximum number of requests that are answered at the same time, for all users and for one user.
-# Each of these requests may have three open files.
+# Maximum number of requests that are answered at the same time. Each may have three open files.
 _MAX_REQUESTS = 1024
-_MAX_USER_REQUESTS = _MAX_REQUESTS // 2
+_MAX_USER_REQUESTS = _MAX_REQUESTS // 2  # of one user, who so cannot use up the maximum for all
 _READ_METHODS = ("GET", "HEAD")
 _SHOWN_CHARS = 40  # number of characters of an unknown parameter that an error shows
 # Every request of a browser has at least one of these headers, and no page can remove them.
 _BROWSER_HEADERS = frozenset({"origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest"})
 
-# Parameters of the operations that are answered here, in lower case.
+# Parameters of the queries that the endpoint answers, in lower case.
 _OBJECT_PARAMS = frozenset({"partnumber", "versionid"})
 _LISTING_PARAMS = frozenset(
     {
@@ -64,7 +63,7 @@ _COMMON_PARAMS = frozenset({"x-id"})
 _COMMON_PREFIXES = ("x-amz-", "response-")
 
 
-class S3Door:
+class S3Endpoint:
     """Answers the requests of S3 clients."""
 
     def __init__(self, cache: Cache, keys: S3Keys, drain: Drain, sender: Sender) -> None:
@@ -73,7 +72,7 @@ class S3Door:
         self._drain = drain
         self._objects = ObjectAnswers(cache.objects, sender)
         self._buckets = BucketAnswers(cache.objects)
-        self._running: Counter[int] = Counter()  # number of requests in progress, by user id
+        self._running: Counter[int] = Counter()  # number of running requests by user id
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Answer one request. Raises ConnectionError to end the connection, and nothing else."""
@@ -107,24 +106,23 @@ class S3Door:
         http: web.BaseRequest,
         common_headers: dict[str, str],
     ) -> web.StreamResponse:
-        """Answer one request. Raises any error.
-
-        Args:
-            common_headers: headers that every answer of the endpoint has.
-        """
+        """Answer one request. Raises any error."""
         headers = _joined_headers(http)
-        _check_client(headers)
-        request = S3Request.of(http.method, http.raw_path, headers)
-        peer = self._peer(request)
+        _refuse_browsers_and_daemons(headers)
+        request = S3Request.parse(http.method, http.raw_path, headers)
+        peer = self._authenticate(request)
         if http.method not in _READ_METHODS:
             raise S3Error(
                 "MethodNotAllowed",
                 "the endpoint is read-only; write to the object store itself",
                 {"Allow": ", ".join(_READ_METHODS)},
             )
-        response = self._at_once(request, peer, common_headers)
-        if response is not None:
-            return response
+        if request.key and not self._drain.began:
+            _check_object_params(request)
+            # An instant answer is not counted as running: nothing else runs before it is returned.
+            instant = self._objects.answer_without_waiting(request, peer, common_headers)
+            if instant is not None:
+                return instant
         with self._admitted(peer), self._drain.running_request():
             if request.key:
                 return await self._answer_object(http, request, peer, common_headers)
@@ -132,24 +130,7 @@ class S3Door:
             response.headers.update(common_headers)
             return response
 
-    def _at_once(
-        self,
-        request: S3Request,
-        peer: Peer,
-        common_headers: dict[str, str],
-    ) -> web.Response | None:
-        """Return the answer to a request that needs no waiting; None for all others.
-
-        Such a request is not counted as running: nothing else runs before it is answered.
-        """
-        if self._drain.began:
-            return None  # the drain refuses the request
-        if not request.key:
-            return None
-        _check_object_params(request)
-        return self._objects.at_once(request, peer, common_headers)
-
-    def _peer(self, request: S3Request) -> Peer:
+    def _authenticate(self, request: S3Request) -> Peer:
         """Return the user who signed a request. Raises S3Error."""
         signature = Signature.of(request.signed)
         key = self._keys.get(signature.access_key)
@@ -170,13 +151,12 @@ class S3Door:
     def _admitted(self, peer: Peer) -> Iterator[None]:
         """Count a request as running during the block.
 
-        Raises S3Error if too many requests are running. Root and the daemon's own user have only
-        the limit for all users.
+        Raises S3Error if too many requests are running. For root and the daemon's own user, only
+        the limit for all users applies.
         """
-        is_limited = peer.uid not in (0, os.getuid())
         if self._running.total() >= _MAX_REQUESTS:
             raise S3Error("SlowDown", f"the daemon answers {_MAX_REQUESTS} requests, its maximum")
-        if is_limited and self._running[peer.uid] >= _MAX_USER_REQUESTS:
+        if not peer.is_trusted and self._running[peer.uid] >= _MAX_USER_REQUESTS:
             raise S3Error("SlowDown", f"{_MAX_USER_REQUESTS} requests of yours are being answered")
         self._running[peer.uid] += 1
         try:
@@ -193,12 +173,7 @@ class S3Door:
         peer: Peer,
         common_headers: dict[str, str],
     ) -> web.StreamResponse:
-        """Answer GetObject and HeadObject.
-
-        Args:
-            common_headers: headers that every answer of the endpoint has.
-        """
-        _check_object_params(request)
+        """Answer GetObject and HeadObject. Raises any error."""
         try:
             if http.method == "HEAD":
                 response = await self._objects.head(request, peer)
@@ -213,15 +188,14 @@ class S3Door:
 
     async def _answer_bucket(self, request: S3Request, peer: Peer) -> web.Response:
         """Answer a request for a bucket's name, region or listing, or for all buckets."""
-        method = request.signed.method
         if not request.bucket:
-            _check_operation(request, frozenset())
-            return await self._buckets.buckets(peer)
-        if method == "HEAD":
+            _check_params(request, frozenset())
+            return await self._buckets.list_buckets(peer)
+        if request.signed.method == "HEAD":
             return await self._buckets.head(request, peer)
         if "location" in request.params:
             return await self._buckets.location(request, peer)
-        _check_operation(request, _LISTING_PARAMS)
+        _check_params(request, _LISTING_PARAMS)
         if request.params.get("list-type") == "2":
             return await self._buckets.list_v2(request, peer)
         return await self._buckets.list_v1(request, peer)
@@ -236,11 +210,11 @@ def _joined_headers(http: web.BaseRequest) -> dict[str, str]:
     return headers
 
 
-def _check_client(headers: dict[str, str]) -> None:
+def _refuse_browsers_and_daemons(headers: dict[str, str]) -> None:
     """Raise S3Error for requests of web pages and of daemons.
 
-    A daemon that uses an S3 endpoint of shardcache as its object store would send requests to
-    itself, or everything would be cached twice.
+    If a daemon had this endpoint as its object store, it would send requests to itself; another
+    daemon would cache everything a second time.
     """
     if not _BROWSER_HEADERS.isdisjoint(headers):
         raise S3Error("AccessDenied", "the endpoint is for programs, not for web pages")
@@ -250,23 +224,25 @@ def _check_client(headers: dict[str, str]) -> None:
 
 def _check_object_params(request: S3Request) -> None:
     """Raise S3Error for parameters that this endpoint does not support for objects."""
-    _check_operation(request, _OBJECT_PARAMS)
+    _check_params(request, _OBJECT_PARAMS)
+    # S3 gives the version id "null" to objects that were stored without versioning.
     if request.params.get("versionId", "null") != "null":
         raise S3Error("NotImplemented", "only the present version is served; omit versionId")
 
 
-def _check_operation(request: S3Request, known: frozenset[str]) -> None:
-    """Raise S3Error for a query that belongs to another operation.
+def _check_params(request: S3Request, permitted: frozenset[str]) -> None:
+    """Raise S3Error for parameters that the endpoint does not support.
 
-    In S3, a parameter may select the operation: `?acl`, for example, asks for an object's ACL.
+    They must not be ignored, as a parameter may select another operation: `?acl`, for example, asks
+    for an object's ACL.
 
     Args:
-        known: parameters of this operation, in lower case.
+        permitted: parameters of this operation, in lower case.
     """
     for name in request.params:
         lower = name.lower()
         is_common = lower in _COMMON_PARAMS or lower.startswith(_COMMON_PREFIXES)
-        if not is_common and lower not in known:
+        if not is_common and lower not in permitted:
             raise S3Error(
                 "NotImplemented",
                 f"{name[:_SHOWN_CHARS]!a} is not supported here; send the request to the object "
@@ -275,13 +251,10 @@ def _check_operation(request: S3Request, known: frozenset[str]) -> None:
 
 
 def _refusal(http: web.BaseRequest, error: S3Error, common_headers: dict[str, str]) -> web.Response:
-    """Return the answer that refuses a request.
-
-    Args:
-        common_headers: headers that every answer of the endpoint has.
-    """
+    """Return the answer that refuses a request."""
     body = b""
-    if http.method != "HEAD" and error.status != 304:
+    has_body = http.method != "HEAD" and error.status != 304
+    if has_body:
         body = error.document(http.path, common_headers["x-amz-request-id"])
     response = web.Response(
         status=error.status,
