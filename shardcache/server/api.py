@@ -1,8 +1,8 @@
 """The admin API: JSON over HTTP, for the command line and for `curl --unix-socket`.
 
 `app` serves these routes at the Unix socket. A handler calls a method of the `Cache` with the user
-who sent the request (`peer_of`). A request that takes long answers with a stream of events, one
-JSON object a line.
+who sent the request (`peer_of`). A request that may take long is answered with a stream of events,
+one JSON object per line.
 """
 
 import asyncio
@@ -22,10 +22,11 @@ from shardcache.tarindex.named_members import TokenMember
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Send = Callable[[Json], Awaitable[None]]
+"""Function that sends one event of a stream."""
 
 # HTTP statuses by class of error; the first row that fits is used. All other errors come from the
 # origin.
-_STATUS: dict[type[ShardcacheError], int] = {
+_STATUS_OF_ERROR: dict[type[ShardcacheError], int] = {
     errors.NotFoundError: 404,
     errors.AccessDeniedError: 403,
     errors.NotAllowedError: 403,
@@ -46,23 +47,22 @@ routes = web.RouteTableDef()
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer with the JSON of an error that a handler raises, and the HTTP status that fits."""
+    """Turn an error that a handler raises into a JSON response with a fitting HTTP status."""
     try:
         return await handler(request)
     except ShardcacheError as exn:
-        statuses = (status for kind, status in _STATUS.items() if isinstance(exn, kind))
-        return _failure(exn, next(statuses, _STATUS_OF_ORIGIN_ERRORS))
+        return _error_response(exn, _status_of(exn))
     except web.HTTPClientError as exn:  # no such path, no such method, too large a body
         error = errors.ProtocolError(f"{request.method} {request.path}: {exn.reason}")
-        answer = _failure(error, exn.status)
+        response = _error_response(error, exn.status)
         if "Allow" in exn.headers:
-            answer.headers["Allow"] = exn.headers["Allow"]
-        return answer
+            response.headers["Allow"] = exn.headers["Allow"]
+        return response
     except ConnectionError:
         return web.Response()  # the client disconnected midway and receives no response
     except OSError as exn:  # an error of this process, such as too many open files
         exhausted = errors.ExhaustedError(f"the daemon cannot answer ({exn.strerror or exn})")
-        return _failure(exhausted, 503)
+        return _error_response(exhausted, 503)
     except web.HTTPException:
         raise
     except Exception as exn:  # a top-level guard, as in sessions: the client gets the error
@@ -70,17 +70,25 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         if request.writer.output_size:
             raise
         log.exception("unexpected error in a request", path=request.path)
-        return _failure(errors.internal_error(exn), 500)
+        return _error_response(errors.internal_error(exn), 500)
 
 
-def _failure(exn: ShardcacheError, status: int) -> web.Response:
-    """Return the answer with an error's JSON and an HTTP status."""
+def _status_of(exn: ShardcacheError) -> int:
+    """Return the HTTP status for an error."""
+    for error_class, http_status in _STATUS_OF_ERROR.items():
+        if isinstance(exn, error_class):
+            return http_status
+    return _STATUS_OF_ORIGIN_ERRORS
+
+
+def _error_response(exn: ShardcacheError, status: int) -> web.Response:
+    """Return a response with an error's JSON and an HTTP status."""
     return web.json_response({"error": exn.to_json()}, status=status)
 
 
 @routes.get("/v1/health")
 async def health(request: web.Request) -> web.Response:
-    """Report `ok`, `degraded` while the disk is unhealthy, or `draining` while the daemon stops.
+    """Report `ok`, `degraded` if the disk is unhealthy, or `draining` if the daemon is stopping.
 
     The HTTP status is always 200: a liveness probe must not kill a daemon that still serves cached
     shards.
@@ -94,7 +102,7 @@ async def health(request: web.Request) -> web.Response:
 
 @routes.get("/v1/status")
 async def status(request: web.Request) -> web.Response:
-    """Return the version, process figures, cache, counters, transfers and jobs."""
+    """Return the status page: version, process, cache, counters, transfers and jobs."""
     page = request.app[SERVICE].status(peer_of(request))
     return web.json_response(page | {"process": process_stats()})
 
@@ -116,7 +124,8 @@ async def pins(request: web.Request) -> web.StreamResponse:
 @routes.post("/v1/verify")
 async def verify(request: web.Request) -> web.StreamResponse:
     """Verify the cached shards whose url starts with `prefix`; stream events, one per line."""
-    prefix = take(await _body(request), "prefix", str)
+    body = await _receive_body(request)
+    prefix = take(body, "prefix", str)
     events = request.app[SERVICE].cache.verify(prefix, peer_of(request))
     return await _stream_all(request, events)
 
@@ -127,9 +136,11 @@ async def index(request: web.Request) -> web.StreamResponse:
 
     If the body has `tokens`, it names a member of the samples, whose tokens are counted as well.
     """
-    body = await _body(request)
+    body = await _receive_body(request)
     urls = take(body, "urls", list[str])
-    member = TokenMember.parse(take(body, "tokens", str)) if "tokens" in body else None
+    member = None
+    if "tokens" in body:
+        member = TokenMember.parse(take(body, "tokens", str))
     cache = request.app[SERVICE].cache
     peer = peer_of(request)
     return await _stream(request, lambda send: cache.index(urls, peer, send, member))
@@ -141,7 +152,7 @@ async def warm(request: web.Request) -> web.StreamResponse:
 
     The field `wanted` states whether they are shards or files.
     """
-    body = await _body(request)
+    body = await _receive_body(request)
     urls = take(body, "urls", list[str])
     wanted = wanted_of({"wanted": "shards"} | body)  # without the field, they are shards
     cache = request.app[SERVICE].cache
@@ -152,7 +163,7 @@ async def warm(request: web.Request) -> web.StreamResponse:
 @routes.post("/v1/pin")
 async def pin(request: web.Request) -> web.StreamResponse:
     """Pin the shards that the body's `urls` name; stream events, one per line."""
-    urls = await _urls(request)
+    urls = await _receive_urls(request)
     cache = request.app[SERVICE].cache
     peer = peer_of(request)
     return await _stream(request, lambda send: cache.pin(urls, peer, send))
@@ -161,14 +172,14 @@ async def pin(request: web.Request) -> web.StreamResponse:
 @routes.post("/v1/unpin")
 async def unpin(request: web.Request) -> web.Response:
     """Unpin the shards that the body's `urls` name."""
-    urls = await _urls(request)
+    urls = await _receive_urls(request)
     return web.json_response(await request.app[SERVICE].cache.unpin(urls, peer_of(request)))
 
 
 @routes.post("/v1/evict")
 async def evict(request: web.Request) -> web.Response:
     """Evict the shards that the body's `urls` name."""
-    urls = await _urls(request)
+    urls = await _receive_urls(request)
     return web.json_response(await request.app[SERVICE].cache.evict(urls, peer_of(request)))
 
 
@@ -181,7 +192,7 @@ async def no_endpoint(request: web.Request) -> web.StreamResponse:
 
 
 async def _stream_all(request: web.Request, events: AsyncIterator[Json]) -> web.StreamResponse:
-    """Stream all events of an iterator; see `_stream`."""
+    """Stream the events of an iterator; see `_stream`."""
 
     async def run(send: Send) -> None:
         async for event in events:
@@ -200,7 +211,7 @@ async def _stream(
     later error is the last line of the response.
 
     Args:
-        run: produces the events; it is called with the function that sends one event.
+        run: creates the events, and passes each to the function with which it is called.
     """
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
 
@@ -218,17 +229,18 @@ async def _stream(
                 raise
             await send({"event": "failed", "error": exn.to_json()})
     except* ConnectionError:  # several tasks may have been sending, so there may be a group
-        pass  # the client disconnected: running transfers finish, and no others are started
+        pass  # the client disconnected: running transfers finish, and no others start
     return response
 
 
-async def _urls(request: web.Request) -> list[str]:
-    """Return the body's `urls`. Raises ProtocolError."""
-    return take(await _body(request), "urls", list[str])
+async def _receive_urls(request: web.Request) -> list[str]:
+    """Receive the request's body; return its `urls`. Raises ProtocolError."""
+    body = await _receive_body(request)
+    return take(body, "urls", list[str])
 
 
-async def _body(request: web.Request) -> Json:
-    """Return the request's body, a JSON object, and store the credentials that it hands over.
+async def _receive_body(request: web.Request) -> Json:
+    """Receive the request's body, a JSON object; keep the user's credentials if it has some.
 
     Raises ProtocolError.
     """

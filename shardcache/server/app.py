@@ -25,7 +25,7 @@ from shardcache.server.session_start import handle_session
 from shardcache.server.tcp_guard import TOKEN_HASH, guard, harden
 from shardcache.shared.protocol import SESSION_PATH
 
-# Grace period of connections that are still open after the drain.
+# Time that connections have to finish their requests if they are still open after the drain.
 _CLOSE_S = 0.5
 _NO_S3 = S3Options()
 
@@ -40,14 +40,14 @@ async def serving(
 ) -> AsyncIterator[Drain]:
     """Serve on Unix sockets, over TCP, and for S3 clients, until the block exits.
 
-    Yields the Drain, which the caller runs before the block exits. From then on, the sockets answer
+    Yields the Drain, which the caller runs before the block exits. Once it runs, the sockets answer
     only requests that change nothing, such as those for health and status.
 
     Args:
         cache: the cache that is served.
         socks: listening Unix sockets.
-        limits: returns the limits of these sockets.
-        listener: the sockets for read-only status over TCP.
+        limits: returns the present limits of connections to these sockets.
+        listener: listening TCP sockets, for requests that change nothing.
         s3: options of the S3 endpoint.
     """
     service = Service(cache, limits, s3.address)
@@ -64,15 +64,15 @@ async def _serving_s3(
     drain: Drain,
     options: S3Options,
 ) -> AsyncIterator[api.Handler]:
-    """Serve S3 clients if there is an endpoint; yield the handler of requests for keys.
+    """Serve S3 clients if there is an endpoint; yield the handler of requests for its keys.
 
-    A user requests a key to the S3 endpoint at the Unix socket.
+    Users send these requests to the Unix socket.
     """
     if not options.sockets:
         yield api.no_endpoint
         return
-    # The import is here because a private daemon has no endpoint, and a reader waits for the
-    # daemon's start.
+    # The import is here to save time: a reader waits for the start of its private daemon, which has
+    # no endpoint.
     from shardcache.server.s3.serving import serving_s3
 
     async with serving_s3(cache, drain, options) as key_handler:
@@ -116,7 +116,7 @@ def _application(service: Service, token_hash: bytes | None) -> web.Application:
     Args:
         token_hash: hash of the token that TCP requests must carry; None if they need no token.
     """
-    app = web.Application(middlewares=[api.errors_as_json, guard, _admit])
+    app = web.Application(middlewares=[api.errors_as_json, guard, _audit_and_track])
     app[SERVICE] = service
     app[TOKEN_HASH] = token_hash
     app.on_response_prepare.append(harden)
@@ -145,16 +145,15 @@ async def _metrics(request: web.Request) -> web.Response:
 
 
 @web.middleware
-async def _admit(request: web.Request, handler: api.Handler) -> web.StreamResponse:
-    """Write requests that change something to the audit log.
+async def _audit_and_track(request: web.Request, handler: api.Handler) -> web.StreamResponse:
+    """Log requests that change something; track these requests, and sessions, until their end.
 
-    While the daemon stops, such requests and new sessions are refused. Sessions are written to the
-    audit log elsewhere.
+    Shutdown refuses new ones, and waits for those that are running. Other requests are always
+    answered. `ReaderSession` writes sessions to the audit log.
     """
     service = request.app[SERVICE]
     is_change = request.method not in ("GET", "HEAD")
-    # A session begins with a GET, but counts as running, so that shutdown waits for its end.
-    is_session = "Upgrade" in request.headers
+    is_session = "Upgrade" in request.headers  # a WebSocket, which begins with a GET
     if is_change:
         _, _, name = request.path.rpartition("/")
         service.audit.note("request", peer_of(request).uid, what=name)

@@ -1,7 +1,7 @@
 """The audit log: a line for each epoch of a job, and for each request that changes something.
 
-Sessions report the plans of their readers, and `app` reports requests. A place is the position of a
-reader among the readers of its job.
+`ReaderSession` reports the plans of readers, and `app` reports requests. A place is the position of
+a reader among the readers of its job.
 """
 
 import time
@@ -19,52 +19,53 @@ Place = tuple[int | None, int | None]
 A number is None if the client does not state it.
 """
 
-# Limits on the number of epochs that are remembered, for all jobs together, and on the number of
-# readers of each epoch. Limits are necessary because clients may name any number of epochs and
-# readers.
+# Clients may name any number of epochs and readers, so the audit remembers only this number of
+# epochs, of all jobs together, and this number of readers of each.
 _MAX_EPOCHS = 256
 _MAX_READERS = 1024
-# Maximum number of lines per user and period; further events are only counted.
+# Maximum number of lines per user and period. Requests could fill the node's disk otherwise.
 _MAX_LINES = 120
 _PERIOD_S = 60.0
 
 
 class Audit:
-    """Writes the audit lines, each with a user's id.
-
-    The rate of lines is limited per user, so that requests cannot fill the node's disk.
-    """
+    """Writes the audit lines, each with a user's id. The rate of lines is limited per user."""
 
     def __init__(self) -> None:
         self._period_began_s = time.monotonic()
-        self._lines: Counter[int] = Counter()
+        self._events: Counter[int] = Counter()  # number of events in this period by user id
+        # By job and epoch, the readers that have declared a plan; the latest epoch is last.
         self._epochs: OrderedDict[tuple[JobKey, int | None], set[Place]] = OrderedDict()
 
     def note(self, event: str, uid: int, **fields: object) -> None:
-        """Log an event, unless the user is over the limit."""
+        """Log an event, unless the user has reached the limit of this period."""
         now_s = time.monotonic()
         if now_s - self._period_began_s > _PERIOD_S:
             self._log_suppressed()
             self._period_began_s = now_s
-            self._lines.clear()
+            self._events.clear()
 
-        self._lines[uid] += 1
-        if self._lines[uid] <= _MAX_LINES:
+        self._events[uid] += 1
+        if self._events[uid] <= _MAX_LINES:
             log.info(event, uid=uid, **fields)
 
-    def plan(self, job: JobKey, epoch: int | None, reader: Place, **fields: object) -> None:
-        """Log the first plan of a job's epoch; later plans of other readers are not logged.
+    def note_plan(self, job: JobKey, epoch: int | None, reader: Place, **fields: object) -> None:
+        """Log the start of a job's epoch: the first plan that one of its readers declares.
 
-        If a reader declares an epoch for the second time, the job was started again: this is logged
-        as another start of the epoch.
+        If a reader declares a second plan for an epoch, the job has been started again. This is
+        logged as another start of the epoch.
+
+        Args:
+            epoch: the epoch; None if the client has not named it.
+            fields: further fields of the line.
         """
         readers = self._epochs.setdefault((job, epoch), set())
         self._epochs.move_to_end((job, epoch))
         if len(self._epochs) > _MAX_EPOCHS:
             self._epochs.popitem(last=False)
 
-        is_new_pass = not readers or reader in readers
-        if is_new_pass:
+        is_start = not readers or reader in readers
+        if is_start:
             readers.clear()
             _, uid = job
             self.note("session started", uid, epoch=epoch, **fields)
@@ -73,6 +74,6 @@ class Audit:
 
     def _log_suppressed(self) -> None:
         """Log the number of events beyond the limit in the period that has ended."""
-        for uid, lines in self._lines.items():
-            if lines > _MAX_LINES:
-                log.info("audit lines suppressed", uid=uid, events=lines - _MAX_LINES)
+        for uid, events in self._events.items():
+            if events > _MAX_LINES:
+                log.info("audit lines suppressed", uid=uid, events=events - _MAX_LINES)

@@ -1,6 +1,6 @@
-"""Answers of a session, sent together if there are several at the same time.
+"""Outgoing messages of a session, of which those that come at the same time are sent together.
 
-A bundle is a message that stands for several messages. A turn of the event loop is the time in
+A bundle is a message that contains several messages. A turn of the event loop is one iteration, in
 which the loop runs all tasks that are ready.
 """
 
@@ -15,8 +15,8 @@ from shardcache.telemetry.logs import SharedLogger
 
 log = SharedLogger()
 
-# Maximum number of answers that wait while the client reads earlier answers. With more, `send` does
-# not return until they are sent.
+# Maximum number of answers that wait while the client reads earlier answers. Once it is reached,
+# `send` waits as well.
 _MAX_WAITING = 256
 
 
@@ -25,41 +25,41 @@ class Outbox:
 
     Args:
         socket: the client's connection.
-        bundles: True if the client accepts messages of type `bundle`.
+        accepts_bundles: True if the client accepts messages of type `bundle`.
 
     Attributes:
         is_gone: True once the client has disconnected.
     """
 
-    def __init__(self, socket: web.WebSocketResponse, *, bundles: bool) -> None:
+    def __init__(self, socket: web.WebSocketResponse, *, accepts_bundles: bool) -> None:
         self.is_gone = False
         self._socket = socket
-        self._bundles = bundles
+        self._accepts_bundles = accepts_bundles
         self._waiting: list[Json] = []
-        self._sending = asyncio.Lock()
+        self._send_lock = asyncio.Lock()
 
     async def send(self, answers: Iterable[Json]) -> None:
-        """Send answers, together with those that come soon after.
+        """Send answers, together with those that other calls add soon after.
 
         Returns once the answers are sent, or another call is about to send them. If too many
         answers wait, it does not return before the client has read earlier answers.
         """
         self._waiting += answers
-        is_sent_by_another_call = self._sending.locked()
-        if is_sent_by_another_call and len(self._waiting) < _MAX_WAITING:
+        another_call_sends = self._send_lock.locked()
+        if another_call_sends and len(self._waiting) < _MAX_WAITING:
             return
-        async with self._sending:
-            if self._bundles:
-                # Other requests that are handled in this turn now add their answers.
+        async with self._send_lock:
+            if self._accepts_bundles:
+                # Other requests that are handled in this turn add their answers during the sleep.
                 await asyncio.sleep(0)
             while self._waiting:
-                waiting = self._waiting
+                batch = self._waiting
                 self._waiting = []
-                await self._send_all(waiting)
+                await self._send_batch(batch)
 
-    async def _send_all(self, answers: Sequence[Json]) -> None:
+    async def _send_batch(self, answers: Sequence[Json]) -> None:
         """Send answers, in a bundle if there are several and the client accepts bundles."""
-        if len(answers) == 1 or not self._bundles:
+        if len(answers) == 1 or not self._accepts_bundles:
             for answer in answers:
                 await self._send(answer)
             return
@@ -76,11 +76,11 @@ class Outbox:
         if self.is_gone or self._socket.closed:
             return
         try:
-            data = protocol.written(message)
+            encoded = protocol.written(message)
             if "packed" in message:
-                await self._socket.send_bytes(data)
+                await self._socket.send_bytes(encoded)
             else:
-                await self._socket.send_str(data.decode())
+                await self._socket.send_str(encoded.decode())
         except ConnectionError:
             log.debug("reader disconnected before its answer")
             self.is_gone = True

@@ -1,7 +1,7 @@
-"""The user behind a request, who is called the peer.
+"""The peer: the user who sent a request.
 
 At a Unix socket, the kernel reports the user of the connected process. Over TCP, `tcp_guard`
-decides as which user a request counts.
+decides which user a request counts for.
 """
 
 import socket
@@ -13,23 +13,23 @@ from shardcache.access.rules import Peer
 from shardcache.shared.unix_socket import peer_ids
 
 _GID = struct.Struct("I")
-_GROUPS_BYTES = 1024  # the maximum of Python's getsockopt, which is room for 256 groups
+_GROUPS_BYTES = 1024  # the maximum of Python's getsockopt, enough for 256 groups
 # Number of the option in asm-generic/socket.h: not all releases of Python have a name for it.
 _SO_PEERGROUPS = getattr(socket, "SO_PEERGROUPS", 59)
 
 PEER = "shardcache.peer"
-"""Key under which a request has its user, if the kernel has not identified the user."""
+"""Key of a request's user in a request that came over TCP."""
 
 
 def peer_of(request: web.Request) -> Peer:
-    """Return the user who sent a request, as the kernel reports it for the connected process.
+    """Return the user who sent a request.
 
-    The ids are those that the process had when it connected (SO_PEERCRED and SO_PEERGROUPS,
-    unix(7)).
+    At a Unix socket, the ids are those that the process had when it connected (SO_PEERCRED and
+    SO_PEERGROUPS, unix(7)).
     """
-    identified: Peer | None = request.get(PEER)
-    if identified is not None:
-        return identified
+    tcp_peer: Peer | None = request.get(PEER)
+    if tcp_peer is not None:
+        return tcp_peer
     sock = socket_of(request)
     _pid, uid, gid = peer_ids(sock)
     return Peer(uid, frozenset({gid, *_groups(sock)}))
@@ -46,9 +46,9 @@ def socket_of(request: web.Request) -> socket.socket:
 def _groups(sock: socket.socket) -> tuple[int, ...]:
     """Return the supplementary groups of the process at the other end of a Unix socket."""
     try:
-        data = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
+        packed = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
     except OSError:
-        # The kernel is older than 4.13, or the user is in more groups. Rules for supplementary
-        # groups then grant nothing.
+        # The kernel is older than 4.13, or the user is in more than 256 groups. Rules for
+        # supplementary groups then grant nothing.
         return ()
-    return tuple(gid for (gid,) in _GID.iter_unpack(data))
+    return tuple(gid for (gid,) in _GID.iter_unpack(packed))

@@ -2,9 +2,11 @@
 
 `session_start` accepts the WebSocket and runs one `ReaderSession` for each connected reader. A
 reader is one process that iterates over a dataset, such as a worker of a DataLoader. Its plan is
-the order in which it reads shards. A lease is a reader's right to read one shard of the plan. A
-grant is the answer that gives the reader a lease. A bundle is a message that stands for several. An
-arriving shard is one that the daemon is still fetching. `shared.protocol` documents all messages.
+the order in which it reads shards; a position is an index in that order. A lease is a reader's
+right to read one shard of the plan. A grant is the answer that gives the reader a lease. A bundle
+is a message that contains several. An arriving shard is one that the daemon is still fetching. A
+list of shards is sent once, and then named by its fingerprint. `shared.protocol` documents all
+messages.
 """
 
 import asyncio
@@ -17,30 +19,27 @@ import structlog
 from aiohttp import WSMsgType, web
 
 from shardcache.access.rules import Peer
+from shardcache.cache.listings.shard_listing import Listing
 from shardcache.cache.readers.connected_reader import Reader
-from shardcache.cache.readers.held_ranges import HeldRange
 from shardcache.cache.readers.leases import Lease
-from shardcache.cache.waiting.arrival import Arrival
 from shardcache.errors import ProtocolError, ShardcacheError, internal_error
-from shardcache.redact import redact
+from shardcache.server.grants import grant_of
 from shardcache.server.outbox import Outbox
 from shardcache.server.service import Service
 from shardcache.shared import protocol
 from shardcache.shared.protocol import REQUESTS, Json, take
-from shardcache.store.partial import Partial
-from shardcache.store.shard import Facts
 
 log = structlog.get_logger()
 
-# Number of requests of one session that are handled concurrently. Requests that wait for a shard
-# are not among them: they have a limit of their own.
-_MAX_AT_ONCE = 32
+# A request has a slot while it is handled, but not while it waits for a shard. Both the slots and
+# the waiting requests of a session are limited.
+_MAX_SLOTS = 32
 _MAX_AWAITED = 8192
 # Parsing a longer message blocks the event loop noticeably: such messages take turns.
 _LONG_CHARS = 16 * 1024
-# A reader waits this long for another reader to send a list of shards. After that, the daemon has
-# the waiting reader send the list as well.
-_SENDING_S = 10.0
+# A reader waits this long for another reader to send a list of shards. Then the daemon has the
+# waiting reader send the list as well.
+_LIST_WAIT_S = 10.0
 
 
 class ReaderSession:
@@ -71,8 +70,8 @@ class ReaderSession:
         self._awaited: dict[int, int] = {}
         self._has_planned = False
         self._epoch: int | None = None  # epoch of the latest plan, if the client has named it
-        self._planning = asyncio.Lock()
-        self._resolving = asyncio.Lock()
+        self._plan_lock = asyncio.Lock()
+        self._resolve_lock = asyncio.Lock()
         # Holds the lock of a list of shards while this reader is to send the list. No other reader
         # of the same user then sends it, too.
         self._list_lock = AsyncExitStack()
@@ -80,8 +79,8 @@ class ReaderSession:
         self._tasks: asyncio.TaskGroup
         self._resolving_id = 0  # id of the latest `resolve` request
         self._resolving_urls: list[str] = []  # urls of that request
-        self._slots = asyncio.Semaphore(_MAX_AT_ONCE)
-        self._outbox = Outbox(socket, bundles=hello.get("bundles", False))
+        self._slots = asyncio.Semaphore(_MAX_SLOTS)
+        self._outbox = Outbox(socket, accepts_bundles=hello.get("bundles", False))
 
     async def run(self) -> None:
         """Handle messages until the connection ends, then cancel the requests that still wait."""
@@ -131,31 +130,32 @@ class ReaderSession:
             self._slots.release()
 
     async def _handle_bundle(self, messages: Sequence[Json]) -> None:
-        """Grant cached ranges in one answer; handle other messages as if each was sent alone."""
-        granted: list[Json] = []
+        """Grant cached ranges together; handle other messages as if each was sent alone."""
+        grants: list[Json] = []
         for message in messages:
             if message.get("type") in ("need", "release"):
                 # These get no answer, and wait for no shard.
                 await self._handle_one(message)
                 continue
-            grant = self._grant_at_hand(message)
+            grant = self._try_grant_cached_range(message)
             if grant is None:
                 self._start(self._handle_in_slot(message))
             else:
-                granted.append(grant)
-        if granted:
-            await self._outbox.send(granted)
+                grants.append(grant)
+        if grants:
+            await self._outbox.send(grants)
 
     async def _handle_in_slot(self, message: Json) -> None:
-        """Answer one message of a bundle in a slot: `run` has taken one slot for the bundle."""
+        """Answer one message of a bundle in a slot: `run` has taken a slot only for the bundle."""
         async with self._slots:
             await self._handle_one(message)
 
     async def _handle_one(self, message: Json) -> None:
-        """Answer one message; an exception becomes an error as the answer."""
+        """Answer one message; after an exception, answer with an error."""
         request_id: int | None = None
         try:
-            request = REQUESTS.get(str(message.get("type")), protocol.UNKNOWN_KIND)
+            kind = str(message.get("type"))
+            request = REQUESTS.get(kind, protocol.UNKNOWN_KIND)
             if "id" in request.fields:
                 request_id = take(message, "id", int)
             request.check(message)
@@ -178,7 +178,7 @@ class ReaderSession:
         Args:
             request_id: id of the message; 0 if it has none.
         """
-        async with self._planning:  # this waits for the earlier plans
+        async with self._plan_lock:  # this waits for the earlier plans
             is_plan = message.get("type") in ("shards", "plan", "extend")
             if is_plan:
                 return await self._answer(message, request_id)
@@ -190,16 +190,18 @@ class ReaderSession:
         match message.get("type"):
             case "resolve":
                 # One at a time: each manifest may have millions of shards.
-                async with self._resolving:
+                async with self._resolve_lock:
                     return await self._resolve(request_id, message)
             case "shards" if "packed" in message:
                 await self._take_list(message["packed"])
                 return {"type": "ok"}
             case "shards":
-                is_known = await self._find_list(message["fingerprint"])
+                is_known = await self._find_or_await_list(message["fingerprint"])
                 return {"type": "ok" if is_known else "unknown"}
-            case "plan" | "extend" as kind:
-                return await self._plan(message, new=kind == "plan")
+            case "plan":
+                return await self._declare_plan(message)
+            case "extend":
+                return await self._extend_plan(message)
             case "lease":
                 return await self._lease(request_id, message)
             case "more":
@@ -238,17 +240,17 @@ class ReaderSession:
 
     # Plans
 
-    async def _find_list(self, fingerprint: str) -> bool:
-        """Return whether the daemon has a list of shards; if not, this reader is to send the list.
+    async def _find_or_await_list(self, fingerprint: str) -> bool:
+        """Return whether the daemon has a list of shards; if not, this reader has to send it now.
 
-        Other readers of the same user that need the list wait until this reader has sent it or
-        disconnects.
+        If another reader of the same user is sending the list, this waits for it. If this reader
+        has to send it, others wait until it has done so or disconnects.
         """
         manifests = self._cache.manifests
         await self._list_lock.aclose()
         lock = manifests.sending_lock(fingerprint, self._peer)
         with suppress(TimeoutError):
-            async with asyncio.timeout(_SENDING_S):
+            async with asyncio.timeout(_LIST_WAIT_S):
                 await self._list_lock.enter_async_context(lock)
         if await manifests.known([fingerprint], self._peer) is None:
             return False  # the lock is held until the list is sent
@@ -256,36 +258,36 @@ class ReaderSession:
         return True
 
     async def _take_list(self, packed: bytes) -> None:
-        """Take a list of shards that the reader has sent; other readers no longer wait for it."""
+        """Keep a list of shards that the reader has sent; other readers no longer wait for it."""
         async with self._list_lock:
             await self._cache.manifests.admit(packed, self._peer)
 
-    async def _plan(self, message: Json, *, new: bool) -> Json:
-        """Declare a new plan, or extend the present one.
+    async def _declare_plan(self, message: Json) -> Json:
+        """Declare a new plan in place of the present one."""
+        fingerprints: list[str] = message["shards"]
+        wanted = protocol.wanted_of(message)
+        listing = await self._cache.manifests.known(fingerprints, self._peer, wanted)
+        if listing is None:
+            return {"type": "unknown"}
+        await self._check_order(message["order"], listing)
+        self._reader.declare(listing, message["reads"])
+        self._note_epoch(message.get("epoch"))
+        await self._reader.extend(message["order"])
+        return {"type": "ok"}
 
-        Args:
-            new: True for a message of type `plan`, False for `extend`.
-        """
-        reader = self._reader
-        if new:
-            lists: list[str] = message["shards"]
-            wanted = protocol.wanted_of(message)
-            listing = await self._cache.manifests.known(lists, self._peer, wanted)
-            if listing is None:
-                return {"type": "unknown"}
-        elif reader.listing is None:
+    async def _extend_plan(self, message: Json) -> Json:
+        """Append shards to the present plan."""
+        if self._reader.listing is None:
             raise ProtocolError("'extend' without a plan to extend")
-        else:
-            listing = reader.listing
-        order = message["order"]
+        await self._check_order(message["order"], self._reader.listing)
+        await self._reader.extend(message["order"])
+        return {"type": "ok"}
+
+    async def _check_order(self, order: Sequence[object], listing: Listing) -> None:
+        """Raise ProtocolError unless an order consists of indices of a listing's shards."""
         count = len(listing.shards)
         # An order may be long, so other sessions get turns on the event loop between its pieces.
         await self._cache.turns.take(order, lambda piece: protocol.check_indices(piece, count))
-        if new:
-            reader.declare(listing, message["reads"])
-            self._note_epoch(message.get("epoch"))
-        await reader.extend(order)
-        return {"type": "ok"}
 
     def _note_epoch(self, epoch: int | None) -> None:
         """Write a plan's epoch to the audit log, once per epoch.
@@ -296,27 +298,27 @@ class ReaderSession:
             hello = self._hello
             sizes = {name: hello[name] for name in ("world_size", "workers") if name in hello}
             place = (hello.get("rank"), hello.get("worker"))
-            self._audit.plan(self._reader.job.key, epoch, place, **sizes)
+            self._audit.note_plan(self._reader.job.key, epoch, place, **sizes)
         self._has_planned = True
         self._epoch = epoch
 
     # Leases
 
-    def _grant_at_hand(self, message: Json) -> Json | None:
-        """Return the grant of a range that is cached.
+    def _try_grant_cached_range(self, message: Json) -> Json | None:
+        """Return the grant of a range, if it is cached.
 
         Returns None for any other message, and for one that is invalid: `_handle_one` then answers
         it, with an error if necessary.
         """
         if message.get("type") != "lease":
             return None
-        if self._planning.locked():  # the position may be in the plan that is being declared
+        if self._plan_lock.locked():  # the position may be in the plan that is being declared
             return None
         try:
             REQUESTS["lease"].check(message)
             span = _range_in(message)
             if span is None:
-                return None
+                return None  # the whole shard is wanted
             lease = self._reader.try_lease(
                 message["id"],
                 message["position"],
@@ -327,12 +329,12 @@ class ReaderSession:
             return None
         if lease is None:
             return None
-        return self._granted(lease, message) | {"id": message["id"]}
+        return self._grant(lease, message) | {"id": message["id"]}
 
     async def _lease(self, request_id: int, message: Json) -> Json:
         """Wait for a shard, or a range of one, and return its grant."""
         position = message["position"]
-        async with self._waiting(request_id, position):
+        async with self._waiting_without_slot(request_id, position):
             lease = await self._reader.lease(
                 request_id,
                 position,
@@ -342,15 +344,18 @@ class ReaderSession:
                 latest=message.get("latest", False),
                 needed=message.get("needed", False),
             )
-            named_path = await self._named_path(lease) if message.get("named") else {}
-            return self._granted(lease, message) | named_path
+            named_path: Json = {}
+            if message.get("named"):
+                named_path = await self._named_path(lease)
+            return self._grant(lease, message) | named_path
 
     async def _more(self, request_id: int, message: Json) -> Json:
         """Wait until more bytes of an arriving shard can be read, and grant its lease again."""
         number = message["lease"]
-        async with self._waiting(request_id, self._reader.position(number)):
+        position = self._reader.position(number)
+        async with self._waiting_without_slot(request_id, position):
             lease = await self._reader.more(number, message["beyond"])
-            return self._granted(lease, message)
+            return self._grant(lease, message)
 
     async def _release(self, message: Json) -> None:
         """End a lease, and report the damage that the reader found in its shard, if any."""
@@ -362,11 +367,14 @@ class ReaderSession:
         )
 
     @asynccontextmanager
-    async def _waiting(self, request_id: int, position: int) -> AsyncIterator[None]:
-        """Free the request's slot while the request waits for a shard.
+    async def _waiting_without_slot(self, request_id: int, position: int) -> AsyncIterator[None]:
+        """Free the request's slot during the block, in which the request waits for a shard.
 
         Otherwise waiting requests could take all slots, and the messages that end their waits, such
         as `release`, would get none.
+
+        Args:
+            position: the position in the plan of the awaited shard.
         """
         if request_id in self._awaited:
             raise ProtocolError(f"request {request_id} has not been answered yet")
@@ -389,83 +397,25 @@ class ReaderSession:
             return {}
         return {"named_path": str(await self._cache.named_path(lease.shard, lease.shard.facts))}
 
-    def _granted(self, lease: Lease, request: Json) -> Json:
+    def _grant(self, lease: Lease, request: Json) -> Json:
         """Return the answer that grants a lease.
 
-        It also reports damage that was found in other shards that this reader has leased.
+        It also reports, once, damage that was found in other shards which this reader has leased.
         """
+        answer = grant_of(lease, request, self._cache.layout)
         damaged = [damage.to_json() for damage in self._reader.take_damage()]
-        answer: Json = {"lease": lease.number}
         if damaged:
             answer["damaged"] = damaged
-        if lease.is_whole and lease.facts is not None:
-            return {"type": "leased"} | answer | self._leased_fields(lease, lease.facts)
-
-        granted = lease.granted
-        if isinstance(granted, HeldRange):
-            ready_bytes = 0
-            # Only a range that is needed now also holds the cached bytes that follow it. Ranges
-            # that are not needed yet share a limited part of the cache's space.
-            if request.get("needed"):
-                ready_bytes = granted.hold_ahead(request.get("ahead_to", 0))
-            fields = self._arriving_fields(granted.file.partial, ready_bytes)
-            return {"type": "arriving"} | answer | fields
-
-        # A granted lease is for a published shard, a range or an arriving shard.
-        assert isinstance(granted, Arrival)
-        fields = self._arriving_fields(granted.partial, granted.ready_bytes)
-        return {"type": "arriving"} | answer | fields
-
-    def _leased_fields(self, lease: Lease, facts: Facts) -> Json:
-        """Return the fields of an answer that grants a whole shard."""
-        return {
-            "url": facts.url,
-            "version": facts.version,
-            **self._paths(lease),
-            "size_bytes": facts.size_bytes,
-            "samples": facts.samples or 0,
-        }
-
-    def _paths(self, lease: Lease) -> Json:
-        """Return the paths of a whole shard's files.
-
-        If the files are not published yet, the inode is returned as well: the paths may soon be
-        other files'.
-        """
-        if lease.shard is not None:
-            layout = self._cache.layout
-            key = lease.shard.key
-            return {"path": str(layout.tar(key)), "index_path": str(layout.sidecar(key))}
-        # A lease on a whole shard without a published shard has the unpublished files.
-        assert lease.files is not None
-        files = lease.files
-        return {"path": str(files.tar), "index_path": str(files.sidecar), "inode": files.inode}
-
-    @staticmethod
-    def _arriving_fields(partial: Partial, ready_bytes: int) -> Json:
-        """Return the fields of an answer that grants an incomplete file.
-
-        Args:
-            ready_bytes: number of bytes at the file's beginning that may be read; for a range, the
-                end of the bytes that may be read, or 0 for no more than the requested bytes.
-        """
-        obj = partial.obj
-        return {
-            "url": redact(obj.url),
-            "version": obj.version,
-            "path": str(partial.path),
-            "inode": partial.inode,
-            "size_bytes": obj.size_bytes,
-            "ready_bytes": ready_bytes,
-        }
+        return answer
 
     def _explain(self, request_id: int) -> Json:
         """Return why a request has not been answered."""
         answer: Json = {"type": "waiting", "of": request_id}
-        if self._resolving.locked() and request_id == self._resolving_id:
+        if self._resolve_lock.locked() and request_id == self._resolving_id:
             reason = self._cache.reasons.of_listing(self._resolving_urls)
             return answer | {"reason": reason}
         if request_id not in self._awaited:
+            # The answer is on its way: the reader sent this request before it could read it.
             return answer | {"reason": "the daemon has just answered"}
 
         transfer = self._reader.transfer(self._awaited[request_id])
@@ -482,7 +432,7 @@ class ReaderSession:
 def _range_in(message: Json) -> tuple[int, int] | None:
     """Return start and end of the range that a reader wants; None if it wants the whole shard.
 
-    In messages, `beyond` is the offset of the range's last byte; the end returned is one more.
+    In messages, `beyond` is the offset of the range's last byte. The returned end is excluded.
     """
     if "start" not in message or "beyond" not in message:
         return None

@@ -22,7 +22,7 @@ class Service:
 
     Args:
         cache: the node's cache.
-        limits: returns the present limits of the Unix socket.
+        limits: returns the present limits of connections to the Unix socket.
         s3_address: HOST:PORT of the S3 endpoint; None if there is none.
     """
 
@@ -38,13 +38,13 @@ class Service:
         self.audit = Audit()
         self.drain = Drain()
         self.loop_lag = LoopLag()
-        # A thread of its own, because the disk's threads hang if the disk does, and the metrics
+        # A separate thread, because a hung disk blocks the threads that access it, and the metrics
         # should report that.
         self.metrics_writer = ThreadPoolExecutor(1, "metrics")
         self._started_s = time.monotonic()
 
     def status(self, peer: Peer) -> Json:
-        """Return the status page as a user may see it, without the figures of the process."""
+        """Return the status page as a user may see it, without its field `process`."""
         return {
             "version": __version__,
             "uptime_s": round(time.monotonic() - self._started_s, 3),

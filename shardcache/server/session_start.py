@@ -1,7 +1,7 @@
 """Beginning and end of a reader's session over a WebSocket: hello, welcome, or a refusal.
 
 `app` calls `handle_session` for each WebSocket. The client's first message is `hello`, and the
-daemon answers it with `welcome`. In between, `ReaderSession` answers the reader's requests.
+daemon answers it with `welcome`. From then on, `ReaderSession` answers the reader's requests.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from aiohttp import WSMsgType, web
 from shardcache import __version__
 from shardcache.access.rules import Peer
 from shardcache.cache.facade import Cache
-from shardcache.cache.readers.jobs import Loader
+from shardcache.cache.readers.jobs import Job, Loader
 from shardcache.errors import ProtocolError, ShardcacheError
 from shardcache.server.peer import peer_of
 from shardcache.server.reader_session import ReaderSession
@@ -29,7 +29,7 @@ log = structlog.get_logger()
 # sends none would hold its connection indefinitely.
 _HELLO_S = 10.0
 # Time to wait for the client's part of the close handshake. A reader that is busy with a shard does
-# not answer the handshake; its next request fails instead.
+# not answer it in time; its next request fails instead.
 _CLOSE_S = 1.0
 
 
@@ -60,12 +60,12 @@ async def handle_session(request: web.Request) -> web.WebSocketResponse:
 
 
 async def _serve(socket: web.WebSocketResponse, service: Service, peer: Peer) -> None:
-    """Greet a reader, and answer its requests; its plan and leases end with the session.
+    """Serve a reader from its hello to its end; its plan and leases end with the session.
 
     Raises ShardcacheError if the reader's hello is malformed, or the reader may not have a session.
     """
     hello = await _receive_hello(socket)
-    agreed = versions.agree(
+    protocol_version = versions.agree(
         daemon=versions.Release(__version__, versions.SPOKEN),
         client=versions.Release.of(hello),
     )
@@ -78,28 +78,26 @@ async def _serve(socket: web.WebSocketResponse, service: Service, peer: Peer) ->
         # status pages must not wait for it.
         await asyncio.to_thread(user_name, peer.uid)
         reader = service.cache.readers.add(hello["job"], peer.uid, _loader(hello))
-        place = {name: hello[name] for name in ("rank", "worker", "pid") if name in hello}
-        log.debug("reader connected", **place)
+        logged = {name: hello[name] for name in ("rank", "worker", "pid") if name in hello}
+        log.debug("reader connected", **logged)
         try:
-            await _send_welcome(socket, agreed, service.cache)
+            await _send_welcome(socket, protocol_version, service.cache)
             await ReaderSession(socket, service, reader, peer, hello).run()
         finally:
             await reader.close()
-            log.debug("reader disconnected", **place)
-            if reader.job.shards_done and not reader.job.sessions:
-                bill = service.cache.bills.to_json(reader.client)
-                log.info("the job's last reader has disconnected", bill=bill["text"])
+            log.debug("reader disconnected", **logged)
+            _log_bill_of_idle_job(reader.job, service.cache)
 
 
-async def _send_welcome(socket: web.WebSocketResponse, agreed: int, cache: Cache) -> None:
+async def _send_welcome(socket: web.WebSocketResponse, protocol_version: int, cache: Cache) -> None:
     """Send the answer to a hello.
 
     Args:
-        agreed: the protocol version that both sides use from now on.
+        protocol_version: the version that both sides use from now on.
     """
     welcome = {
         "type": "welcome",
-        "protocol": agreed,
+        "protocol": protocol_version,
         "version": __version__,
         "cache_dir": str(cache.layout.root),
         "bundles": True,
@@ -108,20 +106,28 @@ async def _send_welcome(socket: web.WebSocketResponse, agreed: int, cache: Cache
         await socket.send_str(protocol.written(welcome).decode())
 
 
+def _log_bill_of_idle_job(job: Job, cache: Cache) -> None:
+    """Log what a job has fetched and read, once its last reader has disconnected."""
+    if job.shards_done and not job.sessions:
+        bill = cache.bills.to_json(job.key)
+        log.info("the job's last reader has disconnected", bill=bill["text"])
+
+
 async def _receive_hello(socket: web.WebSocketResponse) -> Json:
     """Return a session's first message, unchecked except for its type. Raises ProtocolError."""
     try:
         first = await socket.receive(_HELLO_S)
     except (TimeoutError, ConnectionError):
         raise ProtocolError(f"no 'hello' within {_HELLO_S:g} s") from None
-    hello = protocol.parse(first.data) if first.type is WSMsgType.TEXT else {}
-    if hello.get("type") != "hello":
-        raise ProtocolError("a session must begin with 'hello'")
-    return hello
+    if first.type is WSMsgType.TEXT:
+        hello = protocol.parse(first.data)
+        if hello.get("type") == "hello":
+            return hello
+    raise ProtocolError("a session must begin with 'hello'")
 
 
 def _loader(hello: Json) -> Loader | None:
-    """Return the DataLoader whose worker the reader is; None for any other reader.
+    """Return the DataLoader whose worker the reader is; None if the reader is no worker.
 
     Raises ProtocolError.
     """

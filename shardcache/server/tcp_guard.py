@@ -1,9 +1,8 @@
 """Guard of requests over TCP, which are read-only.
 
 If the daemon has a token, each request over TCP must carry it, and may then read everything. If the
-daemon has no token, requests over TCP read only what every user may see.
-
-A session is a reader's WebSocket connection. There are none over TCP.
+daemon has no token, requests over TCP read only what every user may see. Readers' sessions, which
+are WebSockets, are not served over TCP.
 """
 
 import os
@@ -15,14 +14,14 @@ from shardcache.access.rules import Peer
 from shardcache.errors import NotAllowedError
 from shardcache.server.api import Handler
 from shardcache.server.dashboard import BROWSER_HEADERS, LIVE_PATH, STATIC_PATH
-from shardcache.server.listening.tcp_token import carries
+from shardcache.server.listening.tcp_token import carries_token
 from shardcache.server.peer import PEER, socket_of
 
 TOKEN_HASH: web.AppKey[bytes | None] = web.AppKey("TOKEN_HASH")
 """Hash of the token that requests over TCP must carry; None without a token file."""
 
 _READABLE = frozenset({"/v1/health", "/v1/status", "/v1/shards", "/metrics", LIVE_PATH})
-_NOBODY = Peer(2**32 - 1)  # this is the id that no user can have (chown(2))
+_NOBODY = Peer(2**32 - 1)  # no user can have this id (chown(2))
 
 
 @web.middleware
@@ -56,8 +55,8 @@ async def harden(request: web.Request, response: web.StreamResponse) -> None:
     for name, text in headers.items():
         # The dashboard's files already have their own Cache-Control, which stays.
         response.headers.setdefault(name, text)
-    # Each connection serves one request: while it was idle, it would still count towards the
-    # maximum number of connections (`TCP_LIMITS`).
+    # Each connection serves one request, because an idle connection counts towards the maximum
+    # number of connections (`TCP_LIMITS`), too.
     response.force_close()
 
 
@@ -67,18 +66,18 @@ def _is_local(request: web.Request) -> bool:
 
 
 def _refusal(request: web.Request, token_hash: bytes | None) -> web.Response | None:
-    """Return the response that refuses a request over TCP; None if it is allowed."""
+    """Return the response that refuses a request over TCP; None if the request is permitted."""
     # The dashboard's static files hold no data, and a browser loads them without a token.
     is_page = request.path == "/" or request.path.startswith(STATIC_PATH)
     if token_hash is None and not _is_loopback_name(request.host):
         return _error_response(403, f"{request.host!a} is not a loopback name of this node")
-    if token_hash is not None and not is_page and not carries(request, token_hash):
+    if token_hash is not None and not is_page and not carries_token(request, token_hash):
         challenge = {"WWW-Authenticate": "Bearer"}
         return _error_response(401, "requests over TCP need the token", challenge)
     if request.method not in ("GET", "HEAD"):
         return _error_response(405, "requests over TCP are read-only", {"Allow": "GET, HEAD"})
     is_readable = is_page or request.path in _READABLE
-    begins_session = "Upgrade" in request.headers  # asks to go on as a WebSocket
+    begins_session = "Upgrade" in request.headers  # asks for a WebSocket
     if begins_session or not is_readable:
         return _error_response(403, "not available over TCP")
     return None
@@ -97,7 +96,8 @@ def _error_response(
 def _is_loopback_name(host: str) -> bool:
     """Return True if a Host header, with or without a port, names the loopback.
 
-    A request with any other name may come from the page of a site that uses DNS rebinding.
+    Any other name may be that of a web site which makes it resolve to the loopback (DNS rebinding),
+    so that its pages can send requests to the daemon.
     """
     name = host
     has_port = ":" in host and not host.endswith("]")

@@ -76,7 +76,7 @@ class LiveView:
                 self._lanes_due_s = begun_s + took_s / _LANES_SHARE
             self.refreshes += 1
 
-    def outlook(self, visible: Visible) -> Json:
+    def to_json(self, visible: Visible) -> Json:
         """Return the present waits, and each job's next minutes as of the last refresh."""
         return {
             "waits": list(self._waits(visible)),

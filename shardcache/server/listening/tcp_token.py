@@ -42,7 +42,7 @@ def token_hash(path: Path) -> bytes:
     return _hash(text)
 
 
-def carries(request: web.Request, wanted_hash: bytes) -> bool:
+def carries_token(request: web.Request, wanted_hash: bytes) -> bool:
     """Return True if a request carries the token: `Authorization: Bearer …` (RFC 6750, 2.1)."""
     scheme, _, text = request.headers.get("Authorization", "").partition(" ")
     # All hashes have the same length, so the time that the comparison takes reveals nothing.

@@ -26,9 +26,9 @@ def test_readers_in_any_order_begin_an_epoch_once() -> None:
     readers = [(0, (0, 0)), (0, (0, 1)), (1, (0, 0)), (0, (1, 0)), (1, (1, 0)), (1, (0, 1)), (2, (0, 1))]
     with capture_logs() as lines:
         for epoch, reader in readers:
-            audit.plan(JOB, epoch, reader)
-        audit.plan(("eval", 0), 0, (0, 0))
-        audit.plan(("train", 1000), 0, (0, 0))
+            audit.note_plan(JOB, epoch, reader)
+        audit.note_plan(("eval", 0), 0, (0, 0))
+        audit.note_plan(("train", 1000), 0, (0, 0))
     assert [(line["uid"], line["epoch"]) for line in lines] == [(0, 0), (0, 1), (0, 2), (0, 0), (1000, 0)]
 
 
@@ -37,7 +37,7 @@ def test_a_reader_that_begins_again_begins_for_all() -> None:
     audit, begun = Audit(), []
     for worker in (0, 1, 2, 0, 1, 2, 2):
         with capture_logs() as lines:
-            audit.plan(JOB, 0, (0, worker))
+            audit.note_plan(JOB, 0, (0, worker))
         begun.append(bool(lines))
     assert begun == [True, False, False, True, False, False, True]
 
@@ -46,8 +46,8 @@ def test_job_names_of_clients_are_bounded() -> None:
     """Numbers that a client makes up take no memory without end."""
     audit = Audit()
     for number in range(2000):
-        audit.plan(JOB, number, (0, 0))
-        audit.plan(JOB, None, (number, 0))
+        audit.note_plan(JOB, number, (0, 0))
+        audit.note_plan(JOB, None, (number, 0))
     assert len(audit._epochs) < 1000
     assert max(map(len, audit._epochs.values())) < 2000
 
