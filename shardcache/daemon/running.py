@@ -40,7 +40,7 @@ from shardcache.server.app import serving
 from shardcache.server.listening.activation import ActivatedSockets
 from shardcache.server.listening.limits import Limits, raise_open_files
 from shardcache.server.listening.s3_listener import S3Options, listening_for_s3
-from shardcache.server.listening.tcp_listener import Listener, listening
+from shardcache.server.listening.tcp_listener import TcpListener, listening_over_tcp
 from shardcache.server.listening.unix_listener import listening_at
 from shardcache.server.process.drain import Drain
 from shardcache.server.process.service_notifier import Liveness, ServiceNotifier, liveness
@@ -149,7 +149,7 @@ class DaemonRun:
         collect_seldom()
         sys.setswitchinterval(_SWITCH_S)
         with (
-            listening(settings.http, settings.http_token_file, activated.tcp) as listener,
+            listening_over_tcp(settings.http, settings.http_token_file, activated.tcp) as listener,
             listening_for_s3(settings.s3) as s3_sockets,
             listening_at(path, settings.group, activated.unix) as sock,
             contextlib.ExitStack() as stack,
@@ -164,7 +164,7 @@ class DaemonRun:
     async def _serve_at(
         self,
         socks: Sequence[socket.socket],
-        listener: Listener,
+        listener: TcpListener,
         s3: S3Options,
     ) -> tuple[float, Store]:
         """Open the store, and serve it at sockets that listen already. Returns as `serve` does."""
@@ -183,7 +183,7 @@ class DaemonRun:
                 async def serve_cache(cache: Cache) -> Drain:
                     # The limits are computed anew for each connection: an operator may raise the
                     # limit of open files of a running daemon (prlimit).
-                    limits = partial(Limits.of_socket, self.settings)
+                    limits = partial(Limits.of_unix_socket, self.settings)
                     server = serving(cache, socks, limits, listener, s3)
                     return await server_stack.enter_async_context(server)
 

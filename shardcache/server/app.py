@@ -17,7 +17,7 @@ from shardcache.server import api, dashboard
 from shardcache.server.listening.acceptor import Acceptor
 from shardcache.server.listening.limits import Limits
 from shardcache.server.listening.s3_listener import S3Options
-from shardcache.server.listening.tcp_listener import TCP_LIMITS, Listener
+from shardcache.server.listening.tcp_listener import TCP_LIMITS, TcpListener
 from shardcache.server.peer import peer_of
 from shardcache.server.process.drain import Drain
 from shardcache.server.service import SERVICE, Service
@@ -35,7 +35,7 @@ async def serving(
     cache: Cache,
     socks: Sequence[socket.socket],
     limits: Callable[[], Limits],
-    listener: Listener,
+    listener: TcpListener,
     s3: S3Options = _NO_S3,
 ) -> AsyncIterator[Drain]:
     """Serve on Unix sockets, over TCP, and for S3 clients, until the block exits.
@@ -83,7 +83,7 @@ async def _serving_s3(
 async def _serving_sockets(
     service: Service,
     socks: Sequence[socket.socket],
-    listener: Listener,
+    listener: TcpListener,
     key_handler: api.Handler,
 ) -> AsyncIterator[None]:
     """Serve on Unix sockets and over TCP, until the block exits.

@@ -1,9 +1,9 @@
 """Acceptance of connections, within limits on their number and time.
 
-An `Acceptor` replaces the event loop's own acceptance of connections, which aiohttp's `SockSite`
-uses and which has no limits per user. When there is no free descriptor, uvloop accepts waiting
-connections and closes them unanswered, and asyncio logs a hundred errors a second. Here connections
-wait until a descriptor is free. To refuse a connection is to send an error and close it.
+aiohttp's `SockSite` lets the event loop accept connections, without limits per user. When there is
+no free descriptor, uvloop accepts waiting connections and closes them unanswered, and asyncio logs
+a hundred errors a second. With an `Acceptor`, connections wait until a descriptor is free. To
+refuse a connection is to send an error and close it.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from shardcache.shared.unix_socket import peer_ids
 
 log = structlog.get_logger()
 
-# Maximum number of connections that are accepted in one turn of the event loop.
-_AT_ONCE = 64
+# Maximum number of connections that are accepted in one iteration of the event loop.
+_MAX_ACCEPTED = 64
 # Time for which nothing is accepted when there is no descriptor for the next connection.
 _PAUSE_S = 0.2
 
 _LOG_PERIOD_S = 60.0  # at most one refusal or pause is logged in this time
-_END_OF_HEAD = b"\r\n\r\n"
+_END_OF_HEAD = b"\r\n\r\n"  # of an HTTP request
 
 
 class Acceptor:
@@ -78,11 +78,11 @@ class Acceptor:
 
     def _accept(self, sock: socket.socket) -> None:
         """Accept connections that are waiting."""
-        for _ in range(_AT_ONCE):
+        for _ in range(_MAX_ACCEPTED):
             try:
                 connection, _ = sock.accept()
             except (BlockingIOError, ConnectionError):
-                return  # none is waiting, or the next one has gone
+                return  # none is waiting, or the client has disconnected already
             except OSError as exn:  # most likely, there is no free descriptor
                 self._log("cannot accept connections; pausing", cause=exn.strerror)
                 self._pause(sock)
@@ -92,7 +92,7 @@ class Acceptor:
     def _pause(self, sock: socket.socket) -> None:
         """Accept nothing for a moment.
 
-        The socket stays readable as long as connections wait: without a pause, the event loop would
+        The socket stays readable as long as connections wait. Without a pause, the event loop would
         call `_accept` all the time.
         """
         loop = asyncio.get_running_loop()
@@ -102,7 +102,7 @@ class Acceptor:
     def _admit(self, connection: socket.socket) -> None:
         """Serve a new connection in a task, or refuse it."""
         connection.setblocking(False)
-        uid = None  # the users of TCP are not known
+        uid = None  # for TCP, whose users are not known
         if connection.family == socket.AF_UNIX:
             _, uid, _ = peer_ids(connection)
 
@@ -110,13 +110,14 @@ class Acceptor:
         reason = self._reason_to_refuse(uid, limits)
         if reason is not None:
             self._log("connections refused", uid=uid, cause=reason)
-            with suppress(OSError), connection:
-                connection.send(self._refusal(ExhaustedError(reason, remedy=FEWER_CONNECTIONS)))
+            refusal = self._refusal(ExhaustedError(reason, remedy=FEWER_CONNECTIONS))
+            with suppress(OSError), connection:  # the client may have disconnected
+                connection.send(refusal)
             return
 
         self.connections[uid] += 1
         protocol = _LimitedProtocol(self._new_protocol(), limits, lambda: self._forget(uid))
-        task = asyncio.get_running_loop().create_task(_serve(connection, protocol))
+        task = asyncio.get_running_loop().create_task(_hand_over(connection, protocol))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
 
@@ -124,11 +125,11 @@ class Acceptor:
         """Return the reason to refuse a user's new connection; None if there is none."""
         if self.connections.total() >= limits.connections:
             return f"the daemon has {limits.connections} connections, its maximum"
-        # The users of TCP, root and the daemon's own user have no limit of their own.
+        # The users of TCP are not known; root and the daemon's own user have no limit.
         has_own_limit = uid not in (None, 0, os.getuid())
         if has_own_limit and self.connections[uid] >= limits.per_user:
-            number = limits.per_user
-            return f"this user has {number} connections to the daemon, the maximum for one"
+            maximum = limits.per_user
+            return f"this user has {maximum} connections to the daemon, the maximum for one"
         return None
 
     def _forget(self, uid: int | None) -> None:
@@ -145,8 +146,8 @@ class Acceptor:
             log.warning(event, **fields)
 
 
-async def _serve(connection: socket.socket, protocol: "_LimitedProtocol") -> None:
-    """Hand a connection to its protocol."""
+async def _hand_over(connection: socket.socket, protocol: "_LimitedProtocol") -> None:
+    """Hand a connection over to its protocol, which serves it from then on."""
     try:
         await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
     except OSError:  # the client is gone already
@@ -155,14 +156,15 @@ async def _serve(connection: socket.socket, protocol: "_LimitedProtocol") -> Non
 
 
 class _LimitedProtocol(asyncio.Protocol):
-    """Passes a connection's events to `inner`, and ends the connection when its time is over.
+    """Passes a connection's events to `inner`, and ends a connection that takes too long.
 
-    The limits set how long a connection may take: the whole connection, or with
-    `first_request_only` the head of its first request. With `stall_s`, they also set how long its
-    client may read nothing.
+    There is a limit on the time of the whole connection, or with `first_request_only` on the time
+    until the head of its first request has arrived. With `stall_s`, there is also a limit on the
+    time for which the client may read nothing.
 
     Args:
         inner: the protocol that serves the connection.
+        limits: the limits on the connection's time.
         on_end: called when the connection has ended.
     """
 
@@ -170,38 +172,38 @@ class _LimitedProtocol(asyncio.Protocol):
         self._inner = inner
         self._limits = limits
         self._on_end = on_end
-        self._timer: asyncio.TimerHandle | None = None  # None until the connection is made
-        self._stall: StallTimer | None = None  # None without `stall_s`
+        self._time_limit: asyncio.TimerHandle | None = None  # None until the connection is made
+        self._stall_timer: StallTimer | None = None  # None without `stall_s`
         self._tail = b""  # the last bytes received, while the first request's head is incomplete
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the limit on the connection's time."""
-        writing = cast(asyncio.WriteTransport, transport)
-        # `abort` rather than `close`, which would wait until the client has read everything
-        # written.
-        end = writing.abort
-        self._timer = asyncio.get_running_loop().call_later(self._limits.limit_s, end)
+        write_transport = cast(asyncio.WriteTransport, transport)
+        loop = asyncio.get_running_loop()
+        # Not `close`, which would wait until the client has read everything that was written.
+        self._time_limit = loop.call_later(self._limits.limit_s, write_transport.abort)
         if self._limits.stall_s is not None:
-            self._stall = StallTimer(writing, self._limits.stall_s)
+            self._stall_timer = StallTimer(write_transport, self._limits.stall_s)
         self._inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers, and report the connection's end."""
         self._on_end()
-        if self._stall is not None:
-            self._stall.stop()
-        if self._timer is not None:  # None if the connection was never made: see `_serve`
-            self._timer.cancel()
+        if self._stall_timer is not None:
+            self._stall_timer.stop()
+        if self._time_limit is not None:  # None if the connection was never made: see `_hand_over`
+            self._time_limit.cancel()
             self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Pass data on; stop the time limit once the first request's head has arrived."""
-        timer = self._timer
-        if self._limits.first_request_only and timer is not None and not timer.cancelled():
+        assert self._time_limit is not None
+        is_head_awaited = self._limits.first_request_only and not self._time_limit.cancelled()
+        if is_head_awaited:
             received = self._tail + data
             if _END_OF_HEAD in received:
-                timer.cancel()
-            # The mark of the head's end may arrive in two pieces, so the last bytes are kept.
+                self._time_limit.cancel()
+            # The end of the head may arrive in two pieces, so the last bytes are kept.
             max_tail_bytes = len(_END_OF_HEAD) - 1
             self._tail = received[-max_tail_bytes:]
         self._inner.data_received(data)
@@ -211,14 +213,14 @@ class _LimitedProtocol(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Start the stall timer: there are bytes that the client has not read."""
-        if self._stall is not None:
-            self._stall.start()
+        if self._stall_timer is not None:
+            self._stall_timer.start()
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
         """Stop the stall timer: the client has read everything."""
-        if self._stall is not None:
-            self._stall.stop()
+        if self._stall_timer is not None:
+            self._stall_timer.stop()
         self._inner.resume_writing()
 
 

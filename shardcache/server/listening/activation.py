@@ -1,7 +1,7 @@
 """Socket activation: listening sockets that the service manager has bound (sd_listen_fds(3)).
 
-The service manager, such as systemd, passes the sockets to the daemon as it starts the daemon. They
-are called activated sockets.
+The service manager, such as systemd, passes them to the daemon as it starts the daemon. They are
+called activated sockets.
 """
 
 import socket
@@ -14,7 +14,7 @@ from shardcache.errors import ConfigError
 
 _FIRST_FD = 3  # SD_LISTEN_FDS_START
 _FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
-_ANY_RIGHT_OF_OTHERS = 0o007
+_ACCESS_BY_ALL = 0o007  # permission bits of users outside the socket's group
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class ActivatedSockets:
 
     @classmethod
     def take(cls, env: MutableMapping[str, str], pid: int) -> Self:
-        """Take the sockets that `env` says were passed to the process `pid`.
+        """Take the sockets that were passed to the process `pid` according to `env`.
 
-        The variables are removed from `env`. Raises ConfigError for anything other than a listening
-        stream socket, for a second Unix socket, and for a Unix socket that every user of the node
-        may connect to.
+        The variables that say so are removed from `env`. Raises ConfigError for anything other than
+        a listening stream socket, for a second Unix socket, and for a Unix socket that every user
+        of the node may connect to.
         """
         receiver_pid = env.pop("LISTEN_PID", "")
         count = env.pop("LISTEN_FDS", "")
@@ -45,12 +45,12 @@ class ActivatedSockets:
 
         sockets = [_adopt(fd) for fd in range(_FIRST_FD, _FIRST_FD + int(count))]
         unix = [sock for sock in sockets if sock.family == socket.AF_UNIX]
+        tcp = tuple(sock for sock in sockets if sock.family != socket.AF_UNIX)
         if len(unix) > 1:
             raise ConfigError(
                 "more than one activated Unix socket",
                 remedy="give the socket unit a single path",
             )
-        tcp = tuple(sock for sock in sockets if sock not in unix)
         if not unix:
             return cls(None, tcp)
         _check_not_open_to_all(unix[0])
@@ -59,9 +59,10 @@ class ActivatedSockets:
     def path(self, configured: Path | None) -> Path | None:
         """Return the path of the activated Unix socket; None if there is none.
 
+        Raises ConfigError if another path is configured: clients would find no daemon there.
+
         Args:
-            configured: the path in the settings, if any. Raises ConfigError if it is another path:
-                clients would look there and find no daemon.
+            configured: the path in the settings, if any.
         """
         if self.unix is None:
             return None
@@ -78,14 +79,15 @@ def _adopt(fd: int) -> socket.socket:
     """Return the socket of a file descriptor. Raises ConfigError unless the socket listens."""
     try:
         sock = socket.socket(fileno=fd)
+        is_listening = False
         # Sockets of other families, such as netlink, may not know the option.
-        is_known = sock.family in _FAMILIES
-        listens = is_known and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        if sock.family in _FAMILIES:
+            is_listening = bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
     except OSError as exn:
         raise ConfigError(
             f"activated file descriptor {fd} is not a socket: {exn.strerror}",
         ) from exn
-    if not listens or sock.type != socket.SOCK_STREAM:
+    if not is_listening or sock.type != socket.SOCK_STREAM:
         raise ConfigError(
             f"activated file descriptor {fd} is not a listening stream socket",
             remedy="use ListenStream= and Accept=no in the socket unit",
@@ -97,10 +99,10 @@ def _adopt(fd: int) -> socket.socket:
 
 def _check_not_open_to_all(sock: socket.socket) -> None:
     """Raise ConfigError for a Unix socket that every user of the node may connect to."""
-    # The name is text for a path, and bytes for an abstract name: the error shows it by `!a`.
+    # The name is bytes if it is abstract. Such a socket has no file, and so no mode.
     name = sock.getsockname()
-    is_abstract = isinstance(name, bytes)  # without a file, and so without a mode
-    if is_abstract or _mode_of(Path(name)) & _ANY_RIGHT_OF_OTHERS:
+    is_abstract = isinstance(name, bytes)
+    if is_abstract or _mode_of(Path(name)) & _ACCESS_BY_ALL:
         raise ConfigError(
             f"every user of this node may connect to the activated socket {name!a}",
             remedy="give the socket unit a path, SocketMode=0660 and SocketGroup=",

@@ -5,8 +5,8 @@ import socket
 from shardcache.errors import ConfigError, DaemonError
 
 
-def resolved(option: str, text: str) -> list[tuple[str, int]]:
-    """Return the addresses and ports that HOST:PORT stands for. Raises ConfigError.
+def resolve(option: str, text: str) -> list[tuple[str, int]]:
+    """Return each address of HOST:PORT, with the port, once. Raises ConfigError.
 
     Args:
         option: the option that names the address, such as "--http".
@@ -16,9 +16,8 @@ def resolved(option: str, text: str) -> list[tuple[str, int]]:
     try:
         if not colon or not port.isdecimal():
             raise ValueError("no port")
-        name = host.strip("[]") or None
         infos = socket.getaddrinfo(
-            name,
+            host.strip("[]") or None,  # None stands for all addresses of the node
             int(port),
             type=socket.SOCK_STREAM,
             flags=socket.AI_PASSIVE,
@@ -28,16 +27,19 @@ def resolved(option: str, text: str) -> list[tuple[str, int]]:
             f"{option} {text} is not an address: {exn}",
             remedy="write HOST:PORT",
         ) from None
-    addresses = [(str(address[0]), int(address[1])) for *_, address in infos]
-    return list(dict.fromkeys(addresses))  # without duplicates
+    addresses: dict[tuple[str, int], None] = {}  # a dict has no duplicates, and keeps their order
+    for _family, _type, _proto, _canonname, address in infos:
+        addresses[str(address[0]), int(address[1])] = None
+    return list(addresses)
 
 
-def bound(option: str, text: str, address: tuple[str, int], backlog: int) -> socket.socket:
+def listen(option: str, text: str, address: tuple[str, int], backlog: int) -> socket.socket:
     """Return a non-blocking socket that listens at an address. Raises DaemonError.
 
     Args:
         option: the option that names the address, for errors.
         text: the option's value, for errors.
+        address: the address and the port.
         backlog: maximum number of connections that wait to be accepted.
     """
     host, _ = address

@@ -19,8 +19,8 @@ _FILES_PER_TRANSFER = 6
 
 _MAX_CONNECTIONS = 8192  # a connection takes some 20 KiB
 _FIRST_REQUEST_S = 10.0  # a client that connects sends its request immediately
-# Connections that are reserved for commands, metrics and probes, which end soon: this share of all
-# connections, but at least this number.
+# Sessions leave some connections to commands, metrics and probes, whose connections are short: this
+# share of all connections, but at least this number.
 _SHORT_SHARE = 1 / 8
 _MIN_SHORT = 4
 
@@ -33,9 +33,9 @@ FEWER_CONNECTIONS = (
 
 def own_files(settings: Settings) -> int:
     """Return the number of descriptors that the daemon needs apart from its clients."""
-    to_origins = _FILES_PER_CONNECTION * settings.max_connections
-    of_transfers = _FILES_PER_TRANSFER * settings.max_transfers
-    return _OWN_FILES + to_origins + of_transfers
+    for_origins = _FILES_PER_CONNECTION * settings.max_connections
+    for_transfers = _FILES_PER_TRANSFER * settings.max_transfers
+    return _OWN_FILES + for_origins + for_transfers
 
 
 def raise_open_files() -> None:
@@ -67,13 +67,13 @@ class Limits:
     stall_s: float | None = None
 
     @classmethod
-    def of_socket(cls, settings: Settings) -> "Limits":
+    def of_unix_socket(cls, settings: Settings) -> "Limits":
         """Return the limits of the Unix socket, within the present limit of open files."""
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         # With a low limit, clients get a quarter of the descriptors, even if the daemon then lacks
         # some for itself.
-        possible = max(files // 4, files - own_files(settings))
-        connections = min(possible, settings.socket_connections or _MAX_CONNECTIONS)
+        files_for_clients = max(files // 4, files - own_files(settings))
+        connections = min(files_for_clients, settings.socket_connections or _MAX_CONNECTIONS)
         return cls(
             connections,
             per_user=settings.user_connections or connections // 2,
@@ -87,8 +87,8 @@ class Limits:
         Args:
             sessions: number of connected readers.
         """
-        short_connections = max(_MIN_SHORT, int(self.connections * _SHORT_SHARE))
-        if sessions >= self.connections - short_connections:
+        reserved = max(_MIN_SHORT, int(self.connections * _SHORT_SHARE))
+        if sessions >= self.connections - reserved:
             raise ExhaustedError(
                 f"the daemon has {sessions} readers, its maximum",
                 remedy=FEWER_CONNECTIONS,

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from shardcache.errors import ConfigError
-from shardcache.server.listening.addresses import bound, resolved
+from shardcache.server.listening.addresses import listen, resolve
 
 _BACKLOG = 1024
 
@@ -32,15 +32,17 @@ class S3Options:
         if not self.sockets:
             return None
         host, port = self.sockets[0].getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if ":" in host:  # IPv6
+            host = f"[{host}]"
+        return f"{host}:{port}"
 
 
 @contextmanager
 def listening_for_s3(s3: str | None) -> Iterator[tuple[socket.socket, ...]]:
-    """Bind the addresses that `--s3` gives, and provide the sockets during the block.
+    """Listen at the addresses of `--s3` during the block; yield the sockets.
 
     Args:
-        s3: HOST:PORT; None without the option, for no sockets.
+        s3: the option's value, HOST:PORT; None to yield no sockets.
 
     Raises:
         ConfigError: the address is invalid, or other machines can reach it.
@@ -49,20 +51,21 @@ def listening_for_s3(s3: str | None) -> Iterator[tuple[socket.socket, ...]]:
     if s3 is None:
         yield ()
         return
-    addresses = resolved("--s3", s3)
-    if not all(ipaddress.ip_address(address).is_loopback for address, _ in addresses):
+    addresses = resolve("--s3", s3)
+    is_loopback = all(ipaddress.ip_address(address).is_loopback for address, _ in addresses)
+    if not is_loopback:
         raise ConfigError(
             f"--s3 {s3} can be reached from other machines, but the S3 endpoint has "
             "no encryption and serves only this node's users",
             remedy="listen on 127.0.0.1; each node runs a daemon of its own",
         )
     _, port = addresses[0]
-    # For port 0, the kernel chooses a port, and would choose another port for each address.
+    # For port 0, the kernel would choose another port for each address.
     if port == 0:
         addresses = addresses[:1]
     with ExitStack() as open_sockets:
         sockets: list[socket.socket] = []
         for address in addresses:
-            sock = bound("--s3", s3, address, _BACKLOG)
+            sock = listen("--s3", s3, address, _BACKLOG)
             sockets.append(open_sockets.enter_context(sock))
         yield tuple(sockets)

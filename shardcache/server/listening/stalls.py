@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 class StallTimer:
     """Aborts a connection once its client has read nothing for too long.
 
-    The timer runs while bytes wait to be sent. The limit of the transport's buffer is set to zero,
-    so that asyncio calls `pause_writing` as soon as the first byte waits.
+    The timer runs while bytes wait in the transport's buffer. The buffer's limit is set to zero, so
+    that asyncio calls `pause_writing`, which starts the timer, as soon as the first byte waits.
     """
 
     _transport: asyncio.WriteTransport

@@ -11,23 +11,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardcache.errors import ConfigError
-from shardcache.server.listening.addresses import bound, resolved
+from shardcache.server.listening.addresses import listen, resolve
 from shardcache.server.listening.limits import Limits
-from shardcache.server.listening.tcp_token import token_hash
+from shardcache.server.listening.tcp_token import read_token_hash
 
-_CONNECTIONS = 64  # maximum number of connections over TCP
+_MAX_CONNECTIONS = 64
 _LIFETIME_S = 60.0  # time after which a connection is closed, even if it is in use
 
 # The users of TCP are not known, so they count as one user.
-TCP_LIMITS = Limits(_CONNECTIONS, per_user=_CONNECTIONS, limit_s=_LIFETIME_S)
+TCP_LIMITS = Limits(_MAX_CONNECTIONS, per_user=_MAX_CONNECTIONS, limit_s=_LIFETIME_S)
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
-    """Bound sockets of one `--http HOST:PORT`, one for each address of the host.
+class TcpListener:
+    """Sockets that listen for `--http HOST:PORT`, one for each address of the host.
 
     Attributes:
-        sockets: the bound sockets.
+        sockets: the listening sockets; empty if there is no TCP.
         token_hash: hash of the token that requests must carry; None without a token file.
     """
 
@@ -36,17 +36,17 @@ class Listener:
 
 
 @contextmanager
-def listening(
+def listening_over_tcp(
     http: str | None,
     token_file: Path | None,
     activated: tuple[socket.socket, ...] = (),
-) -> Iterator[Listener]:
-    """Bind the address that `--http` gives, or use the activated sockets, during the block.
+) -> Iterator[TcpListener]:
+    """Listen at the addresses of `--http`, or with the activated sockets, during the block.
 
     Activated sockets are listening sockets that the service manager has passed to the daemon.
 
     Args:
-        http: HOST:PORT; None without the option.
+        http: the option's value, HOST:PORT; None without the option.
         token_file: file with the token that requests must carry; None for no token.
         activated: the activated sockets; empty if there are none.
 
@@ -56,18 +56,20 @@ def listening(
         DaemonError: the address cannot be bound.
     """
     if http is None and not activated:
-        yield Listener()  # without sockets: there is no TCP
+        yield TcpListener()
         return
     if http is not None and activated:
         raise ConfigError("--http conflicts with the activated TCP socket", remedy="omit --http")
 
-    wanted_hash = None if token_file is None else token_hash(token_file)
+    token_hash = None
+    if token_file is not None:
+        token_hash = read_token_hash(token_file)
     if http is None:
         addresses = [sock.getsockname()[:2] for sock in activated]
     else:
-        addresses = resolved("--http", http)
+        addresses = resolve("--http", http)
     is_loopback = all(ipaddress.ip_address(address).is_loopback for address, _ in addresses)
-    if wanted_hash is None and not is_loopback:
+    if token_hash is None and not is_loopback:
         raise ConfigError(
             f"{http or addresses} can be reached from other machines, but there is no token",
             remedy="set --http-token-file, or listen on 127.0.0.1",
@@ -77,6 +79,6 @@ def listening(
         sockets = [open_sockets.enter_context(sock) for sock in activated]
         if http is not None:
             for address in addresses:
-                sock = bound("--http", http, address, _CONNECTIONS)
+                sock = listen("--http", http, address, _MAX_CONNECTIONS)
                 sockets.append(open_sockets.enter_context(sock))
-        yield Listener(tuple(sockets), wanted_hash)
+        yield TcpListener(tuple(sockets), token_hash)

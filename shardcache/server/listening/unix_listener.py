@@ -44,7 +44,7 @@ def listening_at(
         return
 
     try:
-        sock = _bound(path, group)
+        sock = _listen(path, group)
     except OSError as exn:
         raise DaemonError(
             f"cannot listen at {path}: {exn.strerror or exn}",
@@ -56,26 +56,27 @@ def listening_at(
     finally:
         sock.close()
         # Another daemon may have replaced the socket with its own, which must stay.
-        is_of_another = _is_answered(path)
-        if not is_of_another:
+        is_replaced = _is_answered(path)
+        if not is_replaced:
             path.unlink(missing_ok=True)
 
 
-def _bound(path: Path, group: str | None) -> socket.socket:
+def _listen(path: Path, group: str | None) -> socket.socket:
     """Return a new socket that listens at a path.
 
-    Arguments and errors are the same as for `listening_at`, but an OSError is not translated.
+    Arguments and errors are those of `listening_at`, except that an OSError is not translated.
     """
-    # A folder that this creates is closed to others, except to the members of the group.
+    # A new folder is closed to other users, except to the members of the group.
     if not path.parent.exists():
         path.parent.mkdir(mode=0o700, parents=True)
         if group is not None:
-            _give_to(path.parent, group)
+            _change_group(path.parent, group)
             path.parent.chmod(0o750)
 
     if path.is_socket():
-        # After another error, such as a missing permission, a daemon may still listen there.
-        if _is_answered(path, stale=(ConnectionRefusedError,)):
+        # Only a refused connection proves that no daemon listens there: a daemon's socket may also
+        # fail to answer for other reasons, such as a missing permission.
+        if _is_answered(path, unanswered=(ConnectionRefusedError,)):
             raise SocketInUseError("another daemon is listening on the socket", url=str(path))
         path.unlink()
 
@@ -84,7 +85,7 @@ def _bound(path: Path, group: str | None) -> socket.socket:
         closed_on_failure.enter_context(sock)
         sock.bind(os.fspath(path))
         if group is not None:
-            _give_to(path, group)
+            _change_group(path, group)
         # The mode is set before `listen`, so that nobody can connect with the mode of the umask.
         path.chmod(_MODE)
         sock.listen(_BACKLOG)
@@ -93,19 +94,19 @@ def _bound(path: Path, group: str | None) -> socket.socket:
     return sock
 
 
-def _is_answered(path: Path, stale: tuple[type[OSError], ...] = (OSError,)) -> bool:
+def _is_answered(path: Path, unanswered: tuple[type[OSError], ...] = (OSError,)) -> bool:
     """Return whether a daemon accepts a connection to the socket.
 
     Args:
-        stale: errors that mean that no daemon accepts it; other errors are raised.
+        unanswered: errors that mean that no daemon accepts it; other errors are raised.
     """
-    with suppress(*stale), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+    with suppress(*unanswered), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.connect(os.fspath(path))
         return True
     return False
 
 
-def _give_to(path: Path, group: str) -> None:
+def _change_group(path: Path, group: str) -> None:
     """Change the group of a file. Raises ConfigError if there is no such group."""
     try:
         shutil.chown(path, group=group)

@@ -13,7 +13,7 @@ import pytest
 from shardcache.errors import ConfigError, DaemonError
 from shardcache.server.listening.acceptor import Acceptor
 from shardcache.server.listening.limits import Limits
-from shardcache.server.listening.tcp_listener import listening
+from shardcache.server.listening.tcp_listener import listening_over_tcp
 from support.network.http_requests import ask
 from support.network.ports import free_port
 from support.programs.daemon import Daemon, eventually
@@ -120,7 +120,7 @@ def test_status_needs_the_token_where_one_is_set(tmp_path: Path, token_file: Pat
 @pytest.mark.parametrize("where", ["0.0.0.0:0", ":0", "[::]:0", f"{socket.gethostname()}-nowhere:1", "9300", "h:x", ""])
 def test_beyond_the_loopback_a_token_is_needed(where: str) -> None:
     """An address that others reach, or none at all, is refused before anything is bound."""
-    with pytest.raises(ConfigError), listening(where, None):
+    with pytest.raises(ConfigError), listening_over_tcp(where, None):
         pass
 
 
@@ -129,7 +129,7 @@ def test_a_token_that_protects_nothing_is_refused(text: str, mode: int, token_fi
     """One that can be guessed, or that others read or replace."""
     token_file.write_text(text)
     token_file.chmod(mode)
-    with pytest.raises(ConfigError) as refused, listening("127.0.0.1:0", token_file):
+    with pytest.raises(ConfigError) as refused, listening_over_tcp("127.0.0.1:0", token_file):
         pass
     assert refused.value.remedy
     assert not text or text not in str(refused.value) or text == "short"
@@ -137,13 +137,13 @@ def test_a_token_that_protects_nothing_is_refused(text: str, mode: int, token_fi
 
 def test_a_token_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     """Not taken for no token."""
-    with pytest.raises(ConfigError, match="none"), listening("127.0.0.1:0", tmp_path / "none"):
+    with pytest.raises(ConfigError, match="none"), listening_over_tcp("127.0.0.1:0", tmp_path / "none"):
         pass
 
 
 def test_a_port_in_use_is_an_error_that_names_it(port: int, daemon: Daemon) -> None:
     """Before anything is served."""
-    with pytest.raises(DaemonError, match=str(port)), listening(f"127.0.0.1:{port}", None):
+    with pytest.raises(DaemonError, match=str(port)), listening_over_tcp(f"127.0.0.1:{port}", None):
         pass
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from shardcache.errors import ConfigError
 from shardcache.server.listening.activation import ActivatedSockets
-from shardcache.server.listening.tcp_listener import listening
+from shardcache.server.listening.tcp_listener import listening_over_tcp
 from shardcache_client.dataset import ShardDataset
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
@@ -260,7 +260,7 @@ def test_two_answers_to_one_question_are_refused(tmp_path: Path, handed: socket.
     with (
         socket.create_server(("127.0.0.1", 0)) as tcp,
         pytest.raises(ConfigError) as of_http,
-        listening("127.0.0.1:0", None, (tcp,)),
+        listening_over_tcp("127.0.0.1:0", None, (tcp,)),
     ):
         pass
     assert "ListenStream=" in of_socket.value.remedy

@@ -18,7 +18,7 @@ from shardcache.fetch.download import Downloader
 from shardcache.origin.registry import Origins
 from shardcache.server.app import serving
 from shardcache.server.listening.limits import Limits
-from shardcache.server.listening.tcp_listener import Listener
+from shardcache.server.listening.tcp_listener import TcpListener
 from shardcache.store.indexing.indexers import Indexers
 from shardcache.telemetry.metrics import Counters
 from support.programs.daemon import UnixConnection
@@ -56,7 +56,7 @@ async def socket_path(tmp_path: Path) -> AsyncIterator[Path]:
         async with asyncio.TaskGroup() as group:
             cache = Cache(settings, store, origins, Downloader(settings, Counters()), indexers, group)
             cache.manifests = cast(Manifests, FaultyManifests(cache.manifests))
-            async with serving(cache, [sock], lambda: Limits.of_socket(settings), Listener()):
+            async with serving(cache, [sock], lambda: Limits.of_unix_socket(settings), TcpListener()):
                 yield path
             cache.stop()
         await indexers.close()
