@@ -27,7 +27,7 @@ from shardcache.cli.main import app as shardcache
 from shardcache.cli.starting.serve import serve
 from shardcache.config import settings as config
 from shardcache.errors import ShardcacheError
-from shardcache.server.metrics.prometheus import measured, page_metrics
+from shardcache.server.metrics.prometheus import measured_metrics, page_metrics
 from shardcache.telemetry.metrics import Histogram, Measures
 
 DOCS = Path(__file__).parents[1]
@@ -169,7 +169,7 @@ class Metrics(SphinxDirective):
         page = defaultdict(lambda: defaultdict(float), origins=[], jobs=[], tiers=[], transfers=[])
         families = [
             *page_metrics(page),
-            *measured(Measures(), Histogram(())),
+            *measured_metrics(Measures(), Histogram(())),
             *ProcessCollector(registry=None).collect(),
         ]
         rows = (

@@ -1,8 +1,8 @@
 """Preparation for the first reader: processes, packages and credentials.
 
 They are prepared concurrently when the daemon starts. A failure here does not end the daemon: the
-request that needs the failed part fails with the same error, and its reader gets that error. An SDK
-is a store's package, such as s3fs for S3, which takes long to import.
+first request that needs what is missing fails with the same error, which its reader then gets. An
+SDK is a store's package, such as s3fs for S3, which takes long to import.
 """
 
 import asyncio
@@ -11,19 +11,20 @@ from typing import Any
 
 import structlog
 
-from shardcache.daemon.garbage_collection import building
+from shardcache.daemon.garbage_collection import creating_long_lived_objects
 from shardcache.origin.registry import Origins
 from shardcache.store.indexing.indexers import Indexers
 
 log = structlog.get_logger()
 
 # If a store that needs an SDK is configured, such as S3, the daemon waits for the SDK and for a
-# transport worker before it serves, so that a reader's first batch takes as long as any other. The
-# first limit is for that wait. The second is for credentials, which may come over the network.
+# transport worker before it serves, at most for this time. A reader's first batch then takes as
+# long as any other.
 _PREPARED_WITHIN_S = 10.0
+# After that, it waits at most for this time for credentials, which may come over the network.
 _CREDENTIALS_WITHIN_S = 1.0
-# If no such store is configured, the SDKs are loaded after this time: the first job probably reads
-# other urls, and must not wait for the SDKs.
+# If no such store is configured, the SDKs are loaded after this time: the first job probably needs
+# none, and must not wait for them.
 _SDKS_AFTER_S = 1.0
 # One transport worker is enough for the first requests. The others start after this time.
 _OTHER_WORKERS_AFTER_S = 5.0
@@ -37,7 +38,7 @@ async def start_preparing(
     """Start the preparation, and return its tasks.
 
     If a store with an SDK is configured, this returns once the SDK and the store's credentials are
-    there, or after the time limits. Otherwise it returns at once.
+    there, or after the time limits. Otherwise it returns immediately.
     """
     preparation = group.create_task(_prepare(origins, indexers))
     credentials = group.create_task(_obtain_credentials(origins, preparation))
@@ -48,7 +49,7 @@ async def start_preparing(
 
 
 async def prepare_later(origins: Origins) -> None:
-    """Prepare the SDKs and workers that the first readers hardly need, after a pause."""
+    """Prepare, after a pause, the SDKs and workers that the first readers hardly need."""
     await asyncio.sleep(_SDKS_AFTER_S)
     if not origins.urls_to_prepare:
         await _attempt("SDKs", _load_sdks())
@@ -79,15 +80,15 @@ async def _attempt(subject: str, preparation: Coroutine[Any, Any, None]) -> None
     Args:
         subject: name of the thing that is prepared, for the log.
     """
-    # `gather` returns any exception in place of a result: SDKs raise all kinds of exceptions for
+    # `gather` returns an exception of any kind in place of the result. SDKs raise all kinds for
     # faults in users' config files.
-    outcomes = await asyncio.gather(preparation, return_exceptions=True)
-    failure = outcomes[0]  # the only preparation's
+    results = await asyncio.gather(preparation, return_exceptions=True)
+    failure = results[0]
     if failure is not None:
         log.debug("preparation failed", what=subject, cause=repr(failure))
 
 
 async def _load_sdks() -> None:
     """Load the SDKs, and exclude their many objects from garbage collection."""
-    with building():
+    with creating_long_lived_objects():
         await Origins.load_sdks()

@@ -2,8 +2,8 @@
 
 `shardcache serve` calls `serve`, and so does a private daemon: one that a reader has started for
 its own user. To drain is to end sessions and requests in order before the daemon exits. The service
-manager is systemd or another program that speaks sd_notify, if one started the daemon. Activated
-sockets are listening sockets that it has handed over.
+manager is the program that started the daemon, if it speaks sd_notify as systemd does. Activated
+sockets are listening sockets that it has passed to the daemon.
 """
 
 import asyncio
@@ -25,7 +25,10 @@ from shardcache.access.rules import AllowList
 from shardcache.cache.facade import Cache
 from shardcache.config.origin_table import table_of
 from shardcache.config.settings import Settings, unknown_variables
-from shardcache.daemon.garbage_collection import building, collect_seldom
+from shardcache.daemon.garbage_collection import (
+    creating_long_lived_objects,
+    make_full_collections_rare,
+)
 from shardcache.daemon.preparing import prepare_later, start_preparing
 from shardcache.daemon.stopping import (
     end_by_force,
@@ -44,7 +47,7 @@ from shardcache.server.listening.tcp_listener import TcpListener, listening_over
 from shardcache.server.listening.unix_listener import listening_at
 from shardcache.server.process.drain import Drain
 from shardcache.server.process.service_notifier import Liveness, ServiceNotifier, liveness
-from shardcache.server.process.takeover import predecessor_gone
+from shardcache.server.process.takeover import wait_for_predecessor
 from shardcache.shared.socket_paths import socket_path
 from shardcache.shared.units import duration, size
 from shardcache.store.indexing.indexers import Indexers
@@ -60,8 +63,8 @@ log = structlog.get_logger()
 _STOP_LIMIT_S = 20.0
 # The daemon asks the service manager for the hard limit plus this time.
 _STOP_MARGIN_S = 5.0
-# Blocking work mostly waits for the disk rather than a CPU: part writes, fsync, SQLite, unlink,
-# inflating.
+# Number of threads for blocking work, most of which waits for the disk rather than a CPU: part
+# writes, fsync, SQLite, unlink, inflating.
 _THREADS = 32
 # The interpreter's switch interval. After each system call, the event loop may have to wait up to
 # this long for a thread that computes, such as one that parses an index.
@@ -98,19 +101,22 @@ def serve(
     for name, similar in unknown_variables():
         log.warning("unknown environment variable", name=name, meant=similar)
 
+    path = activated.path(settings.socket)
+    if path is None:
+        path = socket_path(settings.socket)
+    run = DaemonRun(
+        settings,
+        path,
+        manager,
+        on_ready,
+        is_private=is_private,
+        second_socket=second_socket,
+    )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        run = DaemonRun(
-            settings,
-            activated.path(settings.socket) or socket_path(settings.socket),
-            manager,
-            on_ready,
-            is_private=is_private,
-            second_socket=second_socket,
-        )
-        stopping_s, store = runner.run(run.serve(activated))
+        stop_began_s, store = runner.run(run.serve(activated))
     log.info(
         "stopped",
-        took=duration(time.monotonic() - stopping_s),
+        took=duration(time.monotonic() - stop_began_s),
         cache_dir=str(settings.cache_dir),
         shards=len(store.shards),
         used=size(store.space.used_bytes),
@@ -134,8 +140,8 @@ class DaemonRun:
     async def serve(self, activated: ActivatedSockets) -> tuple[float, Store]:
         """Serve until the daemon is to stop.
 
-        A service manager's socket is used as it is. For a socket of the daemon's own, a previous
-        daemon at the same path, which may still be stopping, has to be gone first.
+        An activated socket is used as it is. Before the daemon binds one, a previous daemon at the
+        same path, which may still be stopping, has to end.
 
         Returns:
             The time of the stop signal by the monotonic clock, and the closed store.
@@ -143,10 +149,10 @@ class DaemonRun:
         settings = self.settings
         path = self.socket_path
         if activated.unix is None:
-            await predecessor_gone(path, _STOP_LIMIT_S)
+            await wait_for_predecessor(path, _STOP_LIMIT_S)
 
         log.info("starting", socket=str(path), handed_over=activated.unix is not None)
-        collect_seldom()
+        make_full_collections_rare()
         sys.setswitchinterval(_SWITCH_S)
         with (
             listening_over_tcp(settings.http, settings.http_token_file, activated.tcp) as listener,
@@ -168,7 +174,7 @@ class DaemonRun:
         s3: S3Options,
     ) -> tuple[float, Store]:
         """Open the store, and serve it at sockets that listen already. Returns as `serve` does."""
-        with building():
+        with creating_long_lived_objects():
             store = await self.manager.keep_alive_during(
                 "Scanning the cache folder.",
                 self._open_store,
@@ -181,21 +187,21 @@ class DaemonRun:
                 loop.set_default_executor(ThreadPoolExecutor(_THREADS, "disk"))
 
                 async def serve_cache(cache: Cache) -> Drain:
-                    # The limits are computed anew for each connection: an operator may raise the
-                    # limit of open files of a running daemon (prlimit).
+                    # The limits are computed for each connection: an operator may raise the limit
+                    # of open files of a running daemon (prlimit).
                     limits = partial(Limits.of_unix_socket, self.settings)
                     server = serving(cache, socks, limits, listener, s3)
                     return await server_stack.enter_async_context(server)
 
                 try:
-                    stopping_s = await self._run(store, serve_cache)
+                    stop_began_s = await self._run(store, serve_cache)
                 finally:
                     # No thread may still write to the cache folder when the next daemon does.
                     await loop.shutdown_default_executor()
-        return stopping_s, store
+        return stop_began_s, store
 
     def _open_store(self) -> Store:
-        """Return the store: the files in the cache folder, which are scanned. Blocks."""
+        """Scan the cache folder, and return its store. Blocks."""
         settings = self.settings
         return Store.open(settings.cache_dir, settings.capacity, settings.min_free, settings.group)
 
@@ -235,18 +241,19 @@ class DaemonRun:
                     tasks += self._start_watching(group, stop, cache, store, drain)
                     await stop.wait()
 
-                stopping_s = time.monotonic()
+                stop_began_s = time.monotonic()
                 await self._stop(tasks, drain)
                 cache.stop()
         finally:
             await indexers.close()
             await origins.close()
-        return stopping_s
+        return stop_began_s
 
     def _bills(self) -> Bills:
         """Return empty bills, which include costs if any origin has a price."""
-        # The cost of nothing is 0 if a table has a price, and None if it has none.
-        if any(table.cost(0, 0) is not None for table in self.settings.origin):
+        # The cost of 0 bytes and 0 requests is None if a table has no price.
+        has_price = any(table.cost(0, 0) is not None for table in self.settings.origin)
+        if has_price:
             return Bills(self._cost)
         return Bills()
 
@@ -274,16 +281,16 @@ class DaemonRun:
     ) -> list[asyncio.Task[None]]:
         """Start the tasks that report to the service manager and end an idle daemon."""
 
-        def alive() -> Liveness:
+        def current_liveness() -> Liveness:
             return liveness(cache.health()["disk"], store, len(drain.sessions))
 
-        tasks = [group.create_task(self.manager.watch(alive), name="manager")]
+        tasks = [group.create_task(self.manager.watch(current_liveness), name="manager")]
         idle_exit_s = self.settings.idle_exit_s
         if idle_exit_s is not None:
             tasks.append(group.create_task(stop_when_idle(stop, drain, idle_exit_s)))
             tasks.append(group.create_task(stop_when_lost(stop, cache)))
-            unreachable = stop_when_unreachable(stop, cache, drain, self.socket_path)
-            tasks.append(group.create_task(unreachable))
+            watching_socket = stop_when_unreachable(stop, cache, drain, self.socket_path)
+            tasks.append(group.create_task(watching_socket))
         return tasks
 
     async def _stop(self, tasks: list[asyncio.Task[None]], drain: Drain) -> None:
@@ -292,17 +299,17 @@ class DaemonRun:
         If that takes longer than the hard limit, a timer ends the process by force.
         """
         log.info("stopping")
-        end_by_force(_STOP_LIMIT_S)
+        end_by_force(after_s=_STOP_LIMIT_S)
         for task in tasks:
             task.cancel()
-        limit_s = _STOP_LIMIT_S + _STOP_MARGIN_S
-        await self.manager.ask_for_time(limit_s, STOPPING=1, STATUS="Stopping.")
+        needed_s = _STOP_LIMIT_S + _STOP_MARGIN_S
+        await self.manager.ask_for_time(needed_s, STOPPING=1, STATUS="Stopping.")
         await drain.run()
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """Return uvloop's factory of event loops; None, for asyncio's own loop, without uvloop."""
-    # uvloop may be missing where it is not built for the system or this Python.
+    # uvloop is missing where it is not built for the system or this Python.
     with contextlib.suppress(ImportError):
         import uvloop
 

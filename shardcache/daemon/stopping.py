@@ -1,7 +1,7 @@
 """Reasons for a daemon to stop: a signal, idleness, a deleted folder or socket; and a forced exit.
 
-`running` starts one task per reason. Each task sets the event `stop`, and the daemon then ends its
-sessions in order. The drain is the object that knows the daemon's sessions.
+`running` starts one task per reason. Each task sets the event `stop`; then the daemon ends its
+sessions and requests in order. The `Drain` tracks both.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ log = structlog.get_logger()
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[asyncio.Event]:
-    """Yield an event that a stop signal sets.
+    """Yield an event that SIGTERM and SIGINT set.
 
-    After the block, another such signal ends the process immediately: the daemon may take long to
-    stop. No shard is lost then, just as with kill -9.
+    After the block, another signal ends the process immediately: the daemon may take long to stop.
+    No shard is lost then, just as with kill -9.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -41,8 +41,8 @@ def stop_signals() -> Iterator[asyncio.Event]:
 
 
 async def stop_when_idle(stop: asyncio.Event, drain: Drain, idle_exit_s: float) -> None:
-    """Stop a daemon that has had no session for `idle_exit_s` seconds."""
-    await drain.unused(idle_exit_s)
+    """Stop a daemon that has had no session or request for `idle_exit_s` seconds."""
+    await drain.wait_until_idle(idle_exit_s)
     log.info("idle", for_s=idle_exit_s)
     stop.set()
 
@@ -58,19 +58,22 @@ async def stop_when_lost(stop: asyncio.Event, cache: Cache) -> None:
 
 
 async def stop_when_unreachable(
-    stop: asyncio.Event, cache: Cache, drain: Drain, socket: Path
+    stop: asyncio.Event,
+    cache: Cache,
+    drain: Drain,
+    socket: Path,
 ) -> None:
     """Stop a daemon whose socket was deleted, for example by a logout, once it has no session.
 
     Until then, readers find the daemon by its second socket, in the cache folder. The cache is
     locked until this daemon stops, and the next daemon then uses it.
     """
-    # If the socket exists again when the daemon is unused, the loop watches the socket again.
+    # If the socket exists again once the daemon is idle, the loop watches the socket again.
     is_gone = False
     while not is_gone:
         await cache.until_unreachable(socket)
         # Wait until there is no session at all, even if only for a moment.
-        await drain.unused(0.0)
+        await drain.wait_until_idle(0.0)
         is_gone = not await asyncio.to_thread(socket.exists)
     log.info("socket deleted", socket=str(socket))
     stop.set()

@@ -95,7 +95,7 @@ async def health(request: web.Request) -> web.Response:
     """
     service = request.app[SERVICE]
     report = service.cache.health()
-    if service.drain.began:
+    if service.drain.has_begun:
         report["status"] = "draining"
     return web.json_response(report)
 

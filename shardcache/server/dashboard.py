@@ -169,7 +169,7 @@ async def stream_live(request: web.Request) -> web.StreamResponse:
 
 async def _send_moments(app: web.Application, peer: Peer, response: web.StreamResponse) -> None:
     """Send a `moment` event each second until the daemon is about to stop."""
-    while not app[SERVICE].drain.began:
+    while not app[SERVICE].drain.has_begun:
         moment = await app[MOMENTS].latest(peer)
         await response.write(_event("moment", moment))
         await asyncio.sleep(_EVENT_INTERVAL_S)

@@ -49,7 +49,7 @@ class Service:
             "version": __version__,
             "uptime_s": round(time.monotonic() - self._started_s, 3),
             "pid": os.getpid(),
-            "draining": self.drain.began,
+            "draining": self.drain.has_begun,
             "loop_lag": self.loop_lag.to_json(),
             "s3": self.s3_address,
         } | self.cache.status(peer)

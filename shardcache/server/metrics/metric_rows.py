@@ -18,16 +18,16 @@ class Row(NamedTuple):
     """One number of the status page and its metric.
 
     Attributes:
-        kind: `GAUGE` or `COUNTER`; counters get their `_total` suffix on output.
+        kind: `GAUGE` or `COUNTER`.
         key: the number's key in its section of the status page.
-        name: the metric's name, without prefix and suffix.
-        text: the metric's HELP line.
+        name: the metric's name, without the prefix `shardcache_` and a counter's suffix `_total`.
+        help: the metric's HELP line.
     """
 
     kind: MetricKind
     key: str
     name: str
-    text: str
+    help: str
 
 
 DAEMON = (

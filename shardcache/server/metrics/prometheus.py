@@ -1,7 +1,8 @@
 """`/metrics`: the status page in Prometheus' format.
 
 The status page is the JSON of `/v1/status`. Most metrics come from it, by the tables of
-`metric_rows`; the histograms come from the measures of `telemetry.metrics`.
+`metric_rows`. The histograms and the numbers of failures come from the measures of
+`telemetry.metrics`.
 """
 
 import asyncio
@@ -30,6 +31,7 @@ from shardcache.shared.protocol import Json
 from shardcache.telemetry.metrics import Histogram, Histograms, Measures
 
 Labels = Sequence[str]
+"""The values of a sample's labels, or the names of these labels; both in the same order."""
 
 _PREFIX = "shardcache_"
 # Only this number of origins and of jobs is shown: Prometheus keeps several time series for each.
@@ -37,60 +39,86 @@ _MAX_ORIGINS = 64
 _MAX_JOBS = 256
 
 
+async def metrics(request: web.Request) -> web.Response:
+    """Answer with all metrics as text, or as OpenMetrics if the request asks for it."""
+    service = request.app[SERVICE]
+    page = service.status(peer_of(request)) | {"process": process_stats()}
+    measured = list(measured_metrics(service.cache.measures, service.loop_lag.since_start))
+    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+
+    def write_text() -> bytes:
+        of_process = ProcessCollector(registry=None).collect()
+        families = [*page_metrics(page), *measured, *of_process]
+        # An encoder takes a registry, but calls only its method `collect`.
+        return encode(SimpleNamespace(collect=lambda: families))
+
+    # The text is written in a thread: a thousand lines take too long for the event loop.
+    body = await asyncio.get_running_loop().run_in_executor(service.metrics_writer, write_text)
+    return web.Response(body=body, headers={"Content-Type": content_type})
+
+
 def page_metrics(page: Json) -> Iterator[Metric]:
     """Yield the metrics made from the status page."""
+    daemon = page["process"] | {"draining": page["draining"]}
+    disk = page["disk"] | {"healthy": page["disk"]["state"] == "ok"}
     yield _build_info()
-    yield from _table(rows.DAEMON, [((), page["process"] | {"draining": page["draining"]})])
-    yield from _table(rows.CACHE, [((), page["cache"])])
-    yield from _table(rows.COUNTERS, [((), page["counters"])])
-    yield from _table(rows.BILL, [((), page["bill"])])
-    yield from _table(rows.DISK, [((), page["disk"] | {"healthy": page["disk"]["state"] == "ok"})])
-    yield from _table(rows.PINS, [((), page["pins"])])
-    yield from _table(rows.SCRUB, [((), page["scrub"])])
+    yield from _section_metrics(rows.DAEMON, daemon)
+    yield from _section_metrics(rows.CACHE, page["cache"])
+    yield from _section_metrics(rows.COUNTERS, page["counters"])
+    yield from _section_metrics(rows.BILL, page["bill"])
+    yield from _section_metrics(rows.DISK, disk)
+    yield from _section_metrics(rows.PINS, page["pins"])
+    yield from _section_metrics(rows.SCRUB, page["scrub"])
 
-    origins = page["origins"][:_MAX_ORIGINS]
-    yield from _table(rows.ORIGIN, [((each["name"],), each) for each in origins], ("origin",))
-    yield _limits(page["limits"])
-    tiers = [((tier["address"],), _with_expiry(tier)) for tier in page["tiers"]]
-    yield from _table(rows.TIER, tiers, ("tier",))
-    yield from _jobs(page["jobs"][:_MAX_JOBS])
-    yield _transfers(page["transfers"])
+    origins = [((each["name"],), each) for each in page["origins"][:_MAX_ORIGINS]]
+    yield from _labelled_metrics(rows.ORIGIN, origins, ("origin",))
+    yield _limit_metric(page["limits"])
+    tiers = [((each["address"],), _with_expiry(each)) for each in page["tiers"]]
+    yield from _labelled_metrics(rows.TIER, tiers, ("tier",))
+    yield from _job_metrics(page["jobs"][:_MAX_JOBS])
+    yield _transfer_metric(page["transfers"])
 
 
 def _build_info() -> Metric:
     """Return the metric whose labels state the release and the Python version."""
-    build = {"version": __version__, "python": platform.python_version()}
-    sample = (list(build.values()), 1)
-    return _family(GAUGE, "build_info", "Release and Python version.", [sample], list(build))
+    label_values = (__version__, platform.python_version())
+    return _family(
+        GAUGE,
+        "build_info",
+        "Release and Python version.",
+        [(label_values, 1)],
+        ("version", "python"),
+    )
 
 
-def _limits(limits: list[Json]) -> Metric:
+def _limit_metric(limits: list[Json]) -> Metric:
     """Return the metric that shows which limits hold transfers back."""
     # Several limits may have the same name: each throttling origin has one. The metric is 1 if any
     # of them holds transfers back.
-    by_name: dict[str, bool] = {}
+    holds_by_name: dict[str, bool] = {}
     for limit in limits:
-        by_name[limit["name"]] = limit["holds"] or by_name.get(limit["name"], False)
+        name = limit["name"]
+        holds_by_name[name] = limit["holds"] or holds_by_name.get(name, False)
     return _family(
         GAUGE,
         "limit_holding",
         "1 while a limit holds transfers back: bandwidth, connections, throttling, space, disk, "
         "or errors.",
-        [((name,), holds) for name, holds in sorted(by_name.items())],
+        [((name,), holds) for name, holds in sorted(holds_by_name.items())],
         ("limit",),
     )
 
 
 def _with_expiry(tier: Json) -> Json:
-    """Return a tier with an expiry of its certificates: infinity if it has no certificates."""
+    """Return a tier whose certificates expire at infinity if it has none."""
     return tier | {"certificate_expires_s": tier["certificate_expires_s"] or math.inf}
 
 
-def _jobs(jobs: list[Json]) -> Iterator[Metric]:
-    """Yield the metrics of the jobs, and the times that their readers waited by cause."""
+def _job_metrics(jobs: list[Json]) -> Iterator[Metric]:
+    """Yield the metrics of the jobs, and the times that their readers waited, by cause."""
     # The label is not `job`: that is Prometheus' own label for its scrape targets.
     labelled = [((job["name"], str(job["uid"])), _with_ahead(job)) for job in jobs]
-    yield from _table(rows.JOB, labelled, ("job_name", "uid"))
+    yield from _labelled_metrics(rows.JOB, labelled, ("job_name", "uid"))
 
     waits = []
     for labels, job in labelled:
@@ -106,16 +134,17 @@ def _jobs(jobs: list[Json]) -> Iterator[Metric]:
 
 
 def _with_ahead(job: Json) -> Json:
-    """Return a job whose `ahead_s` is infinite if its readers will miss no shard.
+    """Return a job with an infinite `ahead_s` if its readers will miss no shard.
 
-    A job without readers has no `ahead_s`, so its metric gets no sample.
+    A job without readers keeps its `ahead_s` of None, so that it gets no sample.
     """
-    if job["ahead_s"] is not None:
-        return job
-    return job | {"ahead_s": math.inf if job["sessions"] else None}
+    has_readers = bool(job["sessions"])
+    if job["ahead_s"] is None and has_readers:
+        return job | {"ahead_s": math.inf}
+    return job
 
 
-def _transfers(transfers: list[Json]) -> Metric:
+def _transfer_metric(transfers: list[Json]) -> Metric:
     """Return the number of transfers by class, which is their urgency, and by stage."""
     counts = Counter((transfer["class"], transfer["stage"]) for transfer in transfers)
     samples = []
@@ -127,24 +156,29 @@ def _transfers(transfers: list[Json]) -> Metric:
     return _family(GAUGE, "transfers", "Shards being fetched.", samples, ("class", "stage"))
 
 
-def _table(
+def _section_metrics(table: Iterable[Row], section: Json) -> Iterator[Metric]:
+    """Yield a metric without labels for each row of a table, with its value in a section."""
+    yield from _labelled_metrics(table, [((), section)], ())
+
+
+def _labelled_metrics(
     table: Iterable[Row],
     objects: Sequence[tuple[Labels, Json]],
-    names: Labels = (),
+    label_names: Labels,
 ) -> Iterator[Metric]:
-    """Yield a metric for each row of a table.
+    """Yield a metric for each row of a table, with a sample for each object.
 
     Args:
         table: rows, each with the key of its value in an object.
-        objects: JSON objects with their labels; each is a sample of each metric.
-        names: names of the labels.
+        objects: JSON objects, such as jobs, each after its label values.
+        label_names: names of the labels.
     """
     for row in table:
         samples = [(labels, values[row.key]) for labels, values in objects]
-        yield _family(row.kind, row.name, row.text, samples, names)
+        yield _family(row.kind, row.name, row.help, samples, label_names)
 
 
-def measured(measures: Measures, loop_lag: Histogram) -> Iterator[Metric]:
+def measured_metrics(measures: Measures, loop_lag: Histogram) -> Iterator[Metric]:
     """Yield the metrics that are not on the status page.
 
     Call it on the event loop, where the measures are updated.
@@ -167,30 +201,30 @@ def measured(measures: Measures, loop_lag: Histogram) -> Iterator[Metric]:
     yield _histogram(
         "transfer_stage_seconds",
         "Time that a transfer spent in each stage.",
-        _labelled(measures.stage),
+        _samples_of(measures.stage),
         ("stage",),
     )
     yield _histogram(
         "first_byte_seconds",
         "Time from a request for parts to its first byte.",
-        _labelled(measures.first_byte),
+        _samples_of(measures.first_byte),
         ("origin",),
     )
     yield _histogram(
         "part_seconds",
         "Time from a request for parts to its last byte.",
-        _labelled(measures.part),
+        _samples_of(measures.part),
         ("origin",),
     )
-    yield from _failures(measures)
+    yield from _failure_metrics(measures)
 
 
-def _labelled(histograms: Histograms) -> list[tuple[Labels, Histogram]]:
-    """Return each histogram with its label value, as samples for `_histogram`."""
+def _samples_of(histograms: Histograms) -> list[tuple[Labels, Histogram]]:
+    """Return each histogram after its only label value, as samples for `_histogram`."""
     return [((label,), histogram) for label, histogram in histograms.by_label().items()]
 
 
-def _failures(measures: Measures) -> Iterator[Metric]:
+def _failure_metrics(measures: Measures) -> Iterator[Metric]:
     """Yield the numbers of failed requests and of failed transfers, by code of the error."""
     yield _family(
         COUNTER,
@@ -208,31 +242,36 @@ def _failures(measures: Measures) -> Iterator[Metric]:
     )
 
 
-def _by_code(counts: Counter[str], *kinds: type[ShardcacheError]) -> list[tuple[Labels, float]]:
-    """Return the number of errors by code, for all codes of these kinds of errors."""
-    # Codes that never occurred are included: Prometheus misses a counter's first increment if its
-    # time series begins with it.
-    known = set(counts)
-    for kind in kinds:
-        known |= codes(kind)
-    return [((code,), counts[code]) for code in sorted(known)]
+def _by_code(
+    counts: Counter[str],
+    *error_classes: type[ShardcacheError],
+) -> list[tuple[Labels, float]]:
+    """Return the number of errors by code, for all codes of these classes of errors."""
+    # Codes that have not occurred yet are included: Prometheus misses a counter's first increment
+    # if its time series begins with it.
+    known_codes = set(counts)
+    for error_class in error_classes:
+        known_codes |= codes(error_class)
+    return [((code,), counts[code]) for code in sorted(known_codes)]
 
 
 def _family(
     kind: MetricKind,
     name: str,
-    text: str,
+    help_line: str,
     samples: Iterable[tuple[Labels, float | None]],
-    names: Labels = (),
+    label_names: Labels = (),
 ) -> Metric:
-    """Return a metric family, which is a metric with a sample for each set of labels.
+    """Return a metric family, which is a metric with a sample for each set of label values.
 
     Args:
-        text: the metric's HELP line.
-        samples: values with the values of their labels; None as a value gives no sample.
-        names: names of the labels.
+        kind: `GAUGE` or `COUNTER`.
+        name: the metric's name, without prefix and suffix.
+        help_line: the metric's HELP line.
+        samples: numbers, each after its label values; a number of None gives no sample.
+        label_names: names of the labels.
     """
-    family = kind(_PREFIX + name, text, labels=names)
+    family = kind(_PREFIX + name, help_line, labels=label_names)
     for labels, value in samples:
         if value is not None:
             family.add_metric(labels, value)
@@ -241,32 +280,15 @@ def _family(
 
 def _histogram(
     name: str,
-    text: str,
+    help_line: str,
     samples: Iterable[tuple[Labels, Histogram]],
-    names: Labels = (),
+    label_names: Labels = (),
 ) -> Metric:
     """Return a metric family of histograms; the arguments are as for `_family`."""
-    family = HistogramMetricFamily(_PREFIX + name, text, labels=names)
+    family = HistogramMetricFamily(_PREFIX + name, help_line, labels=label_names)
     for labels, histogram in samples:
         # Prometheus expects bounds as Go writes numbers.
         bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
         buckets = list(zip(bounds, histogram.cumulative(), strict=True))
         family.add_metric(labels, buckets, histogram.total)
     return family
-
-
-async def metrics(request: web.Request) -> web.Response:
-    """Return every metric as text, or as OpenMetrics if the request asks for it."""
-    service = request.app[SERVICE]
-    page = service.status(peer_of(request)) | {"process": process_stats()}
-    measures = list(measured(service.cache.measures, service.loop_lag.since_start))
-    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-
-    def encoded() -> bytes:
-        families = [*page_metrics(page), *measures, *ProcessCollector(registry=None).collect()]
-        # An encoder takes a registry, but calls only its method `collect`.
-        return encode(SimpleNamespace(collect=lambda: families))
-
-    # The text is written in a thread: a thousand lines take too long for the event loop.
-    body = await asyncio.get_running_loop().run_in_executor(service.metrics_writer, encoded)
-    return web.Response(body=body, headers={"Content-Type": content_type})

@@ -13,8 +13,8 @@ from aiohttp import WSCloseCode, web
 
 from shardcache.errors import StoppingError
 
-# Requests that take longer than this are cancelled; clients send them again to the next daemon.
-# There has to be a limit, because busy or frozen readers do not answer the close handshake.
+# Requests that take longer than this at shutdown are cancelled; clients send them again to the next
+# daemon. There has to be a limit, because busy or frozen readers do not answer the close handshake.
 _DRAIN_LIMIT_S = 3.0
 
 
@@ -22,18 +22,18 @@ class Drain:
     """The running requests and sessions of a server, and its shutdown.
 
     Attributes:
-        began: True once the daemon is shutting down.
+        has_begun: True once the daemon is shutting down.
         sessions: the connected readers' WebSockets.
     """
 
     def __init__(self) -> None:
-        self.began = False
+        self.has_begun = False
         self.sessions: set[web.WebSocketResponse] = set()
         self._requests: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         # Time by the monotonic clock at which the latest session or request ended.
-        self._used_s = time.monotonic()
+        self._last_end_s = time.monotonic()
 
     @contextmanager
     def running_request(self) -> Iterator[None]:
@@ -43,7 +43,7 @@ class Drain:
 
         Raises StoppingError if the daemon is already stopping.
         """
-        if self.began:
+        if self.has_begun:
             raise StoppingError("the daemon is stopping")
         task = asyncio.current_task()
         assert task is not None
@@ -53,24 +53,24 @@ class Drain:
             yield
         finally:
             self._requests.remove(task)
-            self._used_s = time.monotonic()
+            self._last_end_s = time.monotonic()
             if not self._requests:
                 self._idle.set()
 
-    async def unused(self, for_s: float) -> None:
-        """Return after `for_s` seconds without sessions and requests that change something."""
+    async def wait_until_idle(self, idle_s: float) -> None:
+        """Wait until no session or request that changes something has run for `idle_s` seconds."""
         while True:
             await self._idle.wait()
-            used_s = self._used_s
-            await asyncio.sleep(used_s + for_s - time.monotonic())
+            last_end_s = self._last_end_s
+            await asyncio.sleep(last_end_s + idle_s - time.monotonic())
             # A request may have begun and ended, or only begun, during the sleep.
-            was_used = self._used_s != used_s
-            if not was_used and not self._requests:
+            has_one_ended = self._last_end_s != last_end_s
+            if not has_one_ended and not self._requests:
                 return
 
     async def run(self) -> None:
         """Close the sessions, and wait for running requests; cancel requests that take too long."""
-        self.began = True
+        self.has_begun = True
         with suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_LIMIT_S):
                 await self._close_sessions()
@@ -81,8 +81,8 @@ class Drain:
         await self._idle.wait()
 
     async def _close_sessions(self) -> None:
-        """Close all sessions concurrently, with the code by which clients look for a new daemon."""
-        async with asyncio.TaskGroup() as closing:
+        """Close all sessions concurrently, with the code that sends clients to the next daemon."""
+        async with asyncio.TaskGroup() as group:
             for session in self.sessions.copy():
-                closed = session.close(code=WSCloseCode.GOING_AWAY, message=b"stopping")
-                closing.create_task(closed)
+                close = session.close(code=WSCloseCode.GOING_AWAY, message=b"stopping")
+                group.create_task(close)

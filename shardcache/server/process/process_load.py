@@ -29,7 +29,8 @@ class LoopLag:
 
     def __init__(self) -> None:
         self.since_start = Histogram(_BOUNDS_S)
-        self._late_s: deque[float] = deque(maxlen=int(_REMEMBERED_S / _LAG_PERIOD_S))
+        # The measurements of the last ten minutes, the latest last.
+        self._lags_s: deque[float] = deque(maxlen=int(_REMEMBERED_S / _LAG_PERIOD_S))
 
     async def run(self) -> None:
         """Measure until cancelled."""
@@ -39,30 +40,30 @@ class LoopLag:
             await asyncio.sleep(_LAG_PERIOD_S)
             self.note(time.monotonic() - due_s)
 
-    def note(self, late_s: float) -> None:
-        """Add one measurement, in seconds; drop the oldest if there are enough."""
-        self._late_s.append(late_s)
-        self.since_start.observe(late_s)
+    def note(self, lag_s: float) -> None:
+        """Add one measurement; forget the one of ten minutes ago."""
+        self._lags_s.append(lag_s)
+        self.since_start.observe(lag_s)
 
     def to_json(self) -> dict[str, float]:
         """Return median, 99th percentile and maximum in seconds; 0 before the first measurement."""
-        late_s = sorted(self._late_s) or [0.0]
+        lags_s = sorted(self._lags_s) or [0.0]
         return {
-            "p50_s": _quantile(late_s, 0.5),
-            "p99_s": _quantile(late_s, 0.99),
-            "max_s": _quantile(late_s, 1.0),
+            "p50_s": _quantile(lags_s, 0.5),
+            "p99_s": _quantile(lags_s, 0.99),
+            "max_s": _quantile(lags_s, 1.0),
         }
 
 
-def _quantile(ascending: list[float], share: float) -> float:
-    """Return the smallest value that a share of all values does not exceed, rounded.
+def _quantile(ascending: list[float], fraction: float) -> float:
+    """Return the smallest value that at least this fraction of all values does not exceed, rounded.
 
     Args:
         ascending: all values in ascending order; at least one.
-        share: from above 0 to 1; 0.5 for the median.
+        fraction: above 0, at most 1; 0.5 for the median.
     """
-    place = math.ceil(share * len(ascending)) - 1
-    return round(ascending[place], 5)
+    index = math.ceil(fraction * len(ascending)) - 1
+    return round(ascending[index], 5)
 
 
 def process_stats() -> dict[str, int]:
@@ -71,10 +72,10 @@ def process_stats() -> dict[str, int]:
     # each entry.
     fds = os.listdir("/proc/self/fd")  # noqa: PTH208
     threads = os.listdir("/proc/self/task")  # noqa: PTH208
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    _size, resident_pages, *_ = Path("/proc/self/statm").read_text().split()
     return {
         "fds": len(fds) - 1,  # without the descriptor by which the folder was listed
         "threads": len(threads),
         "tasks": len(asyncio.all_tasks()),
-        "rss_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
+        "rss_bytes": int(resident_pages) * os.sysconf("SC_PAGE_SIZE"),
     }

@@ -19,24 +19,24 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-# A disk that does not respond for this time blocks the readers, so the daemon counts as dead, and
-# the manager restarts it. The new daemon does not start until the disk responds again, and jobs
-# that may read directly from the object store can do that until then. A disk that is full,
-# read-only or broken still responds.
+# If the disk does not respond for this time, its readers hang: the daemon counts as dead, and the
+# manager restarts it. The new daemon does not start until the disk responds again, and jobs that
+# may read directly from the object store can do that until then. A disk that is full, read-only or
+# broken still responds.
 _HUNG_S = 120.0
 # Maximum interval between two messages.
 _INTERVAL_S = 10.0
 # Number of pings per watchdog period: the daemon must not be killed because of one lost ping, or a
 # late ping on a busy node.
 _PINGS_PER_WATCHDOG_PERIOD = 3
-# During blocking work, each message asks for this much time from then on.
-_MORE_S = 30.0
-# Duration of blocking work after which the daemon does not ask for more time.
+# During blocking work, each message asks the manager for this much time from then on.
+_MORE_TIME_S = 30.0
+# Once blocking work has taken this time, the daemon asks for no more.
 _MAX_WORK_S = 900.0
 
 
 class Liveness(NamedTuple):
-    """The daemon's liveness at one moment. A failing object store does not make the daemon dead.
+    """The daemon's liveness at one moment, which does not depend on the object store.
 
     Attributes:
         alive: False if only a restart of the daemon can help.
@@ -110,7 +110,7 @@ class ServiceNotifier:
         return cls(address)
 
     async def notify(self, **fields: object) -> None:
-        """Send one message, if there is a manager.
+        """Send one message, with these fields, if there is a manager.
 
         The first failure of an outage is logged: it explains why the manager may stop the daemon.
         """
@@ -149,13 +149,13 @@ class ServiceNotifier:
             await self.notify(**fields)
             await asyncio.sleep(self._period_s)
 
-    async def keep_alive_during(self, doing: str, call: Callable[[], T]) -> T:
+    async def keep_alive_during(self, status_line: str, call: Callable[[], T]) -> T:
         """Run a blocking call in a thread, and ask the manager for more time until it returns.
 
         After `_MAX_WORK_S`, the daemon asks for no more time, and the manager may end it.
 
         Args:
-            doing: the status line during the call.
+            status_line: the daemon's status during the call.
             call: the blocking call, whose result is returned.
         """
         work = asyncio.get_running_loop().run_in_executor(None, call)
@@ -163,12 +163,16 @@ class ServiceNotifier:
             await asyncio.wait([work], timeout=self._period_s)
             if work.done():
                 break
-            await self.ask_for_time(_MORE_S, STATUS=doing)
+            await self.ask_for_time(_MORE_TIME_S, STATUS=status_line)
         return await work
 
-    async def ask_for_time(self, limit_s: float, **fields: object) -> None:
-        """Extend the manager's timeout for the current start or stop by `limit_s`."""
-        await self.notify(**fields, EXTEND_TIMEOUT_USEC=int(limit_s * 1e6))
+    async def ask_for_time(self, more_s: float, **fields: object) -> None:
+        """Ask the manager to let the current start or stop take `more_s` from now on.
+
+        Args:
+            fields: further fields of the message.
+        """
+        await self.notify(**fields, EXTEND_TIMEOUT_USEC=int(more_s * 1e6))
 
 
 def _message(fields: Mapping[str, object]) -> bytes:

@@ -14,15 +14,15 @@ from shardcache.shared.unix_socket import connected, health, peer_ids
 
 log = structlog.get_logger()
 
-_ASK_TIMEOUT_S = 2.0  # time limit on the question to the previous daemon about its health
+_HEALTH_TIMEOUT_S = 2.0  # time limit on asking the previous daemon for its health
 
 
-async def predecessor_gone(path: Path, limit_s: float) -> None:
+async def wait_for_predecessor(path: Path, limit_s: float) -> None:
     """Wait until a stopping daemon at a socket has ended, so that this daemon can replace it.
 
-    Returns at once if no daemon there is stopping, and after `limit_s` in any case. If another
-    daemon still runs then, the caller gets an error as it binds the socket or locks the folder. A
-    daemon in another PID namespace cannot be watched, so this does not wait for such a daemon.
+    Returns immediately if no daemon there is stopping, and after `limit_s` in any case. If the
+    previous daemon still runs then, the caller gets an error when it binds the socket or locks the
+    folder. There is no wait for a daemon in another PID namespace, as it cannot be watched.
     """
     with suppress(ProcessLookupError, TimeoutError):
         async with asyncio.timeout(limit_s):
@@ -37,8 +37,8 @@ def _stopping_pid(path: Path) -> int | None:
     # An error means that no daemon answers. If something else is at the path, the error is reported
     # when the socket is bound.
     with suppress(OSError, ValueError):
-        if health(path, _ASK_TIMEOUT_S)["status"] == "draining":
-            with connected(path, _ASK_TIMEOUT_S) as sock:
+        if health(path, _HEALTH_TIMEOUT_S)["status"] == "draining":
+            with connected(path, _HEALTH_TIMEOUT_S) as sock:
                 pid, _uid, _gid = peer_ids(sock)
                 return pid or None  # the id is 0 for a process in another PID namespace
     return None

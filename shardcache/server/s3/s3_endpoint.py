@@ -117,7 +117,7 @@ class S3Endpoint:
                 "the endpoint is read-only; write to the object store itself",
                 {"Allow": ", ".join(_READ_METHODS)},
             )
-        if request.key and not self._drain.began:
+        if request.key and not self._drain.has_begun:
             _check_object_params(request)
             # An instant answer is not counted as running: nothing else runs before it is returned.
             instant = self._objects.answer_without_waiting(request, peer, common_headers)

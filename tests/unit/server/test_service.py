@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from shardcache.daemon.garbage_collection import building, collect_seldom
+from shardcache.daemon.garbage_collection import creating_long_lived_objects, make_full_collections_rare
 from shardcache.server.audit import Audit
 from shardcache.server.process.process_load import LoopLag
 from shardcache.telemetry.metrics import OTHERS, Histogram, Histograms
@@ -111,11 +111,11 @@ def collector() -> Iterator[None]:
 @pytest.mark.usefixtures("collector")
 def test_objects_built_at_the_start_are_never_collected() -> None:
     """Neither while they are built nor afterwards: they are in no generation. Young garbage goes as soon as ever."""
-    with building():
+    with creating_long_lived_objects():
         assert not gc.isenabled()
         built = [[number] for number in range(10_000)]
     assert gc.isenabled()
     assert len(gc.get_objects()) < len(built)
     young, middle, old = gc.get_threshold()
-    collect_seldom()
+    make_full_collections_rare()
     assert gc.get_threshold() == (young, middle, 10 * old)
