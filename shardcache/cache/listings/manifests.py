@@ -253,7 +253,7 @@ class Manifests:
         cached = await self._history.cached_file(url)
         if cached is None:
             return await self._downloader.stat_ahead(self._origins.origin(url), url)
-        present = await self._revalidation.present(url)
+        present = await self._revalidation.fetch_present(url)
         return cached if present is None else present
 
     def _lock(self, *key: str) -> asyncio.Lock:

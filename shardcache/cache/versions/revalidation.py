@@ -1,9 +1,10 @@
 """Requests to origins for the present version of cached shards.
 
-`Leasing` has a shard revalidated before it serves the cached version, if a reader wants the latest.
-An origin is silent once it has let a reader wait for `_GRACE_S` without an answer, until a request
-to it ends within `_TIMEOUT_S`. A signed url has a signature in its query that permits reading for a
-time. Its cached bytes are served only to callers whose signature the origin has accepted.
+If a reader wants the latest version of a shard, `Leasing` has the shard revalidated before it
+serves the cached version. An origin is silent from the moment at which a reader has waited
+`_GRACE_S` for its answer until a request to it ends within `_TIMEOUT_S`. A signed url has a
+signature in its query that permits reading for a time. Its cached bytes are served only to callers
+whose signature the origin has accepted.
 """
 
 import asyncio
@@ -32,10 +33,8 @@ from shardcache.telemetry.metrics import Counters
 
 log = structlog.get_logger()
 
-# A reader waits this long for an answer, before it gets the cached version.
-_GRACE_S = 1.0
-# A request is given up after this time.
-_TIMEOUT_S = 5.0
+_GRACE_S = 1.0  # time that a reader waits for an answer before it gets the cached version
+_TIMEOUT_S = 5.0  # time limit of a request
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -43,16 +42,16 @@ class Revalidation:
     """Asks origins for the present version of cached shards, once per shard for all readers.
 
     An answer that comes soon takes effect immediately. A slow answer is awaited in the background,
-    while the cached version is served, and takes effect from the next lease on. As long as an
-    origin answers slowly, it gets one request at a time, and no reader waits for the answer. An
-    answer stays valid for `_ttl_s` seconds.
+    while the cached version is served, and takes effect from the next lease on. A silent origin
+    gets one request at a time, and no reader waits for its answer. An answer stays valid for
+    `_ttl_s` seconds.
 
-    A shard goes by its name in plans. `shard_listing.name_of` makes the name of the shard's url,
-    and of the version if the reader named one.
+    A shard is identified by its name in plans, which `shard_listing.name_of` makes of its url, and
+    of the version if the reader named one.
 
     Attributes:
-        questions: the pending requests, by the shard's name. The result of each is the error for
-            the readers, or None.
+        pending: the requests without an answer yet, by the shard's name. The result of each is the
+            error for the readers, or None.
     """
 
     _store: Store
@@ -61,13 +60,12 @@ class Revalidation:
     _counters: Counters
     _group: asyncio.TaskGroup
     _ttl_s: float
-    questions: dict[str, asyncio.Task[ShardcacheError | None]] = field(
+    pending: dict[str, asyncio.Task[ShardcacheError | None]] = field(
         default_factory=dict,
         init=False,
     )
-    # Number of pending requests, by origin.
-    _under_way: Counter[str] = field(default_factory=Counter, init=False)
-    _silent: set[str] = field(default_factory=set, init=False)  # the silent origins
+    _pending_of_origin: Counter[str] = field(default_factory=Counter, init=False)
+    _silent_origins: set[str] = field(default_factory=set, init=False)
     # Locks of the signed urls that are being checked, by url.
     _signature_locks: WeakValueDictionary[str, asyncio.Lock] = field(
         default_factory=WeakValueDictionary,
@@ -75,7 +73,7 @@ class Revalidation:
     )
 
     async def check(self, name: str, ref: ShardRef) -> None:
-        """Revalidate a cached shard, unless that was done lately.
+        """Revalidate a cached shard, unless the last answer is still valid.
 
         Raises the origin's error, for example if the shard no longer exists.
 
@@ -86,26 +84,26 @@ class Revalidation:
         origin = store_of(ref.url)
         if not self._is_stale(name):
             return
-        if origin in self._silent and self._under_way[origin]:
+        if origin in self._silent_origins and self._pending_of_origin[origin]:
             return  # a silent origin gets one request at a time
 
         # 1. There is one request for all readers of the shard.
-        question = self.questions.get(name)
-        if question is None:
-            question = self._group.create_task(
+        request = self.pending.get(name)
+        if request is None:
+            request = self._group.create_task(
                 self._ask(name, ref),
                 name=f"revalidate {ref.url}",
             )
-            self.questions[name] = question
-        if origin in self._silent:
+            self.pending[name] = request
+        if origin in self._silent_origins:
             return
 
         # 2. The answer counts now if it comes soon, and from the next lease on if it is slow.
-        answered, _ = await asyncio.wait([question], timeout=_GRACE_S)
+        answered, _ = await asyncio.wait([request], timeout=_GRACE_S)
         if not answered:
-            self._silent.add(origin)
+            self._silent_origins.add(origin)
             return
-        error = question.result()
+        error = request.result()
         if error is not None:
             raise error
 
@@ -117,10 +115,11 @@ class Revalidation:
         return self._origins.signatures.allow(url)
 
     async def check_signature(self, name: str, ref: ShardRef) -> None:
-        """Have the origin check a signed url before cached bytes are read, unless it did lately.
+        """Have the origin check a signed url before cached bytes are read.
 
-        Raises the origin's error if it refuses the signature, or OriginUnavailableError if there is
-        no answer. No-op for a url without a signature.
+        No-op for a url without a signature, and for a signature that it has accepted lately. Raises
+        the origin's error if it refuses the signature, and OriginUnavailableError if there is no
+        answer.
 
         Args:
             name: the shard's name in plans.
@@ -136,16 +135,15 @@ class Revalidation:
             obj = await self._stat_signed(ref.url)
         key = shard_key(place_of(ref.url, is_file=ref.is_file), obj.version)
         self._check_length(key, obj)
-        # A reader that named no version gets the latest one, which the answer also states. A
-        # transfer may have asked more recently than this request: its answer then stays.
-        if ref.version is None and self._planner.checked_at_s(name) < asked_s:
-            self._planner.learn(name, key, checked_at_s=time.monotonic())
+        # A reader that named no version gets the latest one, which the answer also states.
+        if ref.version is None:
+            self._learn(name, key, asked_s)
 
-    async def present(self, url: str) -> RemoteObject | None:
+    async def fetch_present(self, url: str) -> RemoteObject | None:
         """Return the object of a cached shard or file as its origin has it now.
 
-        None if the origin fails, refuses the request or does not answer in time: the cached version
-        is served then. Raises the origin's other errors, and its refusal of a signed url.
+        Returns None if the origin fails, refuses the request or does not answer in time: the cached
+        version is served then. Raises the origin's other errors, and its refusal of a signed url.
         """
         # The request is counted even if it fails, as stores charge for it.
         self._counters.fetched(url, size_bytes=0, requests=1)
@@ -154,7 +152,7 @@ class Revalidation:
                 return await self._origins.origin(url).stat(url)
         except (OriginUnavailableError, AccessDeniedError, TimeoutError) as exn:
             if isinstance(exn, AccessDeniedError) and is_signed(url):
-                raise
+                raise  # the caller has no right to the cached version
             log.warning(
                 "cannot revalidate the shard; serving the cached version",
                 shard=url,
@@ -164,25 +162,25 @@ class Revalidation:
         except ShardcacheError:
             raise
         except Exception:
-            # This is a top-level guard like the one of transfers: one bad shard must not end all
-            # jobs.
+            # A top-level guard, as for transfers: one bad shard must not end all jobs.
             log.exception("unexpected error in revalidation; serving the cached version", shard=url)
             return None
         finally:
             if limit.expired():
-                self._silent.add(store_of(url))
+                self._silent_origins.add(store_of(url))
             else:
-                self._silent.discard(store_of(url))
+                self._silent_origins.discard(store_of(url))
 
     def stop(self) -> None:
         """Cancel the pending requests."""
-        for question in list(self.questions.values()):
-            question.cancel()
+        for request in list(self.pending.values()):
+            request.cancel()
 
     def _check_length(self, key: str, obj: RemoteObject) -> None:
         """Raise OriginError if the cached shard of the same version has another length.
 
-        The server then uses one version, such as an ETag, for different objects.
+        The server then gives one version, such as an ETag, to different objects. The signature no
+        longer counts as accepted, as its object is not the cached one.
         """
         shard = self._store.shards.get(key)
         if shard is None or shard.facts is None or shard.facts.origin_bytes == obj.size_bytes:
@@ -208,7 +206,7 @@ class Revalidation:
             ) from exn
 
     def _is_stale(self, name: str) -> bool:
-        """Return whether a shard is cached, and its version was last asked for too long ago."""
+        """Return whether a shard is cached, and the last answer about it is no longer valid."""
         # A shard that is not cached needs no request here: its transfer asks for the version.
         is_cached = self._planner.key(name) in self._store.shards
         age_s = time.monotonic() - self._planner.checked_at_s(name)
@@ -218,22 +216,32 @@ class Revalidation:
         """Ask the origin for the present version, and record it; return the error for readers."""
         origin = store_of(ref.url)
         asked_s = time.monotonic()
-        self._under_way[origin] += 1
+        self._pending_of_origin[origin] += 1
         try:
             key = await self._present_key(name, ref)
         except ShardcacheError as exn:
             return exn
         finally:
-            self._under_way[origin] -= 1
-            del self.questions[name]
-        # A transfer may have asked more recently than this request: its answer then stays.
+            self._pending_of_origin[origin] -= 1
+            del self.pending[name]
+        self._learn(name, key, asked_s)
+        return None
+
+    def _learn(self, name: str, key: str, asked_s: float) -> None:
+        """Record an origin's answer: the key of a shard's present version.
+
+        Args:
+            name: the shard's name in plans.
+            key: the key in the store.
+            asked_s: time at which the origin was asked, by the monotonic clock.
+        """
+        # If a transfer has asked after this request, its answer stays.
         if self._planner.checked_at_s(name) < asked_s:
             self._planner.learn(name, key, checked_at_s=time.monotonic())
-        return None
 
     async def _present_key(self, name: str, ref: ShardRef) -> str:
         """Return the key of the origin's present version; without an answer, the last known one."""
-        obj = await self.present(ref.url)
+        obj = await self.fetch_present(ref.url)
         if obj is None:
             return self._planner.key(name)
         return shard_key(place_of(ref.url, is_file=ref.is_file), obj.version)

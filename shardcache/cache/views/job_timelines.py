@@ -1,12 +1,11 @@
-"""Lanes: the shards that each job needs in the next minutes, and whether they are cached.
+"""Timelines of jobs: the shards that each job needs in the next minutes, and their states.
 
-The dashboard draws a lane, a horizontal bar of the next minutes, for each job. A use is one
-reader's predicted need of one shard. A gap is a use of a shard that is not cached. `LiveView` makes
-the lanes.
+The dashboard draws a job's timeline as a lane, which is a horizontal bar. `LiveView` makes the
+lanes. A use is one reader's predicted need of one shard. A gap is a use of a shard that is not
+cached. The horizon is the end of the time for which uses are predicted.
 """
 
 import enum
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -15,15 +14,13 @@ from shardcache.cache.views.visibility import Visible, shown
 from shardcache.cache.waiting.waits import JobKey
 from shardcache.shared.protocol import Json
 
-# Time from now on for which plans are examined.
-HORIZON_S = 300.0
-# Number of equal intervals of this time, for each of which shards are counted.
+HORIZON_S = 300.0  # from now
+# Number of equal intervals up to the horizon, in each of which uses are counted.
 BINS = 60
-# Maximum number of positions of a plan that are examined, which is enough for a shard per second.
+# Maximum number of uses that are predicted for one reader, which is enough for a shard per second.
 MAX_USES = 300
-# Maximum numbers of uses that are shown one by one: the soonest of each job, and the soonest gaps.
-_MAX_SOONEST = 5
-_MAX_GAPS = 12
+_MAX_SOONEST = 5  # number of a job's soonest uses that are shown one by one
+_MAX_GAPS = 12  # number of gaps that are shown one by one
 
 
 class Presence(enum.StrEnum):
@@ -32,16 +29,16 @@ class Presence(enum.StrEnum):
     CACHED = "cached"
     FETCHING = "fetching"
     MISSING = "missing"
-    FAILED = "failed"  # the shard is missing, and not prefetched as its transfer failed
+    FAILED = "failed"  # missing, and not prefetched, because its last transfer failed
 
 
 class Use(NamedTuple):
-    """The need of a job's reader for a shard, as predicted by its pace. Uses compare by `in_s`.
+    """A reader's need for a shard, as predicted by the reader's pace. Uses sort by `in_s`.
 
     Attributes:
         in_s: seconds until the need; 0 if the reader already waits for the shard or reads it.
         url: url of the shard.
-        client: the job.
+        client: the reader's job.
         presence: state of the shard.
     """
 
@@ -63,7 +60,7 @@ class Use(NamedTuple):
 
 
 def _no_counts() -> dict[Presence, list[int]]:
-    """Return a count of 0 for each state and interval."""
+    """Return a count of 0 for each interval, by state."""
     return {presence: [0] * BINS for presence in Presence}
 
 
@@ -73,10 +70,10 @@ class Lane:
 
     Attributes:
         client: the job.
-        counts: by state, the number of shards needed in each interval of the horizon.
-        looked_s: seconds from now up to which the plans of all the job's readers were examined.
+        counts: by state, the number of uses in each interval.
+        looked_s: seconds from now up to which the uses of all the job's readers are known.
         soonest: the soonest few uses.
-        gaps: the soonest few uses of shards that are not cached.
+        gaps: the soonest few gaps.
     """
 
     client: JobKey
@@ -94,15 +91,13 @@ class Lane:
         for use in uses:
             interval = min(int(use.in_s * BINS / HORIZON_S), BINS - 1)
             self.counts[use.presence][interval] += 1
-        # A plan with this many uses was not examined up to the horizon.
-        is_cut_short = len(uses) == MAX_USES
+        is_cut_short = len(uses) == MAX_USES  # there may be further uses before the horizon
         if is_cut_short:
             self.looked_s = min(self.looked_s, uses[-1].in_s)
 
         self.soonest = sorted([*self.soonest, *uses[:_MAX_SOONEST]])[:_MAX_SOONEST]
-        missing = (use for use in uses if use.presence is not Presence.CACHED)
-        first_missing = itertools.islice(missing, _MAX_GAPS)
-        self.gaps = sorted([*self.gaps, *first_missing])[:_MAX_GAPS]
+        gaps = [use for use in uses if use.presence is not Presence.CACHED]
+        self.gaps = sorted([*self.gaps, *gaps[:_MAX_GAPS]])[:_MAX_GAPS]
 
     def to_json(self, visible: Visible) -> Json:
         """Return the lane as JSON; urls that are not `visible` are hidden."""
@@ -116,15 +111,16 @@ class Lane:
         }
 
 
-def gaps(lanes: Iterable[Lane]) -> list[Use]:
-    """Return the soonest use of each shard that is not cached, over all jobs.
+def soonest_gaps(lanes: Iterable[Lane]) -> list[Use]:
+    """Return the soonest `_MAX_GAPS` gaps of all jobs, at most one for each shard.
 
-    First come the soonest `_MAX_GAPS` uses. Of the later uses, those whose shards are being fetched
-    follow: the page needs them to show the job that each transfer is for.
+    Later gaps follow if their shards are being fetched: the page needs them to show which job each
+    transfer is for.
     """
-    soonest: dict[str, Use] = {}
-    for use in sorted(use for lane in lanes for use in lane.gaps):
-        soonest.setdefault(use.url, use)
-    uses = list(soonest.values())
+    gaps = [use for lane in lanes for use in lane.gaps]
+    first_by_url: dict[str, Use] = {}
+    for use in sorted(gaps):
+        first_by_url.setdefault(use.url, use)
+    uses = list(first_by_url.values())
     fetched_later = [use for use in uses[_MAX_GAPS:] if use.presence is Presence.FETCHING]
     return uses[:_MAX_GAPS] + fetched_later

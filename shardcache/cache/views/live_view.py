@@ -1,8 +1,8 @@
 """The live view of the dashboard: present waits, and needs of the next minutes.
 
 The view is refreshed at most once a second, however many dashboard pages are open, and only while a
-page is open. On a node with many shards, the needs are refreshed less often, so that this takes a
-small share of a core.
+page is open. Predicting the needs may take long on a node with many shards, so they are refreshed
+less often there.
 
 A use is one reader's predicted need of one shard. A lane shows the uses of one job. A gap is a use
 of a shard that is not cached. `job_timelines` has these classes.
@@ -18,7 +18,14 @@ from shardcache.cache.fetching.transfers import Transfers
 from shardcache.cache.planner import Planner
 from shardcache.cache.readers.connected_reader import LISTING, Reader
 from shardcache.cache.readers.readers import Readers
-from shardcache.cache.views.job_timelines import HORIZON_S, MAX_USES, Lane, Presence, Use, gaps
+from shardcache.cache.views.job_timelines import (
+    HORIZON_S,
+    MAX_USES,
+    Lane,
+    Presence,
+    Use,
+    soonest_gaps,
+)
 from shardcache.cache.views.reasons import Reasons
 from shardcache.cache.views.visibility import Visible, shown
 from shardcache.cache.waiting.transfer import Transfer
@@ -30,7 +37,7 @@ from shardcache.store.store import Store
 # Minimum interval between refreshes. Pages ask at a slightly longer interval, so no page gets the
 # same state twice.
 _PERIOD_S = 0.9
-_LANES_SHARE = 0.04  # maximum share of the time that is spent on refreshing the lanes
+_LANES_SHARE = 0.04  # maximum fraction of the time that is spent on refreshing the lanes
 
 
 class LiveView:
@@ -57,15 +64,15 @@ class LiveView:
         self._reasons = reasons
         self._turns = turns
         self._lanes: list[Lane] = []
-        self._refreshing = asyncio.Lock()
-        # Time of the last refresh, by the monotonic clock.
+        self._refresh_lock = asyncio.Lock()
+        # Times by the monotonic clock: of the last refresh, and from which on a refresh includes
+        # the lanes.
         self._refreshed_s = -math.inf
-        # The first refresh at or after this time also refreshes the lanes.
         self._lanes_due_s = -math.inf
 
     async def refresh(self) -> None:
-        """Refresh the view, and its lanes if they are due; no-op soon after another refresh."""
-        async with self._refreshing:
+        """Refresh the view, and its lanes if they are due. No-op soon after another refresh."""
+        async with self._refresh_lock:
             begun_s = time.monotonic()
             if begun_s - self._refreshed_s < _PERIOD_S:
                 return
@@ -77,11 +84,14 @@ class LiveView:
             self.refreshes += 1
 
     def to_json(self, visible: Visible) -> Json:
-        """Return the present waits, and each job's next minutes as of the last refresh."""
+        """Return the present waits, and the lanes and gaps as of the last refresh.
+
+        Urls that are not `visible` are hidden.
+        """
         return {
             "waits": list(self._waits(visible)),
             "lanes": [lane.to_json(visible) for lane in self._lanes],
-            "gaps": [use.to_json(visible) for use in gaps(self._lanes)],
+            "gaps": [use.to_json(visible) for use in soonest_gaps(self._lanes)],
         }
 
     def _waits(self, visible: Visible) -> Iterator[Json]:
@@ -97,9 +107,9 @@ class LiveView:
             if reader.unresolved:
                 pattern = self._reasons.awaited_pattern(reader.unresolved)
                 waiting[reader.client, pattern].append(reader)
-        for (job_key, pattern), readers in waiting.items():
-            job, uid = job_key
-            reason: str = LISTING
+        for (client, pattern), readers in waiting.items():
+            job, uid = client
+            reason = LISTING
             if visible(pattern):
                 reason = self._reasons.of_listing([pattern])
             yield {
@@ -116,24 +126,24 @@ class LiveView:
 
         Only readers that have nothing else to read count as waiting.
         """
-        waits_of_jobs: defaultdict[JobKey, list[Wait]] = defaultdict(list)
+        waits_by_client: defaultdict[JobKey, list[Wait]] = defaultdict(list)
         for wait in transfer.waits:
             if wait.idle_since_s is not None:
                 assert wait.client is not None  # a caller without a job never counts as waiting
-                waits_of_jobs[wait.client].append(wait)
+                waits_by_client[wait.client].append(wait)
         url = transfer.ref.url
-        for job_key, waits in waits_of_jobs.items():
-            job, uid = job_key
+        for client, waits in waits_by_client.items():
+            job, uid = client
             longest = longest_wait(waits)
             assert longest is not None
             assert longest.idle_since_s is not None
-            # The wait's own stages come first: a range may be in another stage than the transfer. A
-            # wait for more of an arriving object has no stages.
-            stages = longest.stages or transfer.stages
-            # Without the right to see the url, a user sees the stage alone, and not its cause.
-            reason = stages.present.value
             if visible(url):
                 reason = self._reasons.of_wait(longest, transfer)
+            else:
+                # The user sees the stage alone, and not its cause. A range may be in another stage
+                # than the transfer. A wait for more of an arriving object has no stages.
+                stages = longest.stages or transfer.stages
+                reason = stages.present.value
             yield {
                 "job": job,
                 "uid": uid,
@@ -144,13 +154,10 @@ class LiveView:
             }
 
     async def _present_lanes(self) -> list[Lane]:
-        """Return a lane for each job with readers.
-
-        Other tasks get the event loop between the readers.
-        """
+        """Return a lane for each job with readers."""
         lanes: dict[JobKey, Lane] = {}
         for reader in self._readers:
-            await self._turns.wait()
+            await self._turns.wait()  # this lets other tasks run
             lane = lanes.setdefault(reader.client, Lane(reader.client))
             lane.add(self._uses(reader))
         return list(lanes.values())
@@ -183,8 +190,8 @@ class LiveView:
 
 def longest_wait_s(readers: Iterable[Reader]) -> float | None:
     """Return the length of the longest present wait of these readers; None if none waits."""
-    # The clock of a reader has the start of the present wait; None while the reader does not wait.
-    starts_s = [reader.clock.since_s for reader in readers if reader.clock.since_s is not None]
+    waiting_since_s = [reader.clock.since_s for reader in readers]
+    starts_s = [since_s for since_s in waiting_since_s if since_s is not None]
     if not starts_s:
         return None
     return round(time.monotonic() - min(starts_s), 1)

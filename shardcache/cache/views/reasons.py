@@ -1,7 +1,8 @@
-"""Reasons in words for which readers wait: the stage of a transfer, and the limit that slows it.
+"""Texts that say why readers wait: the stage of a transfer, and the limit that slows it.
 
-The status page, the dashboard and the errors of readers that waited too long have their texts from
-here. A limit holds while a transfer waits because of it.
+The status page, the dashboard and the errors of readers that waited too long show these texts. A
+stage is what a transfer does or waits for at present, such as space. A limit holds while a transfer
+waits because of it.
 """
 
 import heapq
@@ -28,7 +29,7 @@ _MAX_PATTERNS = 256  # number of a reader's patterns among which `awaited_patter
 
 
 class Reasons:
-    """Reasons in words for which shards have not arrived, or patterns are not resolved."""
+    """Texts that say why shards have not arrived yet, or patterns are not resolved."""
 
     def __init__(
         self,
@@ -45,13 +46,13 @@ class Reasons:
         self._downloader = downloader
 
     def of_wait(self, wait: Wait | None, transfer: Transfer) -> str:
-        """Return the reason for which a reader still waits for a shard, or for a range of it.
+        """Return why a reader still waits for a shard, or for a range of it.
 
         Args:
             wait: the reader's wait; None if the reader waits for more of an arriving shard.
             transfer: the transfer of the shard or object.
         """
-        # A range may be in another stage than its transfer: it has stages of its own then.
+        # A range may be in another stage than its transfer. Its wait has stages of its own then.
         if wait is None or wait.stages is None or not wait.has_own_stages:
             return self.of_transfer(transfer)
         stage = wait.stages.present
@@ -64,7 +65,7 @@ class Reasons:
         return self._with_cause(stage, transfer)
 
     def of_transfer(self, transfer: Transfer) -> str:
-        """Return the reason for which a transfer has not finished yet."""
+        """Return why a transfer has not finished yet."""
         stage = transfer.stages.present
         if stage is Stage.SPACE and transfer.ref.is_file:
             return f"{stage.value} for a whole file: {self.space_in_words()} ({self._space.remedy})"
@@ -74,7 +75,7 @@ class Reasons:
         return self._with_cause(stage, transfer)
 
     def _with_cause(self, stage: Stage, transfer: Transfer) -> str:
-        """Return a stage with the last failed request or, without one, the limit that holds."""
+        """Return a stage, with the last failed request if there is one, else as `of_stage` does."""
         failure = self._downloader.failing.get(transfer.ref.url)
         if failure:
             return f"{stage.value}; {failure}"
@@ -87,13 +88,14 @@ class Reasons:
             stage: the stage in words.
             url: url of the transfer; None for transfers in general.
         """
-        holding = [limit.text for limit in self._downloader.limits(url) if limit.holds]
-        if holding and stage == Stage.NETWORK:
-            return f"{stage}, limited by {holding[0]}"
+        if stage == Stage.NETWORK:
+            for limit in self._downloader.limits(url):
+                if limit.holds:
+                    return f"{stage}, limited by {limit.text}"
         return str(stage)
 
     def of_listing(self, patterns: Sequence[str]) -> str:
-        """Return the reason for which patterns are not resolved: the object store, its last error.
+        """Return why patterns are not resolved: the object store that is asked, its last error.
 
         Args:
             patterns: the patterns of one reader.
@@ -106,14 +108,14 @@ class Reasons:
         return reason
 
     def awaited_pattern(self, patterns: Sequence[str]) -> str:
-        """Return the pattern about which its origin is being asked; the first one if unknown."""
+        """Return the pattern for which an origin is being asked; the first one if unknown."""
         for pattern in patterns[:_MAX_PATTERNS]:
             if pattern in self._downloader.asking:
                 return pattern
         return patterns[0]
 
     def limits(self, visible: Visible) -> Iterator[Limit]:
-        """Yield everything that may hold readers back: configured limits, and present causes.
+        """Yield all that may hold readers back: configured limits, and present causes.
 
         Args:
             visible: returns whether the user may see a url.
@@ -126,18 +128,20 @@ class Reasons:
 
         being_checked = [each for each in transfers if each.stages.present is Stage.DISK]
         if being_checked:
-            priority_classes = {transfer.priority_class for transfer in being_checked}
-            has_waiting_reader = PriorityClass.WAITING in priority_classes
+            has_waiting_reader = any(
+                transfer.priority_class is PriorityClass.WAITING for transfer in being_checked
+            )
             text = f"arrived shards being checked and indexed: {len(being_checked)}"
             yield Limit("disk", text, holds=has_waiting_reader)
 
-        failures = [str(each) for url, each in self._downloader.failing.items() if visible(url)]
+        failing = self._downloader.failing.items()
+        failures = [failure for url, failure in failing if visible(url)]
         if failures:
             text = f"requests repeated after errors: {len(failures)}; {failures[-1]}"
             yield Limit("errors", text, holds=True)
 
     def space_in_words(self) -> str:
-        """Return the capacity in words, with the jobs that hold most of it."""
+        """Return the capacity and its use in words, with the jobs that hold most of it."""
         leased = f"{size(self.leased_bytes())} of it leased"
         holders = self._largest_holders()
         if holders:
@@ -152,7 +156,7 @@ class Reasons:
         return sum(shard.kept_bytes for shard in self._residency.leased)
 
     def _largest_holders(self) -> list[str]:
-        """Return the jobs that hold the most space in words, the largest first."""
+        """Return, in words, the jobs that hold the most space, the largest first."""
         held: defaultdict[JobKey, set[Shard]] = defaultdict(set)
         for reader in self._readers:
             held[reader.client].update(reader.retained())

@@ -65,9 +65,7 @@ class StatusPage:
         }
 
     def refused(self, visible: Visible) -> list[ShardError]:
-        """Return the errors of shards that were refused when they last arrived.
-
-        The latest error is last.
+        """Return the errors of shards that were refused when they last arrived, the latest last.
 
         Args:
             visible: returns whether the user may see a url; other shards are left out.
@@ -99,18 +97,21 @@ class StatusPage:
     def _transfer(self, transfer: Transfer, visible: Visible) -> Json:
         """Return a transfer, with its last error and the time until its shard is needed."""
         url = transfer.ref.url
-        failure = self._downloader.failing.get(url) if visible(url) else None
+        last_error = None
+        failure = self._downloader.failing.get(url)
+        if failure is not None and visible(url):
+            last_error = str(failure)
         schedule = self._planner.schedule
         next_use_s = schedule.next_use_s(self._planner.key(transfer.name))
         return {
             "url": shown(url, visible),
             **transfer.to_json(),
-            "last_error": None if failure is None else str(failure),
+            "last_error": last_error,
             "needed_in_s": _time_until_s(next_use_s, schedule.now_s),
         }
 
     def _jobs(self, visible: Visible) -> list[Json]:
-        """Return the jobs, with jobs without readers at the end."""
+        """Return the jobs; those without readers come last."""
         readers: defaultdict[JobKey, list[Reader]] = defaultdict(list)
         for reader in self._readers:
             reader.clock.charge()  # so that the present wait counts up to now
@@ -130,8 +131,8 @@ class StatusPage:
         waiting = [reader for reader in readers if reader.waiting_for is not None]
         waiting_share = 0.0
         if readers:
-            recently_s = sum(reader.clock.recently_waited_s() for reader in readers)
-            waiting_share = recently_s / (RECENT_S * len(readers))
+            waited_s = sum(reader.clock.recently_waited_s() for reader in readers)
+            waiting_share = waited_s / (RECENT_S * len(readers))
         return job.to_json() | {
             "bill": self._counters.bills.to_json(job.key),
             "shards_per_s": round(sum(map(schedule.shards_per_s, readers)), 4),
@@ -145,23 +146,25 @@ class StatusPage:
     def _ahead_s(self, readers: list[Reader]) -> float | None:
         """Return the time until one of the readers needs a missing shard.
 
-        None if all shards that they plan to read are cached.
+        Returns None if all shards that they plan to read are cached.
         """
         if any(reader.unresolved for reader in readers):
             return 0.0  # the reader waits for its listing, and has no shard yet
         schedule = self._planner.schedule
-        # A shard that is being fetched needs no further fetch, but it is missing until then.
+        # To the prefetcher, a shard that is being fetched needs no fetch. But it is still missing.
         needs_no_fetch = self._prefetcher.needs_no_fetch
-        coming = [transfer.name for transfer in self._transfers.all()]
-        needs_s = [schedule.covered_until_s(reader, needs_no_fetch, coming) for reader in readers]
+        fetching = [transfer.name for transfer in self._transfers.all()]
+        needs_s = [schedule.covered_until_s(reader, needs_no_fetch, fetching) for reader in readers]
         soonest_s = min(needs_s, default=math.inf)
         return _time_until_s(soonest_s, schedule.now_s)
 
     def _waiting_for(self, waiting: list[Reader], visible: Visible) -> str | None:
         """Return the stage that most of these readers wait for, with the reason.
 
+        Returns None without readers.
+
         Args:
-            waiting: readers that wait; without any, this returns None.
+            waiting: readers that wait.
             visible: returns whether the user may see a url.
         """
         if not waiting:
@@ -176,13 +179,13 @@ class StatusPage:
         return self._reasons.of_listing(patterns)
 
 
-def _time_until_s(moment_s: float, now_s: float) -> float | None:
-    """Return the time until a moment; 0 if it has passed, None if it never comes.
+def _time_until_s(time_s: float, now_s: float) -> float | None:
+    """Return the time until another time; 0 if that has passed, None if it never comes.
 
     Args:
-        moment_s: the moment, by the monotonic clock; infinite if it never comes.
+        time_s: the other time, by the monotonic clock; infinite if it never comes.
         now_s: the present time.
     """
-    if moment_s == math.inf:
+    if time_s == math.inf:
         return None
-    return round(max(0.0, moment_s - now_s), 3)
+    return round(max(0.0, time_s - now_s), 3)

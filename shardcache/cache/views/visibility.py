@@ -5,11 +5,11 @@ from collections.abc import Callable
 from shardcache.redact import HIDDEN, redact
 
 Visible = Callable[[str], bool]
-"""Predicate: may the caller see this url?"""
+"""Function that returns whether a certain user may see a url."""
 
 
 def shown(url: str, visible: Visible) -> str:
-    """Return a url without its secrets; if it is not `visible`, return a text in its place."""
+    """Return a url without its secrets, or a placeholder if it is not `visible`."""
     if visible(url):
         return redact(url)
     return HIDDEN

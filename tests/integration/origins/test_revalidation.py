@@ -136,9 +136,9 @@ async def test_a_late_answer_counts_from_the_next_lease_on(asking: Asking) -> No
     asking.faulty.hold("a.tar", method="HEAD", times=10)
     asking.faulty.put("a.tar", shard(1))
     assert {await asking.check() for _ in range(5)} == {former}
-    assert len(asking.revalidation.questions) == 1
+    assert len(asking.revalidation.pending) == 1
     asking.faulty.answer_late()
-    await asyncio.gather(*asking.revalidation.questions.values())
+    await asyncio.gather(*asking.revalidation.pending.values())
     assert asking.names.key(asking.url) != former
 
 
@@ -149,7 +149,7 @@ async def test_an_answer_older_than_a_transfers_is_not_believed(asking: Asking) 
     await asking.check()
     asking.names.learn(asking.url, "newer", asyncio.get_running_loop().time())
     asking.faulty.answer_late()
-    await asyncio.gather(*asking.revalidation.questions.values())
+    await asyncio.gather(*asking.revalidation.pending.values())
     assert asking.names.key(asking.url) == "newer"
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.cache.views.job_timelines import BINS, HORIZON_S, Lane, Presence, Use, gaps
+from shardcache.cache.views.job_timelines import BINS, HORIZON_S, Lane, Presence, Use, soonest_gaps
 
 JOB = ("job", 7)
 USES = st.lists(
@@ -41,7 +41,7 @@ def test_the_soonest_uses_are_named_and_gaps_once_each(readers: list[list[Use]])
     for use in uses:
         if use.presence is not Presence.CACHED:
             missing.setdefault(use.url, use.in_s)
-    named = {use.url: use.in_s for use in gaps([lane])}
+    named = {use.url: use.in_s for use in soonest_gaps([lane])}
     assert named.items() <= missing.items()
     assert list(named.values()) == sorted(named.values())
     assert min(named.values(), default=None) == min(missing.values(), default=None)
@@ -53,7 +53,7 @@ def test_a_shard_being_fetched_is_named_behind_another_jobs_gaps() -> None:
     starved.add([Use(0.1 * number, f"now-{number}", starved.client, Presence.MISSING) for number in range(40)])
     fetching = Use(100.0, "coming", ahead.client, Presence.FETCHING)
     ahead.add([fetching, Use(200.0, "later", ahead.client, Presence.MISSING)])
-    named = gaps([starved, ahead])
+    named = soonest_gaps([starved, ahead])
     assert {use.client for use in named[:-1]} == {starved.client}
     assert named[-1] == fetching
 
