@@ -26,7 +26,7 @@ from shardcache_client.dataset import ShardDataset
 from shardcache_client.handlers import ANY_HANDLER, Handler, handler_of, reraise
 from shardcache_client.loading.loader import ShardLoader
 from shardcache_client.ranks.agreement import agreement_of
-from shardcache_client.ranks.key_value_store import MeetingPlace
+from shardcache_client.ranks.key_value_store import StoreLocator
 from shardcache_client.stages.by_length import ByLength
 
 _calls: Counter[str] = Counter()  # number of calls of `batch_by_length`, by some of their arguments
@@ -95,7 +95,7 @@ def batch_by_length(
     arguments = f"{dataset.seed}/{max_tokens}/{sort_buffer}"
     _calls[arguments] += 1
     name = f"batches/{arguments}/{_calls[arguments]}"
-    agreement = partial(agreement_of, name, timeout_s, MeetingPlace())
+    agreement = partial(agreement_of, name, timeout_s, StoreLocator())
     stage = ByLength(
         max_tokens, length, sort_buffer, collate or list, handler_of(on_error), agreement
     )

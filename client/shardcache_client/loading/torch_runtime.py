@@ -22,7 +22,7 @@ from shardcache_client.parts.runtime import Runtime
 from shardcache_client.position.iterations import Iteration
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.mesh import MeshRanks
-from shardcache_client.ranks.resharding import stateful_loader_asks
+from shardcache_client.ranks.resharding import is_called_by_stateful_loader
 from shardcache_client.ranks.torch_group import TorchRankGroup, in_worker
 from shardcache_client.sharing.epoch_counter import EpochCounter
 from shardcache_client.stages.pack import Block, Fitted
@@ -65,7 +65,7 @@ class TorchRuntime(Runtime):
     @property
     def is_asked_by_loader(self) -> bool:
         """True in a worker, or if the caller is a StatefulDataLoader without workers."""
-        return in_worker() or stateful_loader_asks()
+        return in_worker() or is_called_by_stateful_loader()
 
     def loader_name(self) -> str:
         """Return a name for this worker's loader, unique on this node; "" outside of a worker."""

@@ -73,7 +73,7 @@ class DatasetEpochs:
         #    `for_ranks` is called only here: it matters only to mixtures, which need all counts.
         is_selection = samples.manifest.choices is not None
         needs_counts = samples.deal_options.needs_counts or is_selection
-        if not samples.deal.counted or needs_counts or group.alone:
+        if not samples.deal.counted or needs_counts or group.is_alone:
             return samples.deal.for_ranks(group.ranks.world_size)
 
         # 2. All ranks have rank 0's counts, or the counts of an index file.

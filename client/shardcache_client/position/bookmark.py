@@ -243,7 +243,7 @@ class Bookmark:
 
         # While the user holds the main iteration, it may be read on: so the epoch is not stored.
         is_held = main.live
-        epoch = self._epochs.follows(count.next, main.epoch, is_held=is_held)
+        epoch = self._epochs.epoch_after(main.epoch, counted_next=count.next, is_held=is_held)
         if not is_held:
             with self.counter.change() as count:
                 count.next = epoch
@@ -334,7 +334,7 @@ class Bookmark:
         last = count.passes[-1] if count.passes else None
         if last is not None and last.epoch + 1 == count.next and not last.is_read:
             is_held = last.loader != loader and _is_running(last.pid)
-            return self._epochs.follows(count.next, last.epoch, is_held=is_held)
+            return self._epochs.epoch_after(last.epoch, counted_next=count.next, is_held=is_held)
 
         # 4. The pass reads the epoch after those that were read.
         return count.next

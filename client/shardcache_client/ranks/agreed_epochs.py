@@ -1,11 +1,12 @@
-"""The epoch that all ranks read next if `set_epoch` is not called, even if one rank read alone.
+"""Agreement of all ranks on the epoch that each reads next, where `set_epoch` is not called.
 
-`position.bookmark` reports here when this rank begins and ends epochs, and asks which epoch follows
-after an epoch was ended early. Three terms are used throughout:
+One rank may have read alone, for example to print a sample. The ranks still have to train on the
+same epoch afterwards. `position.bookmark` reports to this module when its rank begins or ends an
+epoch. After an epoch that was ended early, it asks which epoch the rank reads next.
 
 - A pass is one iteration of a rank over an epoch.
-- A look is an iteration of which only one batch was taken, for example to print a sample.
-- An epoch is closed once some rank is past it: then all other ranks go on to the next.
+- A look is an iteration of which only one batch was taken.
+- An epoch is closed once some rank has gone on to a later one. All other ranks then do so, too.
 """
 
 import logging
@@ -15,68 +16,71 @@ from dataclasses import dataclass
 from shardcache import errors
 from shardcache_client.order.topology import Topology
 from shardcache_client.ranks.group import Epochs
-from shardcache_client.ranks.key_value_store import KeyValueStore, MeetingPlace, restarts
+from shardcache_client.ranks.key_value_store import KeyValueStore, StoreLocator, restart_count
 
 log = logging.getLogger("shardcache")
 
 _LOG_AFTER_S = 10.0  # A wait that is longer is logged as a warning.
 _MAX_PASSES = 3  # maximum number of passes of a rank over an epoch that it alone ends early
-# The two decisions about an epoch that a rank has ended early: the next epoch follows, or the same
-# epoch again.
+# The two decisions about an epoch that was ended early: to read the next epoch, or the same again.
 _NEXT = "next"
 _AGAIN = "again"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class AgreedEpochs(Epochs):
-    """Decides which epoch follows after a rank ends one early.
+    """Decides which epoch a rank reads after one that it has ended early.
+
+    If all ranks end an epoch early, as in a loop with a fixed number of steps, they go on to the
+    next epoch. If a single rank does, it reads the same epoch again, because the other ranks are
+    still reading it or will begin it later. A look does not count as ending an epoch early.
+
+    A rank waits only after it has ended an epoch early. If no other rank has begun that epoch, it
+    waits for a few seconds for one to do so; otherwise it waits up to `patience_s` for all others
+    to end the epoch, too. A rank that reads an epoch to its end never waits. It logs a warning if
+    some rank has not begun that epoch.
+
+    Ranks communicate over the job's key-value store; `_Passes` lists the keys. The first rank that
+    decides does so for all. If ranks share no store, each counts epochs for itself.
 
     An object of this class can be pickled for DataLoader workers.
 
-    If all ranks end an epoch early (a loop with a fixed number of steps), the next epoch follows.
-    If a single rank does, this rank begins the epoch again, in step with the others, which are in
-    the epoch or have yet to begin it. If the rank was the first to begin the epoch, it waits some
-    seconds to see if others begin the epoch as well. A look does not count as ending an epoch
-    early. A rank that reads an epoch to its end never waits, but logs a warning if some rank has
-    not begun this epoch.
-
-    Ranks communicate over the job's key-value store, under keys made of the epoch and each rank's
-    number of passes over it. The first rank that decides does so for all. If ranks share no store,
-    each counts epochs for itself.
-
     Attributes:
         name: name that is the same on all ranks and unique to the dataset.
-        place: finds the job's key-value store.
-        topology: returns the place of this process in the job.
+        locator: finds the job's key-value store.
+        topology: returns the rank of this process, and the number of ranks.
         compare_options: raises RanksError if this rank makes other batches than other ranks.
-        patience_s: maximum time for which a rank that has ended an epoch early waits for the others
-            to do so. If no other rank does, the others wait for this rank in turn, so the time must
-            be well below the timeout of a collective.
+        patience_s: maximum time for which a rank waits for the others to end an epoch early. They
+            may be in a collective that waits for this rank, so the time must be well below the
+            timeout of collectives.
     """
 
     name: str
-    place: MeetingPlace
+    locator: StoreLocator
     topology: Callable[[], Topology]
     compare_options: Callable[[], None]
     patience_s: float
 
     def __repr__(self) -> str:
-        return f"AgreedEpochs({self.name}, {self.place!r})"
+        return f"AgreedEpochs({self.name}, {self.locator!r})"
 
-    def follows(self, next_epoch: int, ended: int, *, is_held: bool = False) -> int:
-        """Return the epoch that follows one that was ended early; see `Epochs`.
+    def epoch_after(self, ended: int, *, counted_next: int, is_held: bool = False) -> int:
+        """Return the epoch to read after one that was ended early; see `Epochs`.
 
         Raises EpochMismatchError if this rank has repeatedly been the only one to end it early.
         """
-        decide = _follows_held if is_held else self._follows
+        decide = _decide_while_held if is_held else self._decide
         decision = self._with_passes(ended, decide)
-        return ended if decision == _AGAIN else next_epoch
+        return ended if decision == _AGAIN else counted_next
 
     def begin(self, epoch: int | None) -> None:
-        """Record that this rank reads an epoch, beyond a look. Raises as `compare_options` does.
+        """Record that this rank reads an epoch, and not only for a look.
 
         Args:
-            epoch: number of the epoch; None for an epoch that the user has set.
+            epoch: number of the epoch; None for an epoch that the user has set, which needs no
+                agreement.
+
+        Raises RanksError if this rank makes other batches than other ranks.
         """
         self.compare_options()
         if epoch is not None:
@@ -85,7 +89,7 @@ class AgreedEpochs(Epochs):
     def leave(self, epoch: int) -> None:
         """Record that this rank has ended an epoch early, so that other ranks need not wait for it.
 
-        Without this, they would wait until this rank asks which epoch follows.
+        Without this, they would wait until this rank calls `epoch_after`.
         """
         self._with_passes(epoch, _Passes.leave_and_decide)
 
@@ -97,12 +101,12 @@ class AgreedEpochs(Epochs):
         self._with_passes(epoch, _Passes.end)
 
     def _with_passes(self, epoch: int, act: "Callable[[_Passes], str | None]") -> str | None:
-        """Call a function with the ranks' passes over an epoch, and return its result.
+        """Call `act` with the ranks' passes over an epoch, and return what it returns.
 
         Returns None if the ranks share no store, or if the store fails.
         """
         topology = self.topology()
-        store = None if topology.world_size == 1 else self.place.store()
+        store = None if topology.world_size == 1 else self.locator.store()
         if store is None:
             return None
         try:
@@ -114,21 +118,21 @@ class AgreedEpochs(Epochs):
             return None
 
     def _prefix(self, store: KeyValueStore, topology: Topology) -> str:
-        """Return the beginning of the keys that this process shares with one of each other rank.
+        """Return the beginning of the keys that this process shares with one process of each rank.
 
-        In a mesh, several processes may read for one rank; see `KeyValueStore.replica`.
+        In a mesh, several processes may read for one rank; see `KeyValueStore.claim_replica`.
         """
         name = f"{self.name}/{topology.world_size}"
-        replica = store.replica(name, topology.rank, topology.world_size)
-        return f"epochs/{restarts()}/{name}/{replica}"
+        replica = store.claim_replica(name, topology.rank, topology.world_size)
+        return f"epochs/{restart_count()}/{name}/{replica}"
 
     def _begin(self, passes: "_Passes") -> None:
-        """Record that this rank begins an epoch.
+        """Record that this rank begins an epoch, and is past the previous one.
 
-        Warns if this rank has begun the previous epoch, and another rank has not.
+        Logs a warning if this rank has begun the previous epoch, and another rank has not.
         """
         if passes.epoch > 0:
-            before = passes.of(passes.epoch - 1)
+            before = passes.over(passes.epoch - 1)
             if before.own_passes and not before.is_begun_by_all():
                 log.warning(
                     "rank %d begins epoch %d, but not all ranks have begun epoch %d: they may "
@@ -141,15 +145,14 @@ class AgreedEpochs(Epochs):
             before.close()
         passes.begin()
 
-    def _follows(self, passes: "_Passes") -> str:
+    def _decide(self, passes: "_Passes") -> str:
         """Return the decision about an epoch that was ended early: `_AGAIN` or `_NEXT`.
 
         May wait for the other ranks.
         """
         if passes.is_closed():
             return _NEXT
-        soon_s = min(_LOG_AFTER_S, self.patience_s)
-        if passes.is_alone() and not passes.is_joined_within(soon_s):
+        if passes.is_alone() and not passes.is_joined_within(self._unlogged_wait_s):
             log.info(
                 "only rank %d has read from epoch %d; it begins the epoch again",
                 passes.rank,
@@ -161,38 +164,42 @@ class AgreedEpochs(Epochs):
         if decision is None:
             decision = passes.leave_and_decide()
         if decision is None:
-            decision = self._wait(passes)
+            decision = self._decide_after_wait(passes)
         return decision
 
-    def _wait(self, passes: "_Passes") -> str:
+    def _decide_after_wait(self, passes: "_Passes") -> str:
         """Wait for the other ranks to end the epoch, and return the decision.
 
         Raises EpochMismatchError if this rank alone has ended the epoch early too often.
         """
-        finding = (
+        mismatch = (
             f"rank {passes.rank} has ended epoch {passes.epoch} early, but not all other ranks have"
         )
-        soon_s = min(_LOG_AFTER_S, self.patience_s)
-        if passes.is_closed_within(soon_s):
+        if passes.is_closed_within(self._unlogged_wait_s):
             return _NEXT
 
-        log.warning("%s; waiting up to %g s for them", finding, self.patience_s)
-        if passes.is_closed_within(self.patience_s - soon_s):
+        log.warning("%s; waiting up to %g s for them", mismatch, self.patience_s)
+        if passes.is_closed_within(self.patience_s - self._unlogged_wait_s):
             return _NEXT
         if passes.own_passes >= _MAX_PASSES:
             times = passes.own_passes
-            raise errors.EpochMismatchError(f"{finding}; this has happened {times} times")
+            raise errors.EpochMismatchError(f"{mismatch}; this has happened {times} times")
         log.warning(
-            "%s within %g s; beginning epoch %d again", finding, self.patience_s, passes.epoch
+            "%s within %g s; beginning epoch %d again", mismatch, self.patience_s, passes.epoch
         )
         return passes.decide(_AGAIN)
 
+    @property
+    def _unlogged_wait_s(self) -> float:
+        """The time for which a rank waits before it logs that it waits."""
+        return min(_LOG_AFTER_S, self.patience_s)
 
-def _follows_held(passes: "_Passes") -> str:
+
+def _decide_while_held(passes: "_Passes") -> str:
     """Return the decision about an epoch while the user still holds an iterator of it.
 
-    If no other rank has begun the epoch, the iterator was a look. Otherwise all ranks are taken to
-    replace their iterators, and the next epoch follows.
+    If no other rank has begun the epoch, the iterator was a look, and the epoch is still to be
+    read. Otherwise all ranks are assumed to replace their iterators, and the next epoch is read.
     """
     is_look = passes.is_alone() and not passes.is_closed()
     return _AGAIN if is_look else _NEXT
@@ -201,17 +208,26 @@ def _follows_held(passes: "_Passes") -> str:
 class _Passes:
     """The ranks' passes over an epoch, recorded in the key-value store.
 
+    These are the keys, after the prefix and the number of the epoch. P is the number of a pass.
+
+    - "of/RANK": number of passes that the rank has begun.
+    - "of/RANK/P/left": number of times that the rank has recorded that it ended pass P early.
+    - "ranks": number of ranks that have begun the epoch. "joined": set once there are two.
+    - "P/left": number of ranks that have ended pass P early.
+    - "P/follows": the decision that the first rank has made about pass P.
+    - "closed": set once some rank is past the epoch.
+
     Args:
         store: the job's store.
         prefix: beginning of all keys, the same on all ranks.
-        topology: the rank.
+        topology: rank of this process, and number of ranks.
         epoch: number of the epoch.
 
     Attributes:
         rank: this process's rank.
         epoch: number of the epoch.
-        own_passes: number of passes over the epoch that this rank has begun. It is also the number
-            of the rank's last pass, and part of the keys of what is recorded about that pass.
+        own_passes: number of passes over the epoch that this rank has begun, and so also the
+            number of its last pass.
     """
 
     def __init__(self, store: KeyValueStore, prefix: str, topology: Topology, epoch: int) -> None:
@@ -224,7 +240,7 @@ class _Passes:
         self._own_key = f"{self._key}/of/{self.rank}"
         self.own_passes = store.add(self._own_key, 0)  # Adding 0 returns the number unchanged.
 
-    def of(self, epoch: int) -> "_Passes":
+    def over(self, epoch: int) -> "_Passes":
         """Return the passes over another epoch."""
         return _Passes(self._store, self._prefix, self._topology, epoch)
 
@@ -234,8 +250,8 @@ class _Passes:
         No-op during a pass of this rank: then one iteration is nested in another.
         """
         if self.own_passes:
-            # If this rank alone had begun the epoch, the decision about its pass was made without
-            # recording that it had left.
+            # A rank that alone had begun the epoch decides about its pass without recording that it
+            # has left. So a decision, too, shows that the pass has ended.
             has_ended = self._has_left() or self.decision() is not None
             if not has_ended:
                 return
@@ -270,7 +286,7 @@ class _Passes:
         Returns None if some rank has not.
         """
         is_first_time = self._store.add(f"{self._own_key}/{self.own_passes}/left", 1) == 1
-        # A rank is counted once, however often it leaves the same pass.
+        # A rank is counted once, even if it leaves the same pass several times.
         newly_left = 1 if is_first_time else 0
         ranks_left = self._store.add(f"{self._key}/{self.own_passes}/left", newly_left)
         if ranks_left != self._topology.world_size:
@@ -286,16 +302,16 @@ class _Passes:
         """Return the decision about this pass of the ranks; None if there is none yet."""
         return self._store.peek(f"{self._key}/{self.own_passes}/follows")
 
-    def decide(self, follows: str) -> str:
+    def decide(self, own_decision: str) -> str:
         """Decide about this pass of the ranks, unless another rank has decided already.
 
         Args:
-            follows: this rank's decision: `_AGAIN` or `_NEXT`.
+            own_decision: this rank's decision: `_AGAIN` or `_NEXT`.
 
         Returns:
-            The decision of the first rank.
+            The decision of the rank that decided first.
         """
-        decision = self._store.set_if_unset(f"{self._key}/{self.own_passes}/follows", follows)
+        decision = self._store.set_if_unset(f"{self._key}/{self.own_passes}/follows", own_decision)
         if decision == _NEXT:
             self.close()
         return decision

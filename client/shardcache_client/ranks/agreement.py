@@ -1,6 +1,7 @@
 """Agreement among the readers of all ranks on the greatest of their values.
 
-Stages use it where the ranks' work depends on each other's data. To pack samples into blocks, for
+A reader is a DataLoader worker, or a rank's process that reads without workers. A stage uses an
+agreement where the work of one rank depends on another's data. To pack samples into blocks, for
 example, all ranks have to know if any of them has samples left.
 """
 
@@ -11,7 +12,7 @@ from typing import Any
 
 from shardcache.errors import ConfigError, RanksError, RankTimeoutError, from_json
 from shardcache_client.order.topology import Topology
-from shardcache_client.ranks.key_value_store import KeyValueStore, MeetingPlace
+from shardcache_client.ranks.key_value_store import KeyValueStore, StoreLocator
 from shardcache_client.stages.stage import Agree
 
 # Maximum number of missing ranks that an error names.
@@ -21,14 +22,14 @@ _MAX_NAMED = 8
 class Agreement:
     """Agreement among corresponding readers, one per rank: DataLoader workers with the same id.
 
-    Rank 0 receives all values over one queue and answers each reader under the reader's own key. So
-    the key-value store keeps nothing, except for values that a killed reader may have left.
+    Rank 0 receives all values over one queue and answers each reader under the reader's own key.
+    Values and answers are removed as they are received, so the store does not grow.
 
-    Values of an abandoned iteration cannot mix with those of the next iteration. A reader first
-    sends a greeting under a random id, and rank 0 counts only readers whose greeting it has
-    answered itself. Each iteration therefore needs a new Agreement on every rank.
+    A reader first sends a greeting under a random id. Rank 0 ignores the values of readers whose
+    greeting it has not answered, so that values of an abandoned iteration do not mix with those of
+    the next. Each iteration therefore needs a new Agreement on every rank.
 
-    If several processes read for the same rank, each of these replicas agrees with one reader of
+    If several processes read for the same rank, each of these replicas agrees with one replica of
     every other rank.
     """
 
@@ -37,24 +38,23 @@ class Agreement:
         name: str,
         ranks: Topology,
         timeout_s: float = 300.0,
-        place: MeetingPlace | None = None,
+        locator: StoreLocator | None = None,
     ) -> None:
         """Begin an agreement.
 
         Args:
-            name: name that is the same on all ranks, and unique among readers that may ask at the
-                same time.
-            ranks: rank of the reader.
+            name: name that is the same on all ranks, and unique among the agreements that may be in
+                use at the same time.
+            ranks: rank of the reader, and number of ranks.
             timeout_s: maximum time to wait for the other ranks.
-            place: finds the ranks' key-value store; None to use torch.distributed's.
+            locator: finds the ranks' key-value store; None to use torch.distributed's.
         """
         self._name = name
-        # Queue of the greetings and values: `name` and the number of the replica, which is known
-        # once the store is connected.
+        # Queue of the greetings and values; "" before the store is connected.
         self._channel = ""
         self._ranks = ranks
         self._timeout_s = timeout_s
-        self._place = place or MeetingPlace()
+        self._locator = locator or StoreLocator()
         self._store: KeyValueStore | None = None  # connected when first needed
         self._reader_id = secrets.token_hex(8)
         # On rank 0: the rank of each reader whose greeting was answered, by the reader's id.
@@ -63,40 +63,41 @@ class Agreement:
     def __repr__(self) -> str:
         return f"Agreement({self._name!r}, {self._ranks})"
 
-    def greatest(self, name: str, value: int) -> int:
+    def greatest(self, value_name: str, value: int) -> int:
         """Return the greatest of all ranks' values.
 
         Every rank must call this equally often, with the same names in the same order.
 
         Args:
-            name: name of the value, by which calls that do not match are detected.
+            value_name: name of the value, by which calls that do not match are detected.
             value: this rank's value.
 
         Raises:
             RankTimeoutError: a rank did not call this within the timeout.
-            RanksError: a rank asks under another name, or the connection breaks.
+            RanksError: a rank has passed another name, or the connection breaks.
             ConfigError: this process has no address of a key-value store.
         """
-        rank = self._ranks.rank
-        world_size = self._ranks.world_size
-        if world_size == 1:
+        if self._ranks.world_size == 1:
             return value
-
         if self._store is None:
-            self._store = self._connect()
-            replica = self._store.replica(self._name, rank, world_size)
-            self._channel = f"{self._name}/{replica}"
-            if rank != 0:
-                self._ask(self._store, {})  # A message without a value is the greeting.
+            self._store = self._join()
+        if self._ranks.rank == 0:
+            return self._gather(self._store, value_name, value)
+        answer = self._ask(self._store, {"name": value_name, "value": value})
+        return int(answer["greatest"])
 
-        if rank != 0:
-            answer = self._ask(self._store, {"name": name, "value": value})
-            return int(answer["greatest"])
-        return self._gather(self._store, name, value)
+    def _join(self) -> KeyValueStore:
+        """Connect to the ranks' store, and send rank 0 the greeting. Raises as `greatest` does."""
+        store = self._connect()
+        replica = store.claim_replica(self._name, self._ranks.rank, self._ranks.world_size)
+        self._channel = f"{self._name}/{replica}"
+        if self._ranks.rank != 0:
+            self._ask(store, {})  # A message without a value is the greeting.
+        return store
 
     def _connect(self) -> KeyValueStore:
         """Connect to the ranks' store. Raises ConfigError if its address is unknown."""
-        address = self._place.address()
+        address = self._locator.address()
         if address is None:
             raise ConfigError(
                 f"the {self._ranks.world_size} ranks cannot agree: this process has no address of "
@@ -118,9 +119,9 @@ class Agreement:
         key = f"{self._channel}/{self._reader_id}"
         text = store.get(key, self._timeout_s)
         if text is None:
-            what = message.get("name", "its greeting")
+            purpose = message.get("name", "its greeting")
             raise RankTimeoutError(
-                f"rank {self._ranks.rank} waited {self._timeout_s:g} s for rank 0 ({what} of "
+                f"rank {self._ranks.rank} waited {self._timeout_s:g} s for rank 0 ({purpose} of "
                 f"{self._name})"
             )
         store.delete(key)
@@ -129,13 +130,13 @@ class Agreement:
             raise from_json(answer["error"])
         return answer
 
-    def _gather(self, store: KeyValueStore, name: str, value: int) -> int:
+    def _gather(self, store: KeyValueStore, value_name: str, value: int) -> int:
         """Receive all values, and answer with the greatest or with the error. Rank 0 only.
 
         For the arguments, see `greatest`.
         """
         try:
-            others = self._values_of_others(store, name)
+            others = self._receive_values(store, value_name)
         except RanksError as exn:
             self._answer_all(store, {"error": exn.to_json()})
             raise
@@ -143,32 +144,33 @@ class Agreement:
         self._answer_all(store, {"greatest": greatest})
         return greatest
 
-    def _values_of_others(self, store: KeyValueStore, name: str) -> dict[int, int]:
+    def _receive_values(self, store: KeyValueStore, value_name: str) -> dict[int, int]:
         """Return the values of all other ranks, by rank, and answer greetings as they come."""
         values: dict[int, int] = {}
         deadline_s = time.monotonic() + self._timeout_s
         while len(values) < self._ranks.world_size - 1:
             text = store.pop(self._channel, deadline_s - time.monotonic())
             if text is None:
-                raise self._missing(name, values)
+                raise self._timeout_error(value_name, values)
             message: dict[str, Any] = json.loads(text)
             reader = message["reader"]
             rank = message["rank"]
             if "value" not in message:
-                self._greet(store, reader, rank)
+                self._answer_greeting(store, reader, rank)
             elif reader not in self._greeted:
                 continue  # The value is from an earlier iteration.
-            elif message["name"] != name:
+            elif message["name"] != value_name:
                 raise RanksError(
-                    f"rank {rank} asks for {message['name']} of {self._name}, but rank 0 for {name}"
+                    f"rank {rank} asks for {message['name']} of {self._name}, but rank 0 for "
+                    f"{value_name}"
                 )
             else:
                 values[rank] = message["value"]
         return values
 
-    def _greet(self, store: KeyValueStore, reader: str, rank: int) -> None:
-        """Answer a reader's greeting, and count its values from now on."""
-        # A new reader of a rank replaces the rank's previous reader, which no longer reads.
+    def _answer_greeting(self, store: KeyValueStore, reader: str, rank: int) -> None:
+        """Answer a reader's greeting, and accept its values from now on."""
+        # The rank's previous reader, if any, no longer reads.
         for greeted, its_rank in list(self._greeted.items()):
             if its_rank == rank:
                 del self._greeted[greeted]
@@ -180,26 +182,32 @@ class Agreement:
         for reader in self._greeted:
             store.set(f"{self._channel}/{reader}", json.dumps(answer))
 
-    def _missing(self, name: str, values: dict[int, int]) -> RankTimeoutError:
-        """Return the error that names the ranks whose values did not come."""
+    def _timeout_error(self, value_name: str, values: dict[int, int]) -> RankTimeoutError:
+        """Return the error that names the ranks whose values did not come.
+
+        Args:
+            value_name: name of the values.
+            values: the values that came, by rank.
+        """
         missing = [rank for rank in range(1, self._ranks.world_size) if rank not in values]
         named = ", ".join(map(str, missing[:_MAX_NAMED]))
         if len(missing) > _MAX_NAMED:
             named += ", …"
         return RankTimeoutError(
             f"rank 0 waited {self._timeout_s:g} s for {len(missing)} of {self._ranks.world_size} "
-            f"ranks, missing: {named} ({name} of {self._name})"
+            f"ranks, missing: {named} ({value_name} of "
+            f"{self._name})"
         )
 
 
-def agreement_of(name: str, timeout_s: float, place: MeetingPlace, reader: Topology) -> Agree:
-    """Return a reader's agreement with the same worker of all other ranks, for one iteration.
+def agreement_of(name: str, timeout_s: float, locator: StoreLocator, reader: Topology) -> Agree:
+    """Return the `greatest` of a new `Agreement` with the same worker of all other ranks.
 
     Args:
         name: name of the agreement, the same on all ranks.
         timeout_s: maximum time to wait for the other ranks.
-        place: finds the ranks' key-value store.
-        reader: the reader.
+        locator: finds the ranks' key-value store.
+        reader: rank and worker of the reader.
     """
     channel = f"{name}/{reader.worker}of{reader.workers}"
-    return Agreement(channel, reader, timeout_s, place).greatest
+    return Agreement(channel, reader, timeout_s, locator).greatest

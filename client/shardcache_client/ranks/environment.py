@@ -1,6 +1,6 @@
-"""The rank of this process and the name of its job, from its environment. Without torch.
+"""The rank of this process and the name of its job, from its environment variables.
 
-The environment variables are those that a launcher sets for each process: torchrun, Slurm or Ray.
+A launcher sets these for each process: torchrun, Slurm or Ray. This module does not need torch.
 """
 
 import os
@@ -23,26 +23,26 @@ def ranks_of_environment(
     env: Mapping[str, str] = os.environ,
     argv: Sequence[str] = sys.argv,
 ) -> Topology:
-    """Return the ranks that the launcher set: torchrun's, a Slurm step's, or a single process.
+    """Return the rank and the number of ranks that torchrun or Slurm has set; else a single rank.
 
-    Only the variables of a Slurm step count. A batch script or a shell under `salloc` runs once,
-    yet sees the SLURM_NTASKS of the whole allocation and a SLURM_PROCID of 0. Only `srun` sets
-    SLURM_STEP_NUM_TASKS. In Ray's workers, Slurm's variables do not count, as they are those of the
-    step that ran `ray start`.
+    Slurm's number of tasks is that of a job step, which only `srun` sets. A batch script or a shell
+    under `salloc` runs once, yet has SLURM_PROCID=0 and the SLURM_NTASKS of the whole allocation.
+    In Ray's workers, Slurm's variables do not count, as they are those of the step that ran
+    `ray start`.
 
     Raises ConfigError for invalid values.
     """
     launchers = [("RANK", "WORLD_SIZE")]
     if not _is_ray_worker(env, argv):
         launchers.append(("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
-    for rank, world_size in launchers:
-        if rank in env and world_size in env:
-            return Topology(_number(env, rank), _number(env, world_size))
+    for rank_variable, size_variable in launchers:
+        if rank_variable in env and size_variable in env:
+            return Topology(_number(env, rank_variable), _number(env, size_variable))
     return Topology()
 
 
 def ranks_of_ray_train() -> Topology | None:
-    """Return the rank of this worker of a Ray Train run; None in any other process."""
+    """Return the rank of this process in its Ray Train run; None outside of such a run."""
     context = _ray_train_context()
     if context is None:
         return None
@@ -50,7 +50,7 @@ def ranks_of_ray_train() -> Topology | None:
 
 
 def _ray_train_context() -> Any:
-    """Return the context of this worker's Ray Train run; None in any other process."""
+    """Return Ray's TrainContext of this process; None outside of a Ray Train run."""
     train: Any = sys.modules.get("ray.train")
     if train is None:
         return None
@@ -61,7 +61,7 @@ def _ray_train_context() -> Any:
 
 
 def _is_ray_worker(env: Mapping[str, str], argv: Sequence[str]) -> bool:
-    """Return True if Ray has started this process: all such processes run the same script."""
+    """Return True if Ray has started this process, as a worker: all workers run one script."""
     if not argv or not env.get("RAY_JOB_ID"):
         return False
     return Path(argv[0]).name == "default_worker.py"
@@ -85,15 +85,22 @@ def job_name(
 ) -> str:
     """Return the name under which the daemon lists this job, cut to the length that it shows.
 
-    Characters that cannot be printed become question marks.
+    It is the first of these that exists:
 
-    In order of precedence: $SHARDCACHE_JOB; in Ray workers, whose scripts all have the same name,
-    the Ray Train run or Ray job; Slurm's job name with the id that `squeue` shows; the name of the
-    script, or of the module that `python -m` runs, with torchrun's run id if the user chose one.
+    1. $SHARDCACHE_JOB.
+    2. In Ray workers, whose scripts all have the same name: the Ray Train run or the Ray job.
+    3. Slurm's job name, with the id that `squeue` shows.
+    4. The name of the script, or of the module that `python -m` runs, with torchrun's run id if the
+       user chose one.
+
+    Args:
+        env: the environment variables.
+        argv: the arguments of the process.
+        module: name of the module that `python -m` runs; "" for a script; None to find it.
     """
     name = _full_name(env, argv, module)
-    # The name of a script need not be valid text, but a message to the daemon must be. A line break
-    # would break the table of jobs.
+    # The name of a script need not be valid Unicode, but a message to the daemon must be. A line
+    # break in the name would break the table of jobs.
     printable = (char if char.isprintable() else "?" for char in name)
     return "".join(printable)[:MAX_JOB_CHARS]
 
@@ -113,14 +120,13 @@ def _full_name(env: Mapping[str, str], argv: Sequence[str], module: str | None) 
         module = _main_module()
     script = _script(env, argv, module)
     run_id = env.get("TORCHELASTIC_RUN_ID", "none")
-    is_default = _NO_RUN_ID.fullmatch(run_id)
-    if is_default:
+    if _NO_RUN_ID.fullmatch(run_id):
         return script
     return f"{script}-{run_id}"
 
 
 def _slurm_name(env: Mapping[str, str]) -> str:
-    """Return Slurm's name and id of the job, with the number of the task for a job array."""
+    """Return Slurm's name and id of the job; for a job array, with the number of the task."""
     job_id = env["SLURM_JOB_ID"]
     if "SLURM_ARRAY_JOB_ID" in env and "SLURM_ARRAY_TASK_ID" in env:
         job_id = f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
@@ -131,10 +137,7 @@ def _slurm_name(env: Mapping[str, str]) -> str:
 def _script(env: Mapping[str, str], argv: Sequence[str], module: str) -> str:
     """Return the name of the script, notebook or module; "python" at a prompt or with `-c`.
 
-    Args:
-        env: the environment variables.
-        argv: the arguments of the process.
-        module: name of the module that `python -m` runs; "" for a script.
+    For the arguments, see `job_name`.
     """
     script = module.removesuffix(".__main__")
     if not script and argv:

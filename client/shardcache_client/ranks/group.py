@@ -1,7 +1,7 @@
-"""The ranks that read one dataset together, as far as a process knows them without torch.
+"""The ranks that read one dataset together, where torch is not used.
 
-`RankGroup` is the group of a reader without torch, whose ranks share nothing. `TorchRankGroup` is
-the group of ranks that communicate.
+A `RankGroup` takes the ranks from the user or the launcher, and its ranks do not communicate. Its
+subclass `TorchRankGroup` adds communication over torch's key-value store.
 """
 
 import secrets
@@ -18,30 +18,30 @@ from shardcache_client.stages.stage import Agree
 
 
 class Epochs:
-    """The epochs of a rank that agrees with no others: each of its iterations reads the next one.
+    """The epochs of a rank that does not agree on them with other ranks.
 
-    Each dataset counts its own epochs. `AgreedEpochs` has the same methods: with these, it records
-    what this rank reads, and decides which epoch all ranks read next. Here they have no effect, and
-    the dataset's own count is followed.
+    Each iteration reads the next epoch by the dataset's own count, and nothing is recorded. The
+    subclass `AgreedEpochs` records what this rank reads, and decides which epoch all ranks read
+    next.
     """
 
-    def follows(self, next_epoch: int, ended: int, *, is_held: bool = False) -> int:
+    def epoch_after(self, ended: int, *, counted_next: int, is_held: bool = False) -> int:
         """Return the epoch to read after one that was ended early.
 
-        Ranks that agree may have to wait here for the others to end the same epoch.
+        In `AgreedEpochs`, this may wait for the other ranks to end the same epoch.
 
         Args:
-            next_epoch: the next epoch by the dataset's own count.
             ended: the epoch that this rank has ended early.
-            is_held: True if the iterator of `ended` still exists and may be read on. Nothing is
-                waited for then.
+            counted_next: the next epoch by the dataset's own count.
+            is_held: True if the user still has the iterator of `ended`, and may read on. Then this
+                does not wait.
         """
-        return next_epoch
+        return counted_next
 
     def begin(self, epoch: int | None) -> None:
         """Record that this rank reads an epoch.
 
-        A program may take the first batch only to look at it. That is not recorded.
+        Not called if a program takes only the first batch, to look at it.
 
         Args:
             epoch: number of the epoch; None for an epoch that the user has set.
@@ -55,9 +55,10 @@ class Epochs:
 
 
 class RankGroup:
-    """Ranks that know their number and share nothing.
+    """Ranks that know their number and do not communicate.
 
-    Each rank resolves its own manifest and counts its own epochs.
+    Each rank resolves its own manifest, which is the list of the dataset's shards, and counts its
+    own epochs.
 
     Attributes:
         named_ranks: the ranks that the user named; None for the ranks of the launcher.
@@ -74,13 +75,16 @@ class RankGroup:
 
     @property
     def ranks(self) -> Topology:
-        """The rank for which this process reads, and the number of ranks that divide samples."""
+        """The rank for which this process reads, and the number of ranks that divide samples.
+
+        This is what the user has named, or else the process's rank in its job.
+        """
         if isinstance(self.named_ranks, MeshRanks):
             return self.named_ranks.ranks
         return self.named_ranks or self.ranks_of_job
 
     @property
-    def alone(self) -> bool:
+    def is_alone(self) -> bool:
         """True if no other process has to agree with this one.
 
         All ranks of the job have to agree, even those outside a mesh, unless the user has named
@@ -92,7 +96,7 @@ class RankGroup:
 
     @property
     def ranks_of_job(self) -> Topology:
-        """The process's rank in its job, whatever ranks the user has named, and their number."""
+        """The process's rank in its job, and the number of ranks; not what the user has named."""
         return ranks_of_environment()
 
     def refuse_resharding(self) -> None:
@@ -101,16 +105,16 @@ class RankGroup:
         1. The ranks hold parts of one model, and have to read the same samples.
         2. Another library, which sees one dataset in each process, divides the samples again.
         """
-        if self.named_ranks is None and not self.alone:
+        if self.named_ranks is None and not self.is_alone:
             refuse_model_parallelism()
         # The processes that would divide the samples again are those of the mesh, if there is one.
         processes = self.ranks if isinstance(self.named_ranks, MeshRanks) else self.ranks_of_job
         refuse_resharding(self.topology(), processes.world_size)
 
     def topology(self) -> Topology:
-        """Return the present place of this process among the readers of the job.
+        """Return the number of this process among the readers of the job, as it is now.
 
-        Here the readers are the ranks. With torch, each DataLoader worker of a rank is a reader.
+        Without torch, the readers are the ranks. With torch, each DataLoader worker is a reader.
         """
         return self.ranks
 
@@ -133,7 +137,9 @@ class RankGroup:
         return secrets.randbits(32)
 
     def compare_manifest(self, manifest: Manifest, *, counted: bool) -> None:
-        """Raise ManifestMismatchError if another rank is known to read other shards.
+        """Raise ManifestMismatchError if another rank reads other shards.
+
+        No-op here: ranks that do not communicate cannot compare anything.
 
         Args:
             manifest: the shards that this rank reads.
@@ -141,22 +147,23 @@ class RankGroup:
         """
 
     def compare_options(self, options: Mapping[str, object]) -> None:
-        """Raise RanksError if another rank is known to have other options for the order."""
+        """Raise RanksError if another rank has other options for the order. No-op here."""
 
     def of_copy(self, name: str = "") -> "RankGroup":
-        """Return the group for a copy of the dataset; ranks that share nothing need no other.
+        """Return the group for a copy of the dataset. Here it is the same group.
 
         Args:
-            name: name of the copy, by which ranks that communicate tell its epochs from others.
+            name: name of the copy, by which ranks that communicate tell its epochs from those of
+                other copies.
         """
         return self
 
     def agreements(self, subject: str, timeout_s: float) -> Callable[[Topology], Agree]:
         """Return a function that makes a reader's `Agree` for one iteration.
 
-        With an `Agree`, a reader learns the greatest value that it and the same workers of all
-        other ranks have for a name. All ranks must call this method in the same order. The returned
-        function raises ConfigError if the ranks share no key-value store.
+        A reader calls an `Agree` with a name and a value. It returns the greatest value that the
+        same worker of any rank has passed under this name. All ranks must call this method in the
+        same order. The returned function raises ConfigError if the ranks share no key-value store.
 
         Args:
             subject: subject of the agreement, in words that are the same on all ranks.
@@ -165,7 +172,7 @@ class RankGroup:
         return _agreement_of_one
 
     def epochs(self, batches: Mapping[str, object]) -> Epochs:
-        """Return the count of epochs on which all ranks agree.
+        """Return the agreement of the ranks on epochs. Here each rank counts its own.
 
         Args:
             batches: options of the batches that must be the same on all ranks, by name.
@@ -174,7 +181,7 @@ class RankGroup:
 
 
 def _agreement_of_one(reader: Topology) -> Agree:
-    """Return the agreement of a single rank. Raises ConfigError if there are several."""
+    """Return the `Agree` of a single rank. Raises ConfigError if there are several ranks."""
     if reader.world_size > 1:
         raise ConfigError(
             f"{reader.world_size} ranks that share no key-value store cannot agree on how many "

@@ -1,8 +1,11 @@
-"""The job's key-value store, which is that of torch.distributed's rendezvous, and its address.
+"""The job's key-value store, which is the store of torch.distributed's rendezvous.
 
-Ranks communicate over this store and never by collectives, for four reasons. A rank that creates a
-dataset alone would block or corrupt the others' next collective. Object collectives unpickle data
-from the network. NCCL's collectives need a device. DataLoader workers have no process group.
+Ranks communicate over this store and never by collectives, for four reasons:
+
+- A rank that creates a dataset alone would block or corrupt the others' next collective.
+- Object collectives unpickle data from the network.
+- NCCL's collectives need a device.
+- DataLoader workers have no process group.
 """
 
 import logging
@@ -32,15 +35,16 @@ if torch.distributed.is_available():
 log = logging.getLogger("shardcache")
 
 _CONNECT_TIMEOUT_S = 60.0
-# Timeout for uses that can do without the store. It leaves room for torch's server, which lets some
-# connections wait for 5 s or 10 s.
-_SHORT_CONNECT_S = 30.0
+# Timeout for connections that shardcache can do without. Torch's server lets some connections wait
+# for 5 s or 10 s, which must not count as a failure.
+_OPTIONAL_CONNECT_TIMEOUT_S = 30.0
 
 
-def restarts() -> str:
+def restart_count() -> str:
     """Return the number of times that torchrun has restarted the job's processes, as text.
 
-    It is part of keys in the store, which outlives a restart: so epochs are counted from 0 again.
+    Torchrun's store outlives a restart. With this number in its key, a value from before the
+    restart is not found afterwards.
     """
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
@@ -65,15 +69,17 @@ class StoreAddress:
         return f"{self.host}:{self.port}"
 
 
-class MeetingPlace:
+class StoreLocator:
     """Finds the key-value store of the job, for any of its processes, including DataLoader workers.
 
-    The address comes from torch.distributed, in this process or in the process that forked it or
-    pickled this object. If torch.distributed is not initialised, it comes from the environment
-    variables that `init_method="env://"` reads.
+    These have the store's address, in order of precedence:
+
+    1. torch.distributed in this process, or in the process that forked it.
+    2. torch.distributed in the process that pickled this object.
+    3. The environment variables that `init_method="env://"` reads.
 
     Args:
-        inherited: address in the process that pickled this object; None if it had none.
+        inherited: the address in the process that pickled this object; None if it had none.
     """
 
     def __init__(self, inherited: StoreAddress | None = None) -> None:
@@ -85,23 +91,27 @@ class MeetingPlace:
         self._last_attempt: tuple[int, StoreAddress] | None = None
 
     def __repr__(self) -> str:
-        return f"MeetingPlace({_address_of_process_group() or self._inherited!r})"
+        return f"StoreLocator({self._torch_address()!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MeetingPlace, (_address_of_process_group() or self._inherited,)
+        return StoreLocator, (self._torch_address(),)
+
+    def _torch_address(self) -> StoreAddress | None:
+        """Return torch.distributed's address, in this process or in the one that pickled this."""
+        return _address_of_process_group() or self._inherited
 
     def address(self) -> StoreAddress | None:
         """Return the address of the store that the job's ranks share.
 
         None if no address is known, or if the job has a single rank.
         """
-        address = _address_of_process_group() or self._inherited or _address_of_environment()
+        address = self._torch_address() or _address_of_environment()
         if address is None or address.world_size <= 1:
             return None
         return address
 
     def store(self) -> "KeyValueStore | None":
-        """Return the store that the job's ranks share.
+        """Return a connection to the store that the job's ranks share, the same at each call.
 
         None if no address is known, or if no store answers there, which is logged once.
         """
@@ -111,7 +121,7 @@ class MeetingPlace:
         if self._last_attempt != (os.getpid(), address):
             self._store = None
             try:
-                self._store = KeyValueStore.connect(address, _SHORT_CONNECT_S)
+                self._store = KeyValueStore.connect(address, _OPTIONAL_CONNECT_TIMEOUT_S)
             except RanksError as exn:
                 log.info(
                     "cannot check that all ranks read the same shards: %s: %s",
@@ -136,7 +146,7 @@ def _process_group_store() -> Store | None:
 def _address_of_process_group() -> StoreAddress | None:
     """Return the address of torch.distributed's store; None if it has no address.
 
-    A forked process can use nothing else of the store, as the connection is its parent's.
+    A forked process may use only the address. The connection belongs to its parent.
     """
     topology = distributed.ranks()
     store = _process_group_store()
@@ -166,19 +176,21 @@ class KeyValueStore:
 
     Args:
         store: torch's store.
-        where: address of the store, for messages.
-        ranks_of_job: rank of this process in the job; None if `replica`, which needs it, is not
-            called.
+        description: address or kind of the store, for messages.
+        ranks_of_job: rank of this process in the job, and number of ranks; None if `claim_replica`,
+            which needs it, is not called.
     """
 
-    def __init__(self, store: Store, where: str, ranks_of_job: Topology | None = None) -> None:
+    def __init__(
+        self, store: Store, description: str, ranks_of_job: Topology | None = None
+    ) -> None:
         run_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
         self._store = PrefixStore(f"shardcache/{run_id}", store)
-        self._where = where
+        self._description = description
         self._ranks_of_job = ranks_of_job
 
     def __repr__(self) -> str:
-        return f"KeyValueStore({self._where})"
+        return f"KeyValueStore({self._description})"
 
     @classmethod
     def connect(cls, address: StoreAddress, timeout_s: float = _CONNECT_TIMEOUT_S) -> Self:
@@ -198,13 +210,13 @@ class KeyValueStore:
 
     @classmethod
     def of_process_group(cls) -> Self | None:
-        """Return the store of torch.distributed's process group; None if it is not shared.
+        """Return the store of torch.distributed's process group; None if ranks do not share it.
 
-        Raises RanksError.
+        Raises RanksError if the store does not answer.
         """
         address = _address_of_process_group()
         if address is not None:
-            # A connection of our own is used, since a wait on torch's would block its watchdogs.
+            # This opens a second connection, since a wait on torch's own would block its watchdogs.
             return cls.connect(address)
         store = _process_group_store()
         if not isinstance(store, FileStore):
@@ -231,12 +243,15 @@ class KeyValueStore:
 
     def get(self, key: str, timeout_s: float) -> str | None:
         """Return the value as soon as the key has one; None if it has none within the timeout."""
-        if not self._appears(key, timeout_s):
+        if not self._wait_for(key, timeout_s):
             return None
         return str(self._call("get", key).decode())
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, which is 0 if it was never set; return the sum."""
+        """Add to a number, which is 0 if it was never set; return the sum.
+
+        An amount of 0 reads the number.
+        """
         return int(self._call("add", key, amount))
 
     def delete(self, key: str) -> None:
@@ -257,16 +272,16 @@ class KeyValueStore:
 
         None if no value comes within the timeout.
         """
-        if not self._appears(queue, timeout_s):
+        if not self._wait_for(queue, timeout_s):
             return None
         return str(self._call("queue_pop", queue).decode())
 
-    def replica(self, name: str, rank: int, world_size: int) -> int:
-        """Return the number of this process among those that read for the same rank, from 0.
+    def claim_replica(self, name: str, rank: int, world_size: int) -> int:
+        """Claim a number, from 0, among the processes that read for the same rank; return it.
 
-        In a mesh, several processes may read for one rank. The number is the same at each call.
-        Processes with the same number, one for each rank, agree among themselves. It makes no
-        difference which processes these are, as all processes of a rank read the same samples.
+        In a mesh, several processes may read for one rank. Processes with the same number, one for
+        each rank, agree among themselves. It makes no difference which processes these are, as all
+        processes of a rank read the same samples. A process gets the same number at each call.
 
         Args:
             name: name of the agreement, which the processes that take part in it share.
@@ -275,15 +290,15 @@ class KeyValueStore:
         """
         assert self._ranks_of_job is not None
         if world_size == self._ranks_of_job.world_size:
-            return 0
+            return 0  # Each process reads for a rank of its own.
         own = str(self._ranks_of_job.rank)
         for number in count():
-            key = f"replicas/{restarts()}/{name}/{rank}/{number}"
+            key = f"replicas/{restart_count()}/{name}/{rank}/{number}"
             if self.set_if_unset(key, own) == own:
                 return number
         raise AssertionError("numbers do not end")
 
-    def _appears(self, key: str, timeout_s: float) -> bool:
+    def _wait_for(self, key: str, timeout_s: float) -> bool:
         """Return True as soon as the key has a value; False if it has none within the timeout."""
         # With a negative timeout, torch would wait indefinitely.
         timeout = timedelta(seconds=max(timeout_s, 0.001))
@@ -300,7 +315,7 @@ class KeyValueStore:
         except torch.distributed.DistNetworkError as exn:
             raise RanksError(
                 f"the connection to the job's key-value store broke: {exn}",
-                url=self._where,
+                url=self._description,
                 remedy="see why the process that holds it ended: rank 0, or torchrun on the "
                 "first node",
             ) from exn
@@ -309,14 +324,14 @@ class KeyValueStore:
 def _connect(address: StoreAddress, timeout_s: float) -> TCPStore | None:
     """Return a connection; None if no key-value store answers within the timeout."""
     try:
-        # This finds out whether anything listens. If nothing did, torch would retry until the
-        # timeout, and log each attempt.
+        # This only checks that something listens. Otherwise torch would retry until the timeout,
+        # and log each attempt.
         socket.create_connection((address.host, address.port), timeout=timeout_s).close()
     except OSError:
         return None
-    opened: list[TCPStore] = []
     # A thread opens the connection, as torch waits indefinitely for a server that accepts it and
-    # sends nothing, such as a server of another protocol.
+    # sends nothing, such as a server of another protocol. Then the thread is abandoned.
+    opened: list[TCPStore] = []
     thread = Thread(
         target=_open,
         args=(address, timeout_s, opened),
@@ -329,7 +344,7 @@ def _connect(address: StoreAddress, timeout_s: float) -> TCPStore | None:
 
 
 def _open(address: StoreAddress, timeout_s: float, opened: list[TCPStore]) -> None:
-    """Open a connection and append it to `opened`; append nothing if the protocol is another."""
+    """Open a connection and append it to `opened`; append nothing if that fails."""
     limit = timedelta(seconds=timeout_s)
     try:
         store = TCPStore(

@@ -1,8 +1,9 @@
 """The ranks of a DeviceMesh or a ProcessGroup, among which samples are divided.
 
-A user whose model is divided among several ranks passes `mesh=`, with the ranks that are to have
-different samples. The dimensions of a DeviceMesh are told apart by words in their names: ranks of a
-"dp" dimension have different samples, and ranks of a "tp" dimension have the same.
+A user whose model is divided among several ranks passes `mesh=`: the ranks that are to have
+different samples, each of which gets one share of them. Words in the names of a DeviceMesh's
+dimensions tell whether their ranks are to have different samples, as in "dp", or the same, as in
+"tp".
 """
 
 import sys
@@ -46,10 +47,10 @@ MODEL_WORDS = {
 
 
 class _Membership(NamedTuple):
-    """A process and the members of a mesh.
+    """A process and the members of a mesh, to which the process may belong.
 
     Attributes:
-        members: ranks of the members in the job, in the order of their shares.
+        members: ranks of the members in the job; the first member reads the first share.
         rank: rank of the process in the job.
     """
 
@@ -58,10 +59,10 @@ class _Membership(NamedTuple):
 
 
 class MeshRanks:
-    """This process's place among the ranks of a mesh, determined at each call.
+    """This process's rank among the members of a mesh, determined at each call.
 
-    A mesh itself cannot be pickled. A pickled object keeps the place that the process had: so a
-    DataLoader worker has the place of the process that started it.
+    A mesh itself cannot be pickled. A pickled object of this class keeps the rank that the process
+    had, so a DataLoader worker has the rank of the process that started it.
 
     Args:
         mesh: a DeviceMesh, whose ranks are taken row by row, or a ProcessGroup.
@@ -72,7 +73,7 @@ class MeshRanks:
     """
 
     def __init__(self, mesh: Any) -> None:
-        _members_of(mesh)  # This only checks the argument.
+        _members_of(mesh)  # raises for an invalid argument
         self._mesh = mesh
         # In a worker, the membership of the process that started the worker.
         self._inherited: _Membership | None = None
@@ -148,13 +149,13 @@ def given_ranks(
 def _members_of(mesh: Any) -> tuple[int, ...]:
     """Return the ranks in the job of a mesh's members.
 
-    Raises ConfigError for a dimension that divides a model. Raises TypeError if this is neither a
-    mesh nor a process group; the caller words the message.
+    Raises ConfigError for a dimension that divides a model. Raises TypeError, to which the caller
+    adds a message, if this is neither a mesh nor a process group.
     """
-    # The class DeviceMesh has the attribute as well, but only an object is a mesh.
+    # The class DeviceMesh has the attribute as well, but a class is not a mesh.
     is_device_mesh = hasattr(mesh, "mesh_dim_names") and not isinstance(mesh, type)
     if is_device_mesh:
-        for name in dimensions(mesh):
+        for name in divided_dimensions(mesh):
             if words_of(name) & MODEL_WORDS:
                 raise ConfigError(
                     f"the ranks of the mesh's dimension {name!r} train on the same samples, and "
@@ -174,33 +175,33 @@ def words_of(name: str) -> set[str]:
     return set(name.lower().split("_"))
 
 
-def dimensions(mesh: Any) -> list[str]:
-    """Return the names of the dimensions with more than one rank."""
+def divided_dimensions(mesh: Any) -> list[str]:
+    """Return the names of the dimensions that have more than one rank."""
     sizes = zip(mesh.mesh_dim_names or (), mesh.mesh.shape, strict=False)
     return [name for name, size in sizes if size > 1]
 
 
 def argument_for(mesh: Any, name: str = "mesh") -> str:
-    """Return the text of the arguments that divide samples over the right dimensions of a mesh.
+    """Return the arguments, as source text, that divide samples over a mesh's data dimensions.
 
     These are the dimensions whose ranks have different samples. If every dimension divides the
-    model, all ranks read the same samples: each reads as if it were the only rank.
+    model, all ranks have to read the same samples: each reads as if it were the only rank.
 
     Args:
         mesh: the mesh.
         name: name of the mesh in the user's program.
     """
-    data = []
-    has_model = False
+    data_dimensions = []
+    has_model_dimension = False
     for dimension in mesh.mesh_dim_names:
         words = words_of(dimension)
         if words & MODEL_WORDS:
-            has_model = True
+            has_model_dimension = True
         elif words & DATA_WORDS:
-            data.append(f'"{dimension}"')
+            data_dimensions.append(f'"{dimension}"')
 
-    if data:
-        return f"mesh={name}[{', '.join(data)}]"
-    if has_model:
+    if data_dimensions:
+        return f"mesh={name}[{', '.join(data_dimensions)}]"
+    if has_model_dimension:
         return "rank=0, world_size=1"
     return f"mesh={name}[the names of its dimensions of data]"

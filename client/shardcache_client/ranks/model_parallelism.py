@@ -1,18 +1,36 @@
-"""Detection of models that are divided among ranks, which must then train on the same samples.
+"""Detection of model parallelism: ranks that hold parts of one model need the same samples.
 
-By default the dataset gives each rank samples of its own, which is wrong for such ranks. So before
-it reads, it looks for signs of model parallelism in the process: the state of Megatron and
-Accelerate, DeviceMesh objects, and tensor-parallel models of transformers.
+By default a dataset gives each rank different samples, which is wrong for these ranks. So before it
+reads, it looks for signs of model parallelism in the process: the state of Megatron and Accelerate,
+DeviceMesh objects, and tensor-parallel models of transformers.
 """
 
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from shardcache.errors import ConfigError
-from shardcache_client.ranks.mesh import DATA_WORDS, MODEL_WORDS, argument_for, dimensions, words_of
+from shardcache_client.ranks.mesh import (
+    DATA_WORDS,
+    MODEL_WORDS,
+    argument_for,
+    divided_dimensions,
+    words_of,
+)
+
+
+class _Division(NamedTuple):
+    """A division of a model among ranks.
+
+    Attributes:
+        description: what the process has that shows the division.
+        argument: the argument of a dataset, as source text, that divides samples correctly.
+    """
+
+    description: str
+    argument: str
 
 
 class _Search(NamedTuple):
@@ -27,64 +45,60 @@ class _Search(NamedTuple):
     instances: list[weakref.ref[Any]]
 
 
-_vain_searches: dict[type, _Search] = {}
-"""For each class, the last search for its instances that found none with a divided model."""
+_fruitless_searches: dict[type, _Search] = {}
+"""For each class, the last search that found no instance that shows a division of a model."""
 
 
 def refuse_model_parallelism() -> None:
-    """Raise ConfigError if this process holds a part of a model, and so shares samples with others.
+    """Raise ConfigError if this process holds a part of a model that is divided among ranks.
 
     The error names the argument that divides samples among the right ranks.
     """
-    found = next(_divided_models(), None)
-    if found is None:
+    division = next(_divisions(), None)
+    if division is None:
         return
-    division, argument = found
     raise ConfigError(
-        f"this process has {division}: ranks that hold parts of one model must train on the "
-        "same samples, and the dataset would give each rank samples of its own",
-        remedy=f"name the ranks that have different samples: ShardDataset(..., {argument})",
+        f"this process has {division.description}: ranks that hold parts of one model must train "
+        "on the same samples, and the dataset would give each rank samples of its own",
+        remedy="name the ranks that have different samples: "
+        f"ShardDataset(..., {division.argument})",
     )
 
 
-def _divided_models() -> Iterator[tuple[str, str]]:
-    """Yield pairs: a description of a division of a model, and the argument that the user needs."""
-    yield from _megatron(sys.modules.get("megatron.core.parallel_state"))
-    state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
-    yield from _accelerate(getattr(state, "_shared_state", {}))
+def _divisions() -> Iterator[_Division]:
+    """Yield the divisions of models that this process shows."""
+    yield from _megatron_divisions()
+    yield from _accelerate_divisions()
     meshes = _instances("torch.distributed.device_mesh", "DeviceMesh", _divides_model)
-    for mesh in sorted(meshes, key=_likelihood, reverse=True):
-        yield f"a DeviceMesh with the dimensions {mesh.mesh_dim_names}", argument_for(mesh)
+    for mesh in sorted(meshes, key=_likelihood_of_dividing_samples, reverse=True):
+        yield _Division(
+            f"a DeviceMesh with the dimensions {mesh.mesh_dim_names}",
+            argument_for(mesh),
+        )
     for model in _instances("transformers.modeling_utils", "PreTrainedModel", _is_tensor_parallel):
-        yield f"a model that a tp_plan divides among {model.tp_size} ranks", "rank=0, world_size=1"
+        yield _Division(
+            f"a model that a tp_plan divides among {model.tp_size} ranks",
+            "rank=0, world_size=1",
+        )
 
 
-def _likelihood(mesh: Any) -> tuple[bool, int]:
-    """Return a key for sorting meshes, higher for a mesh that more likely divides samples.
-
-    torchtitan has two meshes. Samples are divided by the mesh with a dimension "batch". The
-    dimension "fsdp" of the other mesh includes the ranks of "cp", which train on the same samples.
-    """
-    return "batch" in mesh.mesh_dim_names, mesh.ndim
-
-
-def _is_tensor_parallel(model: Any) -> bool:
-    """Return True if a model of transformers is divided among ranks."""
-    ranks = getattr(model, "tp_size", None) or 1
-    return ranks > 1
-
-
-def _megatron(state: Any) -> Iterator[tuple[str, str]]:
-    """Yield Megatron's division of the model, given its module `parallel_state`."""
-    if state is None or not state.model_parallel_is_initialized():
+def _megatron_divisions() -> Iterator[_Division]:
+    """Yield Megatron's division of the model, if there is one."""
+    parallel_state: Any = sys.modules.get("megatron.core.parallel_state")
+    if parallel_state is None or not parallel_state.model_parallel_is_initialized():
         return
     processes = sys.modules["torch.distributed"].get_world_size()
-    if state.get_data_parallel_world_size() < processes:
-        yield "Megatron's model parallelism", "mesh=parallel_state.get_data_parallel_group()"
+    if parallel_state.get_data_parallel_world_size() < processes:
+        yield _Division(
+            "Megatron's model parallelism",
+            "mesh=parallel_state.get_data_parallel_group()",
+        )
 
 
-def _accelerate(state: Any) -> Iterator[tuple[str, str]]:
-    """Yield Accelerate's division of the model, given the fields of its `AcceleratorState`."""
+def _accelerate_divisions() -> Iterator[_Division]:
+    """Yield Accelerate's division of the model, if there is one."""
+    accelerator_state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+    state: dict[str, Any] = getattr(accelerator_state, "_shared_state", {})
     config = state.get("parallelism_config")
     ranks_per_model = getattr(config, "non_data_parallel_size", 1)
     if ranks_per_model <= 1:
@@ -97,60 +111,77 @@ def _accelerate(state: Any) -> Iterator[tuple[str, str]]:
         )
     else:
         argument = argument_for(mesh, "accelerator.torch_device_mesh")
-    yield "Accelerate's ParallelismConfig", argument
+    yield _Division("Accelerate's ParallelismConfig", argument)
+
+
+def _likelihood_of_dividing_samples(mesh: Any) -> tuple[bool, int]:
+    """Return a key for sorting meshes, greater for a mesh that more likely divides samples.
+
+    torchtitan has two meshes. The mesh with a dimension "batch" divides samples. In the other mesh,
+    the dimension "fsdp" includes the ranks of "cp", which train on the same samples.
+    """
+    return "batch" in mesh.mesh_dim_names, mesh.ndim
+
+
+def _is_tensor_parallel(model: Any) -> bool:
+    """Return True if a model of transformers is divided among ranks."""
+    ranks = getattr(model, "tp_size", None) or 1
+    return ranks > 1
 
 
 def _divides_model(mesh: Any) -> bool:
-    """Return True for a mesh with a dimension whose ranks have the same samples.
+    """Return True for a mesh with a dimension that divides a model.
 
-    A dimension that joins both kinds, for example "dp_cp", is not counted: programs that do not use
+    A dimension that joins both kinds, for example "dp_cp", does not count: programs that do not use
     "cp" also have it.
     """
-    for name in dimensions(mesh):
+    for name in divided_dimensions(mesh):
         words = words_of(name)
         if words & DATA_WORDS:
             continue
-        # A mesh with a single dimension may have any purpose, such as "loss". It counts only if
-        # its name says that the dimension divides a model.
+        # The only dimension of a mesh may have any purpose, such as "loss". It counts only if its
+        # name says that it divides a model.
         if mesh.ndim > 1 or words & MODEL_WORDS:
             return True
     return False
 
 
-def _instances(module: str, name: str, wanted: Callable[[Any], bool]) -> list[Any]:
-    """Return the instances of a class that satisfy `wanted`; none if its module is not imported.
+def _instances(module: str, name: str, is_wanted: Callable[[Any], bool]) -> list[Any]:
+    """Return the instances of a class that satisfy `is_wanted`; none if the class is not imported.
 
     Args:
         module: name of the class's module.
         name: name of the class.
-        wanted: returns True for an instance to return.
+        is_wanted: returns True for an instance to return.
     """
     cls = getattr(sys.modules.get(module), name, None)
     if cls is None:
         return []
     classes = list(_with_subclasses(cls))
     # The search is slow, so it is skipped if there can be no new instances. Every instance refers
-    # to its class: so if the number of references is the same and no instance has gone, there are
-    # no new instances.
+    # to its class. So if there are as many references as at the last search, and all instances that
+    # it found still exist, there are no new ones.
     references = sum(map(sys.getrefcount, classes))
-    before = _vain_searches.get(cls, _Search(0, []))
-    none_has_gone = all(instance() is not None for instance in before.instances)
-    if references == before.references and none_has_gone:
+    last_search = _fruitless_searches.get(cls, _Search(0, []))
+    do_all_exist = all(instance() is not None for instance in last_search.instances)
+    if references == last_search.references and do_all_exist:
         return []
 
-    def search() -> list[Any]:
-        """Return all instances of the class and its subclasses."""
-        return [each for each in gc.get_referrers(*classes) if cls in type(each).__mro__]
+    instances = _all_instances(classes)
+    if not any(map(is_wanted, instances)):
+        _fruitless_searches[cls] = _Search(references, list(map(weakref.ref, instances)))
+        return []
+    # Some of the instances may be garbage. Without this list of them, the garbage collector can
+    # free these, and the second search does not find them.
+    del instances
+    gc.collect()
+    return list(filter(is_wanted, _all_instances(classes)))
 
-    instances = search()
-    if any(map(wanted, instances)):
-        # Some of the instances may be garbage. The list of them is dropped, so that the garbage
-        # collector can free these, and the search is repeated.
-        del instances
-        gc.collect()
-        return list(filter(wanted, search()))
-    _vain_searches[cls] = _Search(references, list(map(weakref.ref, instances)))
-    return []
+
+def _all_instances(classes: Sequence[type[Any]]) -> list[Any]:
+    """Return all instances of a class and its subclasses, given the class first."""
+    cls = classes[0]
+    return [each for each in gc.get_referrers(*classes) if cls in type(each).__mro__]
 
 
 def _with_subclasses(cls: type[Any]) -> Iterator[type[Any]]:

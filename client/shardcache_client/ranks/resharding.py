@@ -1,9 +1,9 @@
 """Detection of other projects' wrappers that divide samples a second time.
 
-The dataset already gives each rank and each worker samples of its own. A wrapper that passes on
-only one of every N samples silently loses the others. Such a wrapper is found on the call stack,
-since its frame is there whenever it requests a sample. A forked DataLoader worker has its parent's
-frames below its own, so a wrapper around the loader is found there as well.
+A dataset already gives each rank and each worker samples of its own. A wrapper that keeps one of
+every N of these samples for its rank or worker silently loses the others. It is found on the call
+stack, since its frame is there whenever it requests a sample. A forked DataLoader worker has its
+parent's frames below its own, so a wrapper around the loader is found there as well.
 """
 
 import sys
@@ -16,8 +16,8 @@ from shardcache_client.order.topology import Topology
 
 # The local variables of a frame, by name.
 Variables = Mapping[str, Any]
-# Returns the number of shares that a wrapper makes, given the variables of its frame.
-Shares = Callable[[Variables], int]
+# Returns the number of shares into which a wrapper divides samples, from its frame's variables.
+ShareCounter = Callable[[Variables], int]
 
 
 class Resharder(NamedTuple):
@@ -26,33 +26,33 @@ class Resharder(NamedTuple):
     Attributes:
         name: name of the function as its users know it.
         remedy: remedy in the error.
-        ranks: returns the number of shares into which samples are divided among ranks.
-        workers: returns the number of shares into which they are divided among a rank's workers.
+        rank_shares: returns the number of shares into which samples are divided among ranks.
+        worker_shares: the same among a rank's workers.
     """
 
     name: str
     remedy: str
-    ranks: Shares = lambda _: 1
-    workers: Shares = lambda _: 1
+    rank_shares: ShareCounter = lambda _: 1
+    worker_shares: ShareCounter = lambda _: 1
 
 
-def _processes(variables: Variables) -> int:
-    """Return the number of shares of a wrapper that makes one for each process."""
+def _shares_per_process(variables: Variables) -> int:
+    """Return the number of processes, each of which gets a share."""
     return int(variables["self"].num_processes)
 
 
 def _workers_per_shard(variables: Variables) -> int:
     """Return the number of workers per shard, rounded up.
 
-    If it is more than 1, some workers have no shard and read nothing.
+    If it is more than 1, some workers have no shard and read nothing, so their samples are lost.
     """
     workers = variables["worker_info"].num_workers
     shards = max(1, variables["self"].num_shards)
     return int(-(-workers // shards))
 
 
-def _shares_of_all(variables: Variables) -> int:
-    """Return the number of shares for all workers of all ranks."""
+def _shares_of_all_workers(variables: Variables) -> int:
+    """Return the number of shares, one for each worker of each rank."""
     return int(variables["self"].num_of_instances)
 
 
@@ -74,43 +74,43 @@ _RESHARDERS = {
     ("accelerate.data_loader", "IterableDatasetShard.__iter__"): Resharder(
         "Accelerate's IterableDatasetShard",
         _ACCELERATE,
-        ranks=_processes,
+        rank_shares=_shares_per_process,
     ),
     ("accelerate.data_loader", "DataLoaderDispatcher.__iter__"): Resharder(
         "Accelerate's DataLoaderDispatcher",
         _ACCELERATE,
-        ranks=lambda variables: int(variables["self"].state.num_processes),
+        rank_shares=lambda variables: int(variables["self"].state.num_processes),
     ),
     ("transformers.trainer_pt_utils", "IterableDatasetShard.__iter__"): Resharder(
         "transformers' IterableDatasetShard",
         _STAGE,
-        ranks=_processes,
+        rank_shares=_shares_per_process,
     ),
     ("webdataset.shardlists", "split_by_node"): Resharder(
         "webdataset's split_by_node",
         _STAGE,
-        ranks=lambda variables: int(variables["world_size"]),
+        rank_shares=lambda variables: int(variables["world_size"]),
     ),
     ("webdataset.shardlists", "split_by_worker"): Resharder(
         "webdataset's split_by_worker",
         _STAGE,
-        workers=lambda variables: int(variables["num_workers"]),
+        worker_shares=lambda variables: int(variables["num_workers"]),
     ),
     ("datasets.iterable_dataset", "StepExamplesIterable.__iter__"): Resharder(
         "datasets' split_dataset_by_node",
         _DATASETS,
-        ranks=lambda variables: int(variables["self"].step),
+        rank_shares=lambda variables: int(variables["self"].step),
     ),
     ("datasets.iterable_dataset", "IterableDataset._iter_pytorch"): Resharder(
         "datasets.IterableDataset, with fewer shards than the loader has workers,",
         f"give the loader num_workers=0; or {_DATASETS}",
-        workers=_workers_per_shard,
+        worker_shares=_workers_per_shard,
     ),
     ("torch.utils.data.datapipes.iter.sharding", "ShardingFilterIterDataPipe.__iter__"): Resharder(
         "torch's sharding_filter",
         _STAGE,
-        ranks=_shares_of_all,
-        workers=_shares_of_all,
+        rank_shares=_shares_of_all_workers,
+        worker_shares=_shares_of_all_workers,
     ),
 }
 
@@ -118,12 +118,12 @@ _RESHARDERS = {
 def refuse_resharding(topology: Topology, processes: int) -> None:
     """Raise ConfigError if a wrapper on the call stack would lose samples.
 
-    A second division is right as long as both divisions together make no more shares than the job
-    has processes. For example, the dataset may be divided among nodes, and the share of each node
-    among the node's processes.
+    A second division loses nothing as long as both divisions together make no more shares than the
+    job has processes. For example, the dataset may be divided among nodes, and the share of each
+    node among the node's processes.
 
     Args:
-        topology: the dataset's own division.
+        topology: the ranks and workers among which the dataset divides its samples.
         processes: number of processes of the job.
     """
     if topology.readers == 1:
@@ -135,11 +135,11 @@ def refuse_resharding(topology: Topology, processes: int) -> None:
             continue
 
         if topology.world_size > 1:
-            shares = _count(resharder.ranks, frame.f_locals)
+            shares = _share_count(resharder.rank_shares, frame.f_locals)
             if shares > 1 and topology.world_size * shares > processes:
                 raise _error(resharder, shares, "rank")
         if topology.workers > 1:
-            shares = _count(resharder.workers, frame.f_locals)
+            shares = _share_count(resharder.worker_shares, frame.f_locals)
             if shares > 1:
                 raise _error(resharder, shares, "worker")
 
@@ -152,8 +152,8 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def stateful_loader_asks() -> bool:
-    """Return True if the caller is torchdata's StatefulDataLoader.
+def is_called_by_stateful_loader() -> bool:
+    """Return True if torchdata's StatefulDataLoader is on the call stack.
 
     This matters since the loader's own state records the end of an iteration.
     """
@@ -162,30 +162,37 @@ def stateful_loader_asks() -> bool:
 
 
 def replicas_of_sampler_asking_length() -> int | None:
-    """Return the number of ranks of a DistributedSampler that asks for a dataset's length.
+    """Return the number of ranks of the DistributedSampler that calls a dataset's `__len__`.
 
-    None if something other than its constructor calls the dataset's `__len__`.
+    To be called by this `__len__`. Returns None if its caller is not a DistributedSampler's
+    constructor.
     """
     # Frame 0 is this function's, frame 1 that of the dataset's own `__len__`.
-    asking = sys._getframe(2)
-    if asking.f_code.co_qualname != "DistributedSampler.__init__":
+    caller = sys._getframe(2)
+    if caller.f_code.co_qualname != "DistributedSampler.__init__":
         return None
-    replicas: int | None = asking.f_locals["self"].num_replicas
+    replicas: int | None = caller.f_locals["self"].num_replicas
     return replicas
 
 
-def _count(shares: Shares, variables: Variables) -> int:
+def _share_count(count_shares: ShareCounter, variables: Variables) -> int:
     """Return the number of shares that a wrapper makes, from the variables of its frame."""
     try:
-        return shares(variables)
+        return count_shares(variables)
     except (KeyError, AttributeError):
-        # This release of the other project keeps the number elsewhere. The number is taken to be 2,
-        # since nobody uses a wrapper that divides nothing.
+        # This release of the other project keeps the number elsewhere. The number is assumed to be
+        # 2, since nobody uses a wrapper that divides nothing.
         return 2
 
 
 def _error(resharder: Resharder, shares: int, reader: str) -> ConfigError:
-    """Return the error for a wrapper that makes `shares` shares; `reader` is "rank" or "worker"."""
+    """Return the error for a wrapper that divides samples a second time.
+
+    Args:
+        resharder: the wrapper.
+        shares: number of shares that it makes.
+        reader: "rank" or "worker": what each share is for.
+    """
     return ConfigError(
         f"the samples are sharded a second time: {resharder.name} passes on one of {shares} "
         f"shares of the samples that this {reader} reads, and drops the rest",

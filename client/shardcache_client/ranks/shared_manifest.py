@@ -1,9 +1,13 @@
 """Manifests in the job's key-value store, where they outlive a restart of the ranks.
 
 A manifest is the list of a dataset's shards. Rank 0 gets it from the daemon and publishes it, so
-that all ranks read the same shards, even if the bucket changes at this moment. Its answer to the
-other ranks is the manifest's fingerprint, or its error. The answer has a key for each restart, so
-that no rank gets an error from before the restart.
+that all ranks read the same shards, even if the bucket changes at this moment. Three things are
+stored:
+
+- The rows of the manifest, one for each shard, under the manifest's fingerprint.
+- The fingerprint, under the name of the dataset. It stays valid after a restart.
+- Rank 0's answer to the other ranks: the fingerprint, or the error if there is no manifest. It has
+  a key of its own for each restart, so that no rank gets an error from before the restart.
 """
 
 import json
@@ -16,15 +20,15 @@ from shardcache import errors
 from shardcache.shared.lists.shard_columns import Shards
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.order.topology import Topology
-from shardcache_client.ranks.key_value_store import KeyValueStore, restarts
+from shardcache_client.ranks.key_value_store import KeyValueStore, restart_count
 
 # Number of characters of a manifest that are stored under one key. A key-value store takes values
 # of at most 8 MiB.
 _PIECE_CHARACTERS = 4 * 2**20
-_LOOK_S = 1.0  # interval at which a rank that waits looks for a manifest under its own key
+_POLL_S = 1.0  # interval at which a waiting rank looks for an already published manifest
 
 
-def share(
+def share_manifest(
     store: KeyValueStore,
     name: str,
     ranks: Topology,
@@ -64,12 +68,12 @@ def _publish(
 ) -> Manifest:
     """Return the manifest that was published before, or resolve and publish one. Rank 0 only.
 
-    For the arguments, see `share`.
+    For the arguments, see `share_manifest`.
     """
-    earlier = store.peek(name)
-    if earlier is not None:
-        store.set(_answer_key(name), earlier)
-        return _published_manifest(store, earlier, timeout_s)
+    published_before = store.peek(name)
+    if published_before is not None:
+        store.set(_answer_key(name), published_before)
+        return _published_manifest(store, published_before, timeout_s)
     try:
         manifest = resolve()
     except errors.ShardcacheError as exn:
@@ -78,8 +82,9 @@ def _publish(
 
     upload(store, manifest)
     # `versions_named` is not part of the rows that are uploaded.
-    facts = {"fingerprint": manifest.fingerprint, "versions_named": manifest.versions_named}
-    own = json.dumps(facts)
+    own = json.dumps(
+        {"fingerprint": manifest.fingerprint, "versions_named": manifest.versions_named}
+    )
     # Several processes may read for rank 0: all of them use the manifest of the first.
     published = store.set_if_unset(name, own)
     store.set(_answer_key(name), published)
@@ -91,26 +96,26 @@ def _publish(
 def _await_answer(store: KeyValueStore, name: str, timeout_s: float) -> str | None:
     """Return rank 0's answer as soon as there is one; None if there is none within the timeout.
 
-    A published manifest is valid after any number of restarts. It is looked for under its own key,
-    too, because the nodes of a job may have counted different numbers of restarts: torchrun counts
-    them on the node whose worker failed.
+    The fingerprint may also be found under the name of the dataset. This is necessary because the
+    answer's key has the number of restarts, which may differ between the nodes of a job: torchrun
+    counts only restarts on the node whose worker failed.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:
         published = store.peek(name)
         if published is not None:
             return published
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0:
+        remaining_s = deadline_s - time.monotonic()
+        if remaining_s <= 0:
             return None
-        answer = store.get(_answer_key(name), min(_LOOK_S, left_s))
+        answer = store.get(_answer_key(name), min(_POLL_S, remaining_s))
         if answer is not None:
             return answer
 
 
 def _answer_key(name: str) -> str:
     """Return the key of rank 0's answer since the last restart of the ranks."""
-    return f"{name}/{restarts()}"
+    return f"{name}/{restart_count()}"
 
 
 def _published_manifest(store: KeyValueStore, answer: str, timeout_s: float) -> Manifest:
@@ -121,17 +126,18 @@ def _published_manifest(store: KeyValueStore, answer: str, timeout_s: float) -> 
         answer: the published JSON text, with a manifest's fingerprint or an error.
         timeout_s: maximum time to wait for the manifest's rows.
     """
-    facts = json.loads(answer)
-    if "error" in facts:
-        raise errors.from_json(facts["error"])
-    manifest = download(store, facts["fingerprint"], timeout_s)
-    return replace(manifest, versions_named=bool(facts.get("versions_named", True)))
+    fields = json.loads(answer)
+    if "error" in fields:
+        raise errors.from_json(fields["error"])
+    manifest = download(store, fields["fingerprint"], timeout_s)
+    return replace(manifest, versions_named=bool(fields.get("versions_named", True)))
 
 
 def upload(store: KeyValueStore, manifest: Manifest) -> None:
-    """Store a manifest's rows under its fingerprint, for all datasets with the same rows.
+    """Store a manifest's rows under its fingerprint, unless they are there already.
 
-    A row is a shard's url, version, size and number of samples.
+    A row is a shard's url, version, size and number of samples. Datasets with the same rows share
+    them.
     """
     name = f"rows/{manifest.fingerprint}"
     if store.has(name):
@@ -145,7 +151,7 @@ def upload(store: KeyValueStore, manifest: Manifest) -> None:
 
 
 def download(store: KeyValueStore, fingerprint: str, timeout_s: float) -> Manifest:
-    """Return the manifest with a fingerprint that a rank has stored.
+    """Return the manifest with this fingerprint, which another rank stores.
 
     Raises RanksError if the manifest is not there within the timeout, or if it is damaged.
     """

@@ -29,7 +29,7 @@ def bookmark() -> Bookmark:
 class Repeated(Epochs):
     """The ranks' decision that an epoch which one of them has ended early is read again."""
 
-    def follows(self, epoch: int, ended: int, *, is_held: bool = False) -> int:
+    def epoch_after(self, ended: int, *, counted_next: int, is_held: bool = False) -> int:
         """Return the epoch that was ended early."""
         return ended
 
@@ -235,8 +235,8 @@ def test_an_iteration_that_was_counted_and_left_is_followed_by_what_is_agreed_on
     asked: list[tuple[int, int]] = []
 
     class Again(Epochs):
-        def follows(self, epoch: int, ended: int, *, is_held: bool = False) -> int:
-            asked.append((epoch, ended))
+        def epoch_after(self, ended: int, *, counted_next: int, is_held: bool = False) -> int:
+            asked.append((counted_next, ended))
             return ended
 
     bookmark = Bookmark(EpochCounter(), Again())

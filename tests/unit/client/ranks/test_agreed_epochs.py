@@ -12,7 +12,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from shardcache.errors import EpochMismatchError
 from shardcache_client.order.topology import Topology
 from shardcache_client.ranks.agreed_epochs import AgreedEpochs
-from shardcache_client.ranks.key_value_store import MeetingPlace, StoreAddress
+from shardcache_client.ranks.key_value_store import StoreAddress, StoreLocator
 
 WORLD = 3
 IN_VAIN_S = 0.3
@@ -40,7 +40,7 @@ class Rank:
         processes: int = WORLD,
         world_size: int = WORLD,
     ) -> None:
-        place = MeetingPlace(StoreAddress("127.0.0.1", server.port, processes, process))
+        place = StoreLocator(StoreAddress("127.0.0.1", server.port, processes, process))
         topology, compare = partial(Topology, rank, world_size), partial(int)
         # As in a loader's worker, to which the dataset was pickled.
         self._one = pickle.loads(pickle.dumps(AgreedEpochs(name, place, topology, compare, patience_s)))
@@ -51,7 +51,7 @@ class Rank:
         """Begin an iteration; return its epoch."""
         following = 0 if self._last is None else self._last + 1
         if not self._read and self._last is not None:
-            following = self._one.follows(following, self._last)
+            following = self._one.epoch_after(self._last, counted_next=following)
         self._one.begin(following)
         self._last = following
         self._read = False
@@ -132,7 +132,7 @@ def test_rank_that_looks_after_all_have_left_an_epoch_does_not_wait(server: TCPS
         assert at_once([rank.begin for rank in job]) == [epoch] * WORLD
         for rank in job:
             rank.leave()
-        assert job[0]._one.follows(epoch + 1, epoch) == epoch + 1
+        assert job[0]._one.epoch_after(epoch, counted_next=epoch + 1) == epoch + 1
 
 
 @pytest.mark.slow
@@ -173,7 +173,8 @@ def test_datasets_restarts_and_jobs_of_one_rank_are_apart(server: TCPStore, monk
     alone = Rank(server, 1, IN_VAIN_S)
     assert [alone.begin(), alone.begin()] == [0, 0]
     keys = server.num_keys()
-    assert AgreedEpochs("train/0", MeetingPlace(), Topology, int, PATIENT_S).follows(5, 4) == 5
+    epochs = AgreedEpochs("train/0", StoreLocator(), Topology, int, PATIENT_S)
+    assert epochs.epoch_after(4, counted_next=5) == 5
     assert server.num_keys() == keys
 
 

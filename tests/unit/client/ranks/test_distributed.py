@@ -22,8 +22,8 @@ from shardcache_client.order.shards.manifest import JoinedManifest, Manifest
 from shardcache_client.order.topology import Topology
 from shardcache_client.ranks import distributed, shared_manifest
 from shardcache_client.ranks.agreement import Agreement
-from shardcache_client.ranks.key_value_store import KeyValueStore, MeetingPlace, StoreAddress
-from shardcache_client.ranks.shared_manifest import share
+from shardcache_client.ranks.key_value_store import KeyValueStore, StoreAddress, StoreLocator
+from shardcache_client.ranks.shared_manifest import share_manifest
 from shardcache_client.ranks.torch_group import TorchRankGroup
 
 WORLD = 3
@@ -85,7 +85,7 @@ def test_ranks_are_unknown_without_torch_distributed() -> None:
 
 def test_the_environment_leads_to_the_store(env: pytest.MonkeyPatch, server: TCPStore) -> None:
     """A launcher's variables name the store, the number of ranks and this one; a single rank needs no store."""
-    place = MeetingPlace()
+    place = StoreLocator()
     env.setenv("RANK", "1")
     assert place.address() == StoreAddress("127.0.0.1", server.port, WORLD, 1)
     for name, value in (("MASTER_PORT", ""), ("WORLD_SIZE", "1")):
@@ -101,11 +101,11 @@ def test_a_process_group_leads_to_its_store(server: TCPStore, monkeypatch: pytes
     torch.distributed.init_process_group("fake", store=server, rank=1, world_size=2)
     try:
         assert distributed.ranks() == Topology(1, 2)
-        told = pickle.dumps(MeetingPlace())
+        told = pickle.dumps(StoreLocator())
     finally:
         torch.distributed.destroy_process_group()
     assert pickle.loads(told).address() == StoreAddress("127.0.0.1", server.port, 2, 1)
-    assert MeetingPlace().address() is None
+    assert StoreLocator().address() is None
 
 
 def test_address_without_listener_is_no_store(server: TCPStore) -> None:
@@ -187,7 +187,7 @@ def test_messages_of_an_abandoned_iteration_are_ignored(env: pytest.MonkeyPatch)
 @pytest.mark.slow
 def test_replicas_agree_with_one_reader_of_each_other_rank(server: TCPStore) -> None:
     """Two processes read for each of two ranks: whichever meet, all get the greatest, also if they come again."""
-    places = [MeetingPlace(StoreAddress("127.0.0.1", server.port, 4, process)) for process in range(4)]
+    places = [StoreLocator(StoreAddress("127.0.0.1", server.port, 4, process)) for process in range(4)]
     for _ in range(2):
         readers = [Agreement("replicas", Topology(process // 2, 2), 30.0, places[process]) for process in range(4)]
         for number in range(2):
@@ -225,7 +225,7 @@ def datasets(url: str) -> list[TorchRankGroup]:
 
 def shared(server: TCPStore, rank: int, resolve: Callable[[], Manifest], name: str = "train/0") -> Manifest:
     """Return the manifest that a rank gets."""
-    return share(KeyValueStore(server, "test"), name, Topology(rank, WORLD), resolve, 5.0)
+    return share_manifest(KeyValueStore(server, "test"), name, Topology(rank, WORLD), resolve, 5.0)
 
 
 def refuse() -> Manifest:
@@ -264,7 +264,7 @@ def test_restarted_rank_does_not_get_the_error_from_before(server: TCPStore, env
         shared(server, 0, refuse, "train/2")
     env.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     with pytest.raises(RankTimeoutError, match=r"waited 0\.01 s for rank 0"):
-        share(KeyValueStore(server, "test"), "train/2", Topology(1, WORLD), refuse, 0.01)
+        share_manifest(KeyValueStore(server, "test"), "train/2", Topology(1, WORLD), refuse, 0.01)
     assert shared(server, 0, manifest, "train/2") == manifest()
     assert shared(server, 1, refuse, "train/2") == manifest()
 
