@@ -176,7 +176,7 @@ class ShardLoader(Generic[B_co]):
     def __iter__(self) -> Iterator[B_co]:
         iteration = Iteration()
         batches = self._read(iteration)
-        iteration.read_by(batches)
+        iteration.attach(batches)
         return batches
 
     def _read(self, iteration: Iteration) -> Generator[B_co]:

@@ -371,7 +371,7 @@ class DatasetEpochs:
             return Resume(Progress(epoch))
         stage = self._parts.stage
         stage_name = stage.name if stage else ""
-        return staged_state.resume(states, reader, counted=deal.counted, stage=stage_name)
+        return staged_state.resume_place(states, reader, counted=deal.counted, stage=stage_name)
 
     def quota(self, reader: Topology, deal: Deal) -> int | None:
         """Return the number of samples that a reader gets; None for all samples of its share."""

@@ -93,7 +93,7 @@ class EpochReader:
         iteration = self._runtime.iteration()
         self._start(iteration)
         samples = self._samples(iteration)
-        iteration.read_by(samples)
+        iteration.attach(samples)
         return samples
 
     def _start(self, iteration: Iteration) -> None:
@@ -243,4 +243,4 @@ class EpochReader:
         if not self._runtime.is_asked_by_loader and self.epochs.is_read(states):
             states = [replace(each, over=True) for each in states]
         # Passed as JSON, so that they equal the states that running workers and later runs get.
-        self.bookmark.load([each.to_json() for each in states], worker=self._runtime.in_worker)
+        self.bookmark.load([each.to_json() for each in states], in_worker=self._runtime.in_worker)

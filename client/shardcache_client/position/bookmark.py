@@ -1,8 +1,9 @@
-"""A dataset's position: its iterations, the epoch of the next one, and the states to resume from.
+"""A dataset's position: the iterations over it, the epoch that follows, and the states to resume.
 
-An iteration is one loop over the dataset. A pass is one loop of all workers of a DataLoader, each
-of which has an iteration of its own. The trainer is the process that runs the training loop, and
-starts the workers.
+- An iteration is one loop over the dataset in one process.
+- A pass is one loop over a DataLoader. Each of its workers has an iteration of its own.
+- The trainer is the process that runs the training loop, and starts the workers.
+- A state is what `state_dict()` returns.
 """
 
 import json
@@ -28,18 +29,18 @@ class Bookmark:
     dataset's position is that of the main iteration, or of a look that was read after it and has
     neither ended nor been dropped.
 
-    With a plain DataLoader, it is unknown which batches the user took. So each of its iterations is
-    the main one from its beginning: skipping an epoch does no harm, reading one twice does.
+    In a worker of a plain DataLoader, it is unknown which batches the user has taken. So each
+    iteration there is the main iteration from its beginning. A look then skips an epoch, which does
+    less harm than reading an epoch twice.
 
     Attributes:
         counter: the count of epochs, shared with DataLoader workers.
-        terms: seeds and change of the mixture, from the states loaded last.
+        terms: the drawn seeds and the mixture's change, from the states loaded last.
         states: the states loaded last, in this process or before it was started.
         changes: number of times that an epoch was set or states were loaded.
         loaded_at: value of `changes` after the last load.
-        latest: the iteration from which a batch was taken last; None if something has changed since
-            then that `take` has to record. While it is the same iteration, `take` need not be
-            called.
+        latest: the iteration that `take` has recorded as the one read last. While a batch is taken
+            from the same iteration, `take` need not be called again. None if it has to be called.
     """
 
     def __init__(self, counter: EpochCounter, epochs: Epochs) -> None:
@@ -50,10 +51,12 @@ class Bookmark:
         self._loads = 0  # number of times that states were loaded
         # True in a worker that has loaded states itself, which only its next iteration uses.
         self._has_own_states = False
-        self._chosen = -1  # epoch set by this process, or before it was started; -1 if none was set
+        # The epoch that the user has set in this process, or before it was started; -1 if none.
+        self._chosen = -1
         self.changes = 0
         self.loaded_at = 0
-        self._followed = -1  # `changes` of another bookmark when this bookmark followed it last
+        # `changes` of another bookmark when `follow` was last called.
+        self._followed_changes = -1
         self._pid = os.getpid()
         self._iterations = 0  # number of iterations begun by this process
         self._forget_iterations()
@@ -63,8 +66,8 @@ class Bookmark:
         self._begun: list[Iteration] = []  # in the order in which they began or were last read
         self.latest: Iteration | None = None
 
-    def _enter_process(self) -> None:
-        """Forget the iterations of the process that has forked this one."""
+    def _forget_parents_iterations(self) -> None:
+        """Forget the iterations of the process that has forked this one, or pickled this object."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._iterations = 0
@@ -86,7 +89,7 @@ class Bookmark:
 
     @property
     def chosen(self) -> int | None:
-        """The epoch that the user has set, which every iteration reads; None if none was set."""
+        """The epoch that the user has set, which every iteration reads; None if none is set."""
         chosen = self.counter.read().chosen
         return chosen if chosen >= 0 else None
 
@@ -101,14 +104,14 @@ class Bookmark:
 
         None if the dataset's position is the place where the next iteration begins.
         """
-        self._enter_process()
+        self._forget_parents_iterations()
         live = self._live_iterations()
         if live:
             return live[-1]
         return self._main
 
     def _live_iterations(self) -> list[Iteration]:
-        """Return the iterations that are neither over nor dropped, in the order of `_begun`."""
+        """Return the iterations that have neither ended nor been dropped, in `_begun`'s order."""
         return [each for each in self._begun if each.live]
 
     def next_states(self) -> Sequence[SavedState]:
@@ -116,14 +119,17 @@ class Bookmark:
         return self._states_for(self.next_epoch, self.counter.read())
 
     def _states_for(self, epoch: int, count: Count) -> Sequence[SavedState]:
-        """Return the states from which an iteration resumes an epoch; only one iteration does."""
+        """Return the states from which an iteration resumes an epoch; empty if it does not.
+
+        Only the first iteration after a load resumes from the states.
+        """
         if not self.states or self.states[0].epoch != epoch:
             return ()
         if count.is_resumed and not self._has_own_states:
             return ()
         return self.states
 
-    # Epochs that users set and states that they load.
+    # The epoch that the user sets, and the states that the user loads.
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that every iteration begun from now on reads.
@@ -138,20 +144,20 @@ class Bookmark:
         with self.counter.change() as count:
             count.chosen = epoch
 
-    def load(self, data: object, *, worker: bool) -> None:
+    def load(self, data: object, *, in_worker: bool) -> None:
         """Resume from states at the next iteration. Raises ConfigError if there are none.
 
         Args:
             data: any nested structure that contains the states.
-            worker: True in a worker of a DataLoader, which loads the states for itself only. Any
-                other process loads them for all future readers.
+            in_worker: True in a worker of a DataLoader, which loads the states for itself only. Any
+                other process loads them for its workers as well.
         """
         states = find_states(data)
         self._forget_iterations()
         self.states = states
         self.terms = states[0].terms
-        self._has_own_states = worker
-        if worker:
+        self._has_own_states = in_worker
+        if in_worker:
             return
         self._record_load(chosen=-1)
         with self.counter.change() as count:
@@ -163,7 +169,9 @@ class Bookmark:
             count.workers = 0
 
     def _record_load(self, chosen: int) -> None:
-        """Count a load of states; workers that run find them once the shared count has changed.
+        """Count a load of states, and keep the states for workers that are running already.
+
+        These workers take the states once the caller has raised `Count.loads`.
 
         Args:
             chosen: the epoch that was set; -1 if none was.
@@ -176,22 +184,22 @@ class Bookmark:
         self.counter.hold_loaded(json.dumps([state.to_json() for state in self.states]).encode())
 
     def forget_states(self) -> None:
-        """Resume from none of the loaded states."""
+        """Forget the loaded states, so that no iteration resumes from them."""
         self.states = ()
 
     def follow(self, other: "Bookmark") -> bool:
-        """Take over the epoch or states of another bookmark if they are new since the last call.
+        """Take over the epoch that was set, or the states that were loaded, in another bookmark.
 
-        Returns True if an epoch was set, or states were loaded, in the other bookmark.
+        Returns True if there is something new since the last call.
         """
-        followed_before = self._followed
-        self._followed = other.changes
-        if other.changes == followed_before:
+        changes_before = self._followed_changes
+        self._followed_changes = other.changes
+        if other.changes == changes_before:
             return False
         chosen = other.chosen
-        if other.loaded_at <= followed_before:
-            # Only an epoch was set. The earlier states are not taken over again, as this bookmark
-            # may have resumed from them already.
+        if other.loaded_at <= changes_before:
+            # Since the last call, only an epoch was set. Earlier states are not taken over again,
+            # as this bookmark may have resumed from them already.
             assert chosen is not None
             self.set_epoch(chosen)
             return True
@@ -212,14 +220,14 @@ class Bookmark:
     # Iterations.
 
     def begin(self, iteration: Iteration) -> None:
-        """Begin an iteration, which sets its epoch and states."""
-        self._enter_process()
+        """Begin an iteration: set its epoch, and the states from which it resumes."""
+        self._forget_parents_iterations()
         self._iterations += 1
         iteration.number = self._iterations
         iteration.loads = self._loads
         if iteration.loader is None:
-            self._begin_here(iteration)
-            self._move_last(iteration)
+            self._begin_without_workers(iteration)
+            self._move_to_end(iteration)
         else:
             self._begin_in_worker(iteration, iteration.loader)
             self._main = iteration
@@ -229,7 +237,7 @@ class Bookmark:
         """Return the epoch that an iteration of this process reads if it begins now.
 
         It is the epoch that was set, or else the epoch after the main iteration's. If the main
-        iteration was ended early, the ranks agree on the epoch.
+        iteration was ended early, the ranks agree on the epoch; this may wait for other ranks.
         """
         count = self.counter.read()
         if count.chosen >= 0:
@@ -241,7 +249,8 @@ class Bookmark:
         if not was_ended_early:
             return count.next
 
-        # While the user holds the main iteration, it may be read on: so the epoch is not stored.
+        # While the user holds the main iteration, it may be read on. So the epoch is not settled
+        # for good.
         is_held = main.live
         epoch = self._epochs.epoch_after(main.epoch, counted_next=count.next, is_held=is_held)
         if not is_held:
@@ -249,8 +258,8 @@ class Bookmark:
                 count.next = epoch
         return epoch
 
-    def _begin_here(self, iteration: Iteration) -> None:
-        """Begin an iteration that this process reads alone."""
+    def _begin_without_workers(self, iteration: Iteration) -> None:
+        """Begin an iteration that is not one of several workers' parts of a pass."""
         iteration.epoch = self.settle_next_epoch()
         count = self.counter.read()
         iteration.is_epoch_set = count.chosen >= 0
@@ -260,31 +269,26 @@ class Bookmark:
 
     def _begin_in_worker(self, iteration: Iteration, loader: int) -> None:
         """Begin a worker's part of a pass, which other workers of the loader may have begun."""
-        nth = iteration.number
-        # The first worker may wait for other ranks here, and the other workers for the first one.
+        # One worker at a time begins. The first one may wait for other ranks to agree on an epoch;
+        # the others then wait for the first.
         with self.counter.turn():
             count = self.counter.read()
-            its_pass = count.pass_to_join(loader, nth, iteration.worker)
             if self._loads != count.loads and not self._has_own_states:
                 self._take_trainers_states(count.loads)
-            if its_pass is None:
-                its_pass = self._begin_pass(iteration, loader, nth, count)
-            else:
-                # A `Pass` does not record whether the user has set its epoch. They have, if it is
-                # the epoch that is set now.
-                iteration.is_epoch_set = count.chosen == its_pass.epoch
-            with self.counter.change() as count:
-                count.pass_of(loader, nth).note_joined(iteration.worker)
-                count.workers = iteration.workers
-            iteration.epoch = its_pass.epoch
-        has_own_for_epoch = self._has_own_states and self.states[0].epoch == its_pass.epoch
-        if its_pass.is_resuming or has_own_for_epoch:
+            joined = self._join_pass(iteration, loader, count)
+        iteration.epoch = joined.epoch
+        has_own_states_of_epoch = self._has_own_states and self.states[0].epoch == joined.epoch
+        if joined.is_resuming or has_own_states_of_epoch:
             iteration.states = self.states
         if self._has_own_states:
             self.states = ()  # the states were for this iteration alone
 
     def _take_trainers_states(self, loads: int) -> None:
-        """Take the states that the trainer has loaded since this worker was started."""
+        """Take the states that the trainer has loaded since this worker was started.
+
+        Args:
+            loads: number of times that the trainer has loaded states.
+        """
         states = json.loads(self.counter.loaded())
         self._loads = loads
         self.latest = None
@@ -292,15 +296,31 @@ class Bookmark:
         if self.states:
             self.terms = self.states[0].terms
 
-    def _begin_pass(self, iteration: Iteration, loader: int, nth: int, count: Count) -> Pass:
+    def _join_pass(self, iteration: Iteration, loader: int, count: Count) -> Pass:
+        """Return the pass to which a worker's iteration belongs, which begins if it has not yet."""
+        nth = iteration.number
+        joined = count.pass_to_join(loader, nth, iteration.worker)
+        if joined is None:
+            joined = self._begin_pass(iteration, loader, count)
+        else:
+            # A `Pass` does not record whether the user has set its epoch. If it is the epoch that
+            # is set now, the user has.
+            iteration.is_epoch_set = count.chosen == joined.epoch
+        with self.counter.change() as count:
+            count.pass_of(loader, nth).note_joined(iteration.worker)
+            count.workers = iteration.workers
+        return joined
+
+    def _begin_pass(self, iteration: Iteration, loader: int, count: Count) -> Pass:
         """Begin a pass, as its first worker, and count its epoch."""
+        nth = iteration.number
         # A worker's first pass reads the epoch that was set when the worker was started, since the
         # trainer may set another epoch before the first worker begins.
         chosen = self._chosen if nth == 1 else count.chosen
         epoch = self._epoch_of_pass(loader, count, chosen)
         iteration.is_epoch_set = chosen >= 0
         self._begin_epoch(iteration, epoch)
-        new_pass = Pass(loader, nth, epoch, iteration.workers, os.getpid())
+        new_pass = Pass(loader, nth, epoch, workers=iteration.workers, pid=os.getpid())
         with self.counter.change() as count:
             if not self._has_own_states and self._states_for(epoch, count):
                 new_pass.is_resuming = True
@@ -311,7 +331,7 @@ class Bookmark:
         return new_pass
 
     def _begin_epoch(self, iteration: Iteration, epoch: int) -> None:
-        """Record among the ranks which epoch an iteration reads."""
+        """Tell the other ranks which epoch an iteration reads."""
         # The ranks agree only on epochs that are counted, not on those that the user has set.
         self._epochs.begin(None if iteration.is_epoch_set else epoch)
 
@@ -319,6 +339,8 @@ class Bookmark:
         """Return the epoch of a new pass of a loader's workers.
 
         Args:
+            loader: number of the loader.
+            count: the present count.
             chosen: the epoch that was set; -1 if none was.
         """
         # 1. This worker itself has loaded states, and no other epoch was set.
@@ -330,7 +352,7 @@ class Bookmark:
             return chosen
 
         # 3. The latest pass read the previous epoch and was ended early: the ranks agree on the
-        # epoch that follows it. If it is another loader's pass, it may still be read on.
+        # epoch that follows. If the pass is another loader's, the user may still read on.
         last = count.passes[-1] if count.passes else None
         if last is not None and last.epoch + 1 == count.next and not last.is_read:
             is_held = last.loader != loader and _is_running(last.pid)
@@ -342,8 +364,9 @@ class Bookmark:
     def take(self, iteration: Iteration) -> None:
         """Record that a batch is taken from an iteration of this process.
 
-        The iteration's position is the dataset's from now on. Raises ConfigError if a state was
-        loaded since the iteration began.
+        From now on, the iteration's position is that of the dataset.
+
+        Raises ConfigError if a state was loaded since the iteration began.
         """
         if self.is_outdated(iteration):
             raise ConfigError(
@@ -352,10 +375,10 @@ class Bookmark:
                 remedy="load the state before the loop; or start another loop, which "
                 "resumes from the state",
             )
-        is_last = bool(self._begun) and self._begun[-1] is iteration
-        if not is_last:
-            # Other iterations were read since, within this one's loop; now this one is read on.
-            self._move_last(iteration)
+        is_read_last = bool(self._begun) and self._begun[-1] is iteration
+        if not is_read_last:
+            # Other iterations were read within this iteration's loop, which now goes on.
+            self._move_to_end(iteration)
             if iteration.role == "main":
                 self.make_main(iteration)
         self.latest = iteration
@@ -364,23 +387,24 @@ class Bookmark:
         """Return True if a state was loaded since the iteration began."""
         return iteration.loads != self._loads
 
-    def _move_last(self, iteration: Iteration) -> None:
-        """Record that an iteration is the last one that began or was read."""
+    def _move_to_end(self, iteration: Iteration) -> None:
+        """Record that an iteration has begun or was read later than all others."""
         self._begun = [each for each in self._live_iterations() if each is not iteration]
         self._begun.append(iteration)
         self.latest = None
 
     def make_main(self, iteration: Iteration) -> None:
-        """Make an iteration of this process the main one, or "overtaken" if that is too late.
+        """Make an iteration of this process the main one, unless a later epoch is read already.
 
         To be called when the user takes the iteration's second batch, a later batch or its last
-        batch. It is too late if the main iteration reads a later epoch by then.
+        batch.
         """
         main = self._main
         if iteration.role == "overtaken" or main is iteration or self.is_outdated(iteration):
             return
         is_counted_look = iteration.role == "look" and not iteration.is_epoch_set
-        if main is not None and is_counted_look and main.epoch > iteration.epoch:
+        reads_later_epoch = main is not None and main.epoch > iteration.epoch
+        if is_counted_look and reads_later_epoch:
             iteration.role = "overtaken"
             return
         self._begin_epoch(iteration, iteration.epoch)
@@ -389,7 +413,7 @@ class Bookmark:
         with self.counter.change() as count:
             if not iteration.is_epoch_set:
                 count.next = iteration.epoch + 1
-            # The loaded states were for this iteration or for none: later iterations do not resume.
+            # No later iteration resumes from states of this epoch, or of one that is over.
             if self.states and (self.states[0].epoch == iteration.epoch or self.states[0].over):
                 count.is_resumed = True
 
@@ -398,33 +422,33 @@ class Bookmark:
         is_counted_main = iteration.role == "main" and not iteration.is_epoch_set
         if not is_counted_main or iteration.reading != "open":
             return
-        # This only spares the other ranks a wait. So nothing is recorded if the epoch may still be
-        # read: by the other workers of the pass, or in another iteration.
+        # Nothing is recorded if the epoch may still be read: by the other workers of the pass, or
+        # in another iteration. Other ranks then wait a little longer, which does no harm.
         is_worker = iteration.loader is not None
         has_others = any(each is not iteration for each in self._live_iterations())
         if is_worker or has_others:
             return
-        # The interpreter also closes generators when it ends, which does not mean that the user's
-        # loop has left them.
+        # The interpreter also closes generators when it ends, although no loop has left them.
         if not sys.is_finalizing():
             self._epochs.leave(iteration.epoch)
 
     def finish(self, iteration: Iteration) -> None:
-        """Record that this process has yielded the last sample of its part."""
+        """Record that an iteration has yielded its last sample."""
         iteration.reading = "read"
         if iteration.loader is None:
             self.make_main(iteration)  # even if the last batch is the first one
             is_read = iteration.role != "overtaken"
         else:
             with self.counter.change() as count:
-                its_pass = count.pass_of(iteration.loader, iteration.number)
-                its_pass.note_read(iteration.worker)
-                is_read = its_pass.is_read
+                current_pass = count.pass_of(iteration.loader, iteration.number)
+                current_pass.note_read(iteration.worker)
+                is_read = current_pass.is_read
         if is_read and not iteration.is_epoch_set:
             self._epochs.end(iteration.epoch)
 
 
 def _is_running(pid: int) -> bool:
+    """Return True if there is a process with this id."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

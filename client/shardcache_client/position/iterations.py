@@ -1,4 +1,4 @@
-"""An iteration over a dataset: its epoch, its progress, and its part in the dataset's position."""
+"""An iteration over a dataset: its epoch, its progress, and its role in the dataset's position."""
 
 import weakref
 from collections.abc import Iterator, Sequence
@@ -8,16 +8,20 @@ from typing import Any, Literal
 from shardcache_client.position.state import SavedState
 
 Role = Literal["look", "main", "overtaken"]
-"""The part that an iteration plays in its dataset's position; see `bookmark.Bookmark`.
+"""The role of an iteration in its dataset's position; see `bookmark.Bookmark`.
 
-"look": the user has taken at most one batch, perhaps only to look at the data. "main": the
-iteration is the main iteration of its dataset, or was. "overtaken": it can never become the main
-iteration, as another iteration has read a later epoch.
+- "look": the user has taken at most one batch, perhaps only to look at the data.
+- "main": the iteration is the main iteration of its dataset, or was.
+- "overtaken": the iteration can never become the main iteration, as another one has read a later
+  epoch.
 """
 
-IterationState = Literal["open", "read", "over"]
-"""Progress of an iteration: "open" at first, "read" once it has yielded its last sample or batch,
-"over" once the user has asked for more after that.
+Reading = Literal["open", "read", "over"]
+"""The progress of an iteration.
+
+- "open": it has more to yield, or may have.
+- "read": it has yielded its last sample or batch.
+- "over": the user has asked for more after that.
 """
 
 
@@ -26,17 +30,17 @@ class Iteration:
     """One iteration over a dataset, in the process that reads it.
 
     Attributes:
-        loader: a number shared by the workers that a plain DataLoader started together; None in any
-            other process.
-        worker: number of this worker among them; meaningless if `loader` is None.
-        workers: number of these workers; meaningless if `loader` is None.
+        loader: number that identifies a plain DataLoader to the workers that it has started; None
+            in any other process.
+        worker: number of this worker; meaningless if `loader` is None.
+        workers: number of the loader's workers; meaningless if `loader` is None.
         epoch: the epoch that the iteration reads.
         states: states from which it resumes; empty if it begins at the epoch's beginning.
         is_epoch_set: True if the user has set the epoch, False if it follows from the count.
         position: record of how far the iteration has come in the epoch: an `EpochRun`, or the
             position of a loader.
         reading: progress of the iteration.
-        role: part that it plays in the dataset's position.
+        role: its role in the dataset's position.
         number: number of the iteration in this process, from 1.
         loads: number of times that states had been loaded when the iteration began.
     """
@@ -48,19 +52,19 @@ class Iteration:
     states: Sequence[SavedState] = ()
     is_epoch_set: bool = False
     position: Any = None
-    reading: IterationState = "open"
+    reading: Reading = "open"
     role: Role = "look"
     number: int = 0
     loads: int = 0
-    _reader: weakref.ref[Iterator[Any]] | None = None
+    _generator: weakref.ref[Iterator[Any]] | None = None
 
-    def read_by(self, reader: Iterator[Any]) -> None:
+    def attach(self, generator: Iterator[Any]) -> None:
         """Record the generator that the user reads from."""
-        self._reader = weakref.ref(reader)
+        self._generator = weakref.ref(generator)
 
     @property
     def live(self) -> bool:
         """True until the generator has ended, or the user has dropped it."""
-        reader = None if self._reader is None else self._reader()
+        generator = None if self._generator is None else self._generator()
         # A generator that has ended has no frame.
-        return getattr(reader, "gi_frame", None) is not None
+        return getattr(generator, "gi_frame", None) is not None

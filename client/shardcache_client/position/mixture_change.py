@@ -1,8 +1,9 @@
-"""The loading of a state into a mixture that has changed: where its sources go on. Pure.
+"""The loading of states into a mixture that may have changed since they were saved. Pure.
 
-A mixture may have other sources, weights, batches or epochs than the run that saved the state. Each
-source then goes on after the samples that were taken of it. `Change` records this: it is made here,
-and becomes part of all later states.
+A mixture reads from several datasets, its sources, in proportion to their weights. After a change
+of sources, weights, batches or epochs, each source goes on after the samples that were taken from
+it. This module makes the `Change` that records how many these were. It becomes part of all later
+states.
 """
 
 from collections.abc import Sequence
@@ -28,15 +29,15 @@ class MixtureLoad:
     """The loading of states into a mixture, whose sources or weights may have changed since.
 
     Args:
-        states: the states, all of one moment.
+        states: the states, all saved at the same moment of a job.
         deal_options: the options of the mixture as it is now.
         manifest: the shards of all its sources.
-        ranks: number of ranks that read on.
+        ranks: number of ranks that resume.
 
     Attributes:
         is_same: True if the mixture reads the states' epoch as the interrupted run would.
 
-    Raises ConfigError if the states are of other sources.
+    Raises ConfigError if the states are from other sources.
     """
 
     def __init__(
@@ -53,26 +54,26 @@ class MixtureLoad:
         self._deal_options = deal_options.after(first.mixture.change)
         self._manifest = manifest
         self._ranks = ranks
-        # The identifier for counted samples, as those of a mixture always are.
+        # Identifiers are by whether samples are counted. Those of a mixture always are.
         self._dataset = deal_options.identities(manifest)[True]
 
         current = self._mixture(self._deal_options, first.epoch)
-        is_of_same_sources = first.dataset == self._dataset
+        has_same_sources = first.dataset == self._dataset
         self._saved_mixture = first.mixture
-        if is_of_same_sources:
-            self._saved_mixture = _identified(first.mixture, current)
-        self.is_same = is_of_same_sources and _is_same(self._saved_mixture, current)
+        if has_same_sources:
+            self._saved_mixture = _with_identities(first.mixture, current)
+        self.is_same = has_same_sources and _is_same(self._saved_mixture, current)
         _check_sources(self._saved_mixture, current)
 
     def __repr__(self) -> str:
         return f"MixtureLoad({self._saved_mixture!r}, is_same={self.is_same})"
 
     def states_after_change(self, *, keeps_epoch: bool = False) -> Sequence[SavedState]:
-        """Return the states from which the mixture reads on if it has changed.
+        """Return the states from which the mixture resumes if it has changed.
 
         Args:
-            keeps_epoch: True to stay in the states' epoch even if nothing is left of it, for a
-                caller that goes on to the next epoch by itself.
+            keeps_epoch: True to stay in the states' epoch even if nothing is left of it. The caller
+                then goes on to the next epoch itself.
 
         Raises ConfigError if the positions of all readers cannot be derived.
         """
@@ -89,7 +90,7 @@ class MixtureLoad:
         return [RankState(self._dataset, Progress(change.epoch), mixture=mixture, seeds=seeds)]
 
     def _mixture(self, deal_options: MixtureOptions, epoch: int) -> MixtureState:
-        """Return the facts about a mixture with these options in an epoch of this run."""
+        """Return the mixture as a state of this run would describe it in an epoch."""
         deal = deal_options.deal(self._manifest)
         # Mixtures never deal whole shards.
         assert isinstance(deal, SpanDeal)
@@ -107,10 +108,10 @@ def _another_dataset() -> ConfigError:
     )
 
 
-def _identified(saved_mixture: MixtureState, current: MixtureState) -> MixtureState:
+def _with_identities(saved_mixture: MixtureState, current: MixtureState) -> MixtureState:
     """Return a state's mixture with the identities of its sources, in the order of `current`.
 
-    States of earlier releases lack the identities and the order.
+    States of earlier releases lack identities and order.
 
     Args:
         saved_mixture: the mixture in the state.
@@ -139,16 +140,19 @@ def _is_same(saved_mixture: MixtureState, current: MixtureState) -> bool:
 
 def _check_sources(saved_mixture: MixtureState, current: MixtureState) -> None:
     """Raise ConfigError if all sources are new, or one differs from its namesake in a state."""
-    known = {source.name: source.identity for source in saved_mixture.sources}
+    saved_identities = {source.name: source.identity for source in saved_mixture.sources}
     if saved_mixture.change is not None:
-        known = {source.name: source.identity for source in saved_mixture.change.sources} | known
-    are_all_new = not any(source.name in known for source in current.sources)
-    # A state of an earlier release has no identities to compare.
-    is_without_identities = "" in known.values()
-    if are_all_new or is_without_identities:
+        # Sources that were in the mixture earlier are known by its last change.
+        for source in saved_mixture.change.sources:
+            saved_identities.setdefault(source.name, source.identity)
+    are_all_new = not any(source.name in saved_identities for source in current.sources)
+    # A state of an earlier release has empty identities, which cannot be compared.
+    lacks_identities = "" in saved_identities.values()
+    if are_all_new or lacks_identities:
         raise _another_dataset()
     for source in current.sources:
-        if known.get(source.name, source.identity) != source.identity:
+        # A new source has no identity in the state.
+        if saved_identities.get(source.name, source.identity) != source.identity:
             raise ConfigError(
                 f"source {source.name!r} is not the one of this name in the state: it has other "
                 "shards or samples, or another seed, shuffle, shuffle_window, canonical_nodes or "
@@ -166,12 +170,12 @@ def change_of(
     *,
     keeps_epoch: bool = False,
 ) -> Change:
-    """Return the change from the mixture of some states to a mixture that reads on from there.
+    """Return the change from the mixture of some states to the mixture that resumes from them.
 
     Args:
-        states: the states, all of one moment.
+        states: the states, all saved at the same moment of a job.
         saved_mixture: the mixture as it is in the states.
-        even: policy for a number of samples that the ranks do not divide.
+        even: policy for a number of samples that is not a multiple of the number of ranks.
         global_batches: the form of global batches; None if there are none.
         keeps_epoch: see `MixtureLoad.states_after_change`.
 
@@ -184,7 +188,8 @@ def change_of(
         saved_mixture = replace(saved_mixture, change=None)
     if not keeps_epoch and _are_read(states, saved_mixture, even, global_batches):
         return saved_mixture.change_at_end(epoch)
-    return saved_mixture.change_within(epoch, _progress(states).past(even), global_batches)
+    phases = _progress(states).past(even)
+    return saved_mixture.change_within(epoch, phases, global_batches)
 
 
 def _progress(states: Sequence[SavedState]) -> Progress:
@@ -215,8 +220,8 @@ def _are_read(
         return staged_state.have_ended(
             [state for state in states if isinstance(state, StagedState)]
         )
-    # Whether the ranks are at the end depends on numbers of samples alone. So a deal of a single
-    # shard with as many samples as the epoch takes the place of the mixture's.
+    # Whether the ranks are at the end depends on numbers of samples alone. So a deal of one shard
+    # with as many samples as the epoch can stand in for the mixture's deal.
     deal: SpanDeal = SampleDeal([sum(saved_mixture.samples)], shuffle=None, even=even)
     if global_batches is not None:
         deal = ElasticDeal(deal, global_batches.size, global_batches.spans)

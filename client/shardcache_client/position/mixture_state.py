@@ -1,19 +1,22 @@
 """The part of a state's JSON object that describes the mixture that was read. Pure.
 
-A section is an epoch that was not read to its end, and a phase a part of an epoch that the same
-ranks have read. If each batch is of one source, a turn is the samples that a source gives before
-another source may come, and the form of the batches has three values: see `SourceBatches`.
+A mixture reads from several datasets, its sources.
+
+- A section is an epoch that was not read to its end, because the mixture was changed.
+- A phase is a part of an epoch that the same ranks have read.
+- Each batch may be of a single source. Then a turn is the samples that a source gives before
+  another source may follow, and a `SourceBatches` has the form of the batches in three values.
 
 The members of the JSON object are:
 
 - "sources": for each source by name, the number of its samples taken before the epoch ("start") and
   in the epoch ("samples").
-- "mixed": the name and the identity of each source, in the order of the mixture. This order is not
-  that of "sources", whose names a checkpointer may sort.
+- "mixed": the name and the identity of each source, in the order of the mixture. A checkpointer may
+  sort the names in "sources", so their order means nothing.
 - "batches": the form of the batches and `MixtureState.total`; left out if batches mix several
   sources.
-- "changed": the latest change of the mixture, with the sections of which samples are left; left out
-  if there was none.
+- "changed": the latest change of the mixture, with the sections that have samples left; left out if
+  there was none.
 """
 
 import re
@@ -33,16 +36,18 @@ from shardcache_client.position.progress import past_phase, phase_of
 from shardcache_client.position.state_values import count, flag, named_numbers, text, whole_number
 
 _MAX_SPANS = 1 << 20  # maximum number of spans of an epoch that a state may name
-_IDENTITY = re.compile(r"|[0-9a-f]{8}")  # States of earlier releases have empty identities.
+_IDENTITY = re.compile(r"|[0-9a-f]{8}")  # empty in states of earlier releases
 
 
 class Terms(NamedTuple):
-    """Facts that determine a run's order in addition to its arguments; its states contain them.
+    """Values that determine the order of samples, besides the dataset's arguments.
+
+    States contain them, so that a run that resumes reads in the same order.
 
     Attributes:
         seeds: the seeds that were drawn at random, by name of the source. A dataset that is not a
             mixture has its seed under "".
-        change: the latest change of a mixture; None if it is as it began.
+        change: the latest change of a mixture; None if it was never changed.
     """
 
     seeds: Mapping[str, int] = {}
@@ -94,21 +99,21 @@ def _section_to_json(section: Section) -> dict[str, Any]:
 
 def _phase_to_json(phase: Phase) -> list[Any]:
     """Return a phase as the fields of a `BatchPhase`, which `phase_of` reads."""
-    # In a `BatchPhase` too, a single number stands for all ranks.
+    # If all ranks have taken equally many, both classes have a single number.
     taken = phase.taken[0] if len(phase.taken) == 1 else list(phase.taken)
     # A `Phase` counts samples, which are batches of one sample.
     batch_size = 1
-    row: list[Any] = [phase.partition.world_size, batch_size, taken]
+    fields: list[Any] = [phase.partition.world_size, batch_size, taken]
     if phase.beyond:
-        row.append(list(phase.beyond))
-    return row
+        fields.append(list(phase.beyond))
+    return fields
 
 
 def mixture_from_json(data: Mapping[str, Any]) -> MixtureState | None:
     """Return the mixture that a state describes; None if its dataset is not a mixture.
 
-    Raises KeyError, TypeError, ValueError or AttributeError for what `mixture_to_json` has not
-    made.
+    Raises KeyError, TypeError, ValueError or AttributeError for an object that `mixture_to_json`
+    does not return.
     """
     if "sources" not in data:
         return None
@@ -123,10 +128,10 @@ def mixture_from_json(data: Mapping[str, Any]) -> MixtureState | None:
     total = sum(samples)
     form = None
     if "batches" in data:
-        # The epoch consists of whole batches of one source each, so it may have a few samples more
-        # or fewer than the total wanted, which comes last.
-        *fields, total = data["batches"]
-        form = _form_from_json(fields)
+        # The total that the mixture was to have comes last. As the epoch consists of whole batches
+        # of one source each, it may have a few samples more or fewer.
+        *form_fields, total = data["batches"]
+        form = _form_from_json(form_fields)
         _check_turns(samples, form)
     change = _change_from_json(data["changed"]) if "changed" in data else None
     return MixtureState(sources, samples, form, total=count(total), change=change)
@@ -154,7 +159,7 @@ def _check_turns(samples: Sequence[int], form: SourceBatches) -> None:
         samples: number of samples of each source in the epoch.
         form: form of the epoch's batches.
     """
-    if any(each % form.samples_per_turn for each in samples):
+    if any(source_samples % form.samples_per_turn for source_samples in samples):
         raise ValueError("a source has a batch that is not whole")
 
 
@@ -179,12 +184,12 @@ def _section_from_json(data: Mapping[str, Any]) -> Section:
         EpochSource(text(name), count(start), count(samples, 1))
         for name, start, samples in data["sources"]
     )
-    # The policy `even` is not saved: which samples a phase has left does not depend on it, so any
+    # The policy `even` is not saved. Which samples a phase has left does not depend on it, so any
     # value will do.
-    phases = tuple(past_phase(phase_of(*row), even=None) for row in data["phases"])
+    phases = tuple(past_phase(phase_of(*fields), even=None) for fields in data["phases"])
     form = _form_from_json(data["batches"]) if "batches" in data else None
     if not sources or not phases:
-        raise ValueError("a section has sources and phases")
+        raise ValueError("a section has no sources or no phases")
     if form is not None:
         _check_turns([source.samples for source in sources], form)
     return Section(sources, form, phases)

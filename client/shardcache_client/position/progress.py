@@ -1,4 +1,4 @@
-"""The progress of a job in an epoch, as numbers of batches: checkpoints hold it. Pure.
+"""The progress of a job in an epoch, counted in batches. States in checkpoints contain it. Pure.
 
 A deal divides the samples of an epoch among ranks; a rank's part is its share. An `ElasticDeal`
 divides each global batch, which is a batch of all ranks together.
@@ -6,10 +6,9 @@ divides each global batch, which is a batch of all ranks together.
 A phase is a part of an epoch that the same ranks have read. Another phase begins if the job resumes
 with another number of ranks, among which the rest of the epoch is divided again.
 
-Ranks are in step if all have taken equally many batches, as they usually have. Then a few numbers
-say what each rank has read: the epoch, and for each phase the number of ranks, the size of a batch
-and the number of batches that each rank has taken. `BatchPhase(4, 32, 100)` says that each of 4
-ranks has taken 100 batches of 32 samples.
+Ranks are in step if all have taken equally many batches, as they usually have. Then three numbers
+for each phase tell what each rank has read: `BatchPhase(4, 32, 100)` means that each of 4 ranks has
+taken 100 batches of 32 samples.
 
 A place is the number of a sample in a rank's share of a phase. A rank passes the places of the
 samples that it takes, and of bad samples that it leaves out.
@@ -26,7 +25,7 @@ from shardcache_client.order.dealing.elastic_deal import ElasticDeal
 from shardcache_client.order.sequences.partition import Even, Partition, Phase
 from shardcache_client.order.topology import Topology
 from shardcache_client.position.state_values import (
-    MARK,
+    FORMAT_KEY,
     MAX_READERS,
     count,
     hexadecimal,
@@ -35,7 +34,7 @@ from shardcache_client.position.state_values import (
 )
 
 _FORMAT = 3  # number of the format of states
-_DIGITS = re.compile(r"[0-9a-f]{16}")  # the form of a dataset's identifier
+_IDENTIFIER = re.compile(r"[0-9a-f]{16}")  # a dataset's identifier
 
 
 class BatchPhase(NamedTuple):
@@ -46,9 +45,9 @@ class BatchPhase(NamedTuple):
         batch_size: number of samples in a batch of each rank.
         batches: number of batches that each rank has taken; a tuple with a number for each rank if
             they were not in step.
-        beyond: for each rank, further places that it has passed, as bits in hexadecimal: bit n is
-            set if place n after the rank's batches has been passed. Empty if no rank has passed
-            such places.
+        beyond: for each rank, the places after its batches that it has passed out of order, as bits
+            in hexadecimal: bit n stands for place n after the batches. Empty if there are none on
+            any rank.
     """
 
     ranks: int
@@ -80,8 +79,8 @@ class Progress:
     def after(self, ranks: int, batch_size: int, batches: int) -> Self:
         """Return the progress after each of `ranks` ranks has taken further batches.
 
-        The batches are added to the last phase if it has the same number of ranks, none of which
-        has passed places beyond its batches. Otherwise they begin another phase.
+        The batches are added to the last phase if it has the same number of ranks, and no `beyond`.
+        Otherwise they begin another phase.
 
         Args:
             ranks: number of ranks.
@@ -110,15 +109,14 @@ class Progress:
             samples: number of places that each rank has passed.
         """
         if samples % batch_size:
-            # Each sample counts as a batch of one.
-            return self.after(ranks, 1, samples)
+            return self.after(ranks, batch_size=1, batches=samples)
         return self.after(ranks, batch_size, samples // batch_size)
 
     def of_rank(self, rank: int) -> Self:
-        """Return the progress of a rank by itself: it does not say what other ranks have taken.
+        """Return the progress of one rank.
 
-        In the last phase, a tuple of numbers becomes the rank's own number. If the ranks were in
-        step, this is the progress itself.
+        If the ranks are not in step, the last phase has a tuple of numbers, which the rank's own
+        number replaces. Otherwise this is the progress itself.
         """
         if not self.phases:
             return self
@@ -134,33 +132,33 @@ class Progress:
         """Return the place at which a rank resumes. The number of ranks may have changed."""
         if isinstance(deal, ElasticDeal):
             # Global batches are the same for any number of ranks, so the epoch is not divided
-            # again: all phases together are a number of batches that have passed.
+            # again. All phases together are a number of places that the rank has passed.
             return Start(phases=(), passed=self._passed_of_global_batches(deal, topology))
         phases = self.phases
         passed = 0
-        # The same ranks continue the last phase, each after its own batches. If places beyond
-        # these were passed, the rest is divided again, which leaves those places out.
+        # The same ranks continue the last phase, each after its own batches. If some places after
+        # the batches were passed out of order, the rest is divided again, without these places.
         if phases and phases[-1].ranks == topology.world_size and not phases[-1].beyond:
             passed = phases[-1].samples(topology.rank)
             phases = phases[:-1]
         return Start(tuple(past_phase(phase, deal.even) for phase in phases), passed)
 
     def past(self, even: Even) -> tuple[Phase, ...]:
-        """Return all phases as phases that are over. The rest of the epoch is divided again.
+        """Return all phases as phases that are over, even if the same ranks resume.
 
-        This holds for the last phase too, whether or not the same ranks resume.
+        The rest of the epoch is then divided again.
 
         Args:
-            even: policy for a number of samples that the ranks of a phase did not divide.
+            even: policy for a number of samples that is not a multiple of the number of ranks.
         """
         return tuple(past_phase(phase, even) for phase in self.phases)
 
     def is_over(self, deal: SpanDeal, topology: Topology) -> bool:
-        """Return True if no rank has anything left of the epoch."""
+        """Return True if none of the topology's ranks has anything left of the epoch."""
         if isinstance(deal, ElasticDeal):
             return self.global_batches(deal) >= deal.batches_in(self.epoch)
-        ranks = (Topology(rank, topology.world_size) for rank in range(topology.world_size))
-        return all(self._has_ended(deal, each) for each in ranks)
+        world_size = topology.world_size
+        return all(self._has_ended(deal, Topology(rank, world_size)) for rank in range(world_size))
 
     def global_batches(self, deal: ElasticDeal) -> int:
         """Return the number of global batches taken; a batch that was only begun does not count."""
@@ -177,8 +175,8 @@ class Progress:
     def _passed_of_global_batches(self, deal: ElasticDeal, topology: Topology) -> int:
         """Return the number of places that a rank has passed in its parts of global batches.
 
-        If the number of ranks is the same as before, the places of a batch that was only begun
-        count as well. Otherwise that batch is read again.
+        If the number of ranks has not changed, the places in a batch that was only begun count as
+        well. Otherwise that batch is read again.
         """
         part_size = deal.partition(topology).batch_size
         if not self.phases or self.phases[-1].ranks != topology.world_size:
@@ -192,8 +190,8 @@ class Progress:
         The object has less than 300 bytes, unless the number of ranks has changed ten times.
 
         Args:
-            dataset: 16 hexadecimal digits that identify the dataset, and all that its order depends
-                on.
+            dataset: 16 hexadecimal digits that identify the dataset, and everything else on which
+                its order depends.
         """
         phases = []
         for phase in self.phases:
@@ -202,23 +200,23 @@ class Progress:
             if not phase.beyond:
                 values.pop()
             phases.append(values)
-        return {MARK: _FORMAT, "dataset": dataset, "epoch": self.epoch, "phases": phases}
+        return {FORMAT_KEY: _FORMAT, "dataset": dataset, "epoch": self.epoch, "phases": phases}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> tuple[Self, str]:
         """Return the progress and the dataset's identifier.
 
-        Raises ConfigError for what `to_json` has not made.
+        Raises ConfigError for an object that `to_json` does not return.
         """
-        mark = data.get(MARK)
-        if mark != _FORMAT:
+        state_format = data.get(FORMAT_KEY)
+        if state_format != _FORMAT:
             raise ConfigError(
-                f"the state has format {mark!r}; this version reads {_FORMAT}",
+                f"the state has format {state_format!r}; this version reads {_FORMAT}",
                 remedy="begin at the start of an epoch: set_epoch(n), without a state",
             )
         try:
             dataset = data["dataset"]
-            if not _DIGITS.fullmatch(dataset):
+            if not _IDENTIFIER.fullmatch(dataset):
                 raise ValueError("the dataset is not 16 hexadecimal digits")
             if not isinstance(data["phases"], list | tuple):
                 raise TypeError("the phases are not a list")
@@ -232,7 +230,7 @@ class Start(NamedTuple):
     """Place at which a rank resumes an epoch.
 
     Attributes:
-        phases: phases that are over. The rest of the epoch is divided among the ranks.
+        phases: phases that are over. What they have left of the epoch is divided among the ranks.
         passed: number of places that the rank has passed in its share of this rest.
     """
 
@@ -243,23 +241,23 @@ class Start(NamedTuple):
 def _continued(phase: BatchPhase, further: BatchPhase) -> BatchPhase:
     """Return two consecutive phases of the same ranks as a single phase.
 
-    Its batches are of one sample if the phases have different batch sizes, or ranks not in step.
+    If the batch sizes differ, or the ranks are not in step, it counts each sample as a batch.
     """
     if isinstance(phase.batches, int) and isinstance(further.batches, int):
         if phase.batch_size == further.batch_size:
             return phase._replace(batches=phase.batches + further.batches)
-        samples_of_each = phase.samples(0) + further.samples(0)
-        return BatchPhase(phase.ranks, batch_size=1, batches=samples_of_each)
+        samples_per_rank = phase.samples(rank=0) + further.samples(rank=0)
+        return BatchPhase(phase.ranks, batch_size=1, batches=samples_per_rank)
     samples = tuple(phase.samples(rank) + further.samples(rank) for rank in range(phase.ranks))
     return BatchPhase(phase.ranks, batch_size=1, batches=samples)
 
 
 def past_phase(phase: BatchPhase, even: Even) -> Phase:
-    """Return a phase that is over in the form that `SpanDeal.share` takes: in samples.
+    """Return a phase that is over, counted in samples, as `SpanDeal.share` takes it.
 
     Args:
-        phase: the phase in batches.
-        even: policy for a number of samples that the ranks of the phase did not divide.
+        phase: the phase, counted in batches.
+        even: policy for a number of samples that is not a multiple of the number of ranks.
     """
     # In a `Phase`, a tuple of a single number stands for all ranks.
     taken: tuple[int, ...]
@@ -281,10 +279,10 @@ def phase_of(ranks: object, batch_size: object, batches: object, beyond: object 
         raise ValueError("a phase has bits of places for other ranks than its own")
     bits = tuple(map(hexadecimal, beyond))
     if not isinstance(batches, list | tuple):
-        # A reader in the first group of a stage has passed only places beyond its batches.
-        least = 0 if bits else 1
-        return BatchPhase(rank_count, size, count(batches, least), bits)
-    each = tuple(count(taken) for taken in batches)
-    if len(each) != rank_count:
+        # In the first group of a stage, a reader may have passed only places out of order.
+        minimum = 0 if bits else 1
+        return BatchPhase(rank_count, size, count(batches, minimum), bits)
+    batches_by_rank = tuple(count(number) for number in batches)
+    if len(batches_by_rank) != rank_count:
         raise ValueError("a phase has numbers of batches for other ranks than its own")
-    return BatchPhase(rank_count, size, each, bits)
+    return BatchPhase(rank_count, size, batches_by_rank, bits)

@@ -1,11 +1,11 @@
 """The state of a rank in checkpoints. Pure.
 
-Ranks are in step if each has taken the same number of batches: then the state of one rank stands
-for all. With `even=None`, ranks have different numbers of samples and may be out of step: then a
+Ranks are in step if each has taken the same number of batches. Then the state of one rank stands
+for all. With `even=None`, ranks have different numbers of samples and may be out of step. Then a
 state has the progress of its rank alone, and the states of all ranks may be needed to resume.
 
-With a plain DataLoader, a worker takes a state of its own. It has the worker's part: the batches
-that this worker has given.
+With a plain DataLoader, each worker saves a state. It has the worker's part: the batches that this
+worker has given to the loader.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from shardcache_client.position.state_values import (
 
 
 class WorkerPart(NamedTuple):
-    """Batches that a worker of a plain DataLoader has given after the state's progress.
+    """Batches that a worker of a plain DataLoader has given since the state's `progress`.
 
     The worker gives every `workers`-th batch of the rank.
 
@@ -52,15 +52,16 @@ class RankState:
     """The state of a rank, or of one of its workers in a plain DataLoader.
 
     Attributes:
-        dataset: 16 hexadecimal digits that identify the dataset, and all that its order depends on.
+        dataset: 16 hexadecimal digits that identify the dataset, and everything else on which its
+            order depends.
         progress: progress of all ranks, or of this rank alone if they are not in step.
         over: True if no rank has a further batch in the epoch.
-        rank: number of the rank that took the state, and number of ranks; None if the state stands
-            for all ranks at any time.
-        ended: True if this rank has no further batch in the epoch.
+        rank: number of the rank that saved the state, and number of ranks; None if the state always
+            stands for all ranks.
+        ended: True if this rank has no further batch in the epoch, and ranks may be out of step.
         in_step: False near the end of an epoch, if other ranks may have one batch more or less left
-            than this rank. In the states of a rank's workers, it is then False for each worker
-            without a further batch, so that all of them are False once the rank has none.
+            than this rank. In a worker's state, it is False once the worker has no further batch.
+            So once the rank has none, it is False in the states of all workers.
         part: part of a worker; None for the whole rank.
         mixture: the mixture in this epoch; None for a dataset that is not a mixture.
         seeds: the seeds that were drawn at random, by name of the source. A dataset that is not a
@@ -77,7 +78,7 @@ class RankState:
     mixture: MixtureState | None = None
     seeds: Mapping[str, int] = field(default_factory=dict)
 
-    counted: ClassVar[bool] = True  # see `StagedState`: samples that have numbers are counted
+    counted: ClassVar[bool] = True  # as in `StagedState`: samples that have numbers are counted
 
     @property
     def epoch(self) -> int:
@@ -91,10 +92,10 @@ class RankState:
 
     @property
     def moment(self) -> object:
-        """The facts that are equal for all states of one moment of a job.
+        """A value that is equal for all states that a job saved at the same moment.
 
-        The phases are left out for ranks that may not be in step, as these have come to different
-        places. `progress_of` compares the phases of these ranks.
+        Ranks that may not be in step are at different places, so their phases do not count here.
+        `progress_of` compares them.
         """
         phases: tuple[BatchPhase, ...] = ()
         # The phases in a worker's state are those with which all workers began.
@@ -106,7 +107,7 @@ class RankState:
         return "ranks", self.dataset, self.epoch, phases, workers_and_batch_size
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object that `from_json` reads: a few numbers, which a person can read."""
+        """Return a JSON object that `from_json` reads, and a person can read as well."""
         data = self.progress.to_json(self.dataset)
         for name in ("over", "ended", "rank", "part", "seeds"):
             value = getattr(self, name)
@@ -118,7 +119,7 @@ class RankState:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Build from the dict of `to_json`. Raises ConfigError for anything else."""
+        """Return the state that a JSON object describes. Raises ConfigError if it is invalid."""
         progress, dataset = Progress.from_json(data)
         try:
             return cls(
@@ -138,14 +139,14 @@ class RankState:
 
 @dataclass(frozen=True, slots=True)
 class StateForm:
-    """The facts that all states of a dataset share.
+    """The values that all states of a dataset have in common.
 
     Attributes:
         dataset: identifier of the dataset; see `RankState`.
-        deal: division of the dataset's samples among readers.
+        deal: division of the dataset's samples among ranks.
         batch_size: number of samples in a batch of a rank.
         drop_last: True if a loader leaves out a short last batch; None if that is unknown.
-        seeds: see `RankState`.
+        seeds: the drawn seeds; see `RankState`.
     """
 
     dataset: str
@@ -167,8 +168,8 @@ class StateForm:
         """Return the state of a rank, or of its worker.
 
         Args:
-            progress: see `RankState`.
-            topology: the rank.
+            progress: progress of all ranks, or of this rank alone if they are not in step.
+            topology: number of the rank, and number of ranks.
             ended: True if the rank has nothing left of the epoch.
             over: True if no rank has anything left of the epoch.
             left: number of samples that the rank, or its worker, has left.
@@ -182,7 +183,8 @@ class StateForm:
 
         in_step = True
         if may_differ and not over:
-            # All ranks take equally many batches until one of them has none left.
+            # All ranks take equally many batches until one of them has none left. So if this rank
+            # has a further batch, all are in step.
             in_step = self._has_batch(left) or self.ends_together(progress, topology)
 
         return RankState(
@@ -198,7 +200,11 @@ class StateForm:
         )
 
     def _has_batch(self, left: int) -> bool:
-        """Return True if a rank, or its worker, is known to have a further batch; see `state`."""
+        """Return True if a rank, or its worker, is known to have a further batch.
+
+        Args:
+            left: number of samples that it has left.
+        """
         if self.drop_last is False:
             return left > 0
         return left >= self.batch_size
@@ -210,10 +216,11 @@ class StateForm:
         partition = replace(self.deal.partition(topology), batch_size=self.batch_size)
         epoch = progress.epoch
         phases = progress.start_of(self.deal, topology).phases
-        possible = (False, True) if self.drop_last is None else (self.drop_last,)
+        # If it is unknown whether a loader drops the last batch, this must be true in both cases.
+        possibilities = (False, True) if self.drop_last is None else (self.drop_last,)
         return all(
             self.deal.ends_together(epoch, partition, phases, drop_last=drop_last)
-            for drop_last in possible
+            for drop_last in possibilities
         )
 
 
@@ -253,7 +260,7 @@ def progress_of(states: Sequence[RankState], topology: Topology) -> Progress:
 
 
 def progress_of_all(states: Sequence[RankState]) -> Progress:
-    """Return the progress of all ranks, given the states of some ranks or of their workers.
+    """Return the progress of all ranks, given the states of all or some ranks or of their workers.
 
     Raises ConfigError if the progress cannot be derived from these states.
     """
@@ -264,16 +271,15 @@ def progress_of_all(states: Sequence[RankState]) -> Progress:
     progresses = {rank: _progress_of_rank(of_rank) for rank, of_rank in by_rank.items()}
     progress = next(iter(progresses.values()))
 
-    # 1. A state without a rank's number comes from ranks that are always in step, and so stands for
-    # all of them.
+    # 1. A state without a rank stands for all ranks, as these are always in step.
     first_rank = states[0].rank
     if first_rank is None or None in progresses:
         return progress
 
-    # 2. Some ranks' states are missing. They must be known to be at the same place as the others.
+    # 2. The states of some ranks are missing. These must be known to be in step with the others.
     _, ranks = first_rank
     if len(progresses) < ranks:
-        # A rank has a further batch as long as one of its workers has.
+        # A rank is in step as long as one of its workers has a further batch.
         are_in_step = all(any(state.in_step for state in of_rank) for of_rank in by_rank.values())
         if are_in_step and len(set(progresses.values())) == 1:
             return progress
@@ -296,7 +302,7 @@ def _check_moment(states: Sequence[RankState]) -> None:
 
 
 def _progress_out_of_step(progresses: Sequence[Progress]) -> Progress:
-    """Return the progress of ranks that have come to different places in the last phase.
+    """Return the progress of ranks that are at different places of the last phase.
 
     Args:
         progresses: the progress of each rank. They differ only in the last phase, which some ranks
@@ -307,17 +313,14 @@ def _progress_out_of_step(progresses: Sequence[Progress]) -> Progress:
     if earlier and earlier[-1].ranks == ranks:
         earlier = earlier[:-1]
 
-    before = len(earlier)
-    for progress in progresses:
-        if progress.phases[:before] != earlier or len(progress.phases) > before + 1:
-            raise not_of_one_moment()
-
-    taken = []
+    taken = []  # number of samples that each rank has taken in the last phase
     for rank, progress in enumerate(progresses):
-        last = progress.phases[before:]
+        last = progress.phases[len(earlier) :]
+        if progress.phases[: len(earlier)] != earlier or len(last) > 1:
+            raise not_of_one_moment()
         taken.append(last[0].samples(rank) if last else 0)
-    # The last phase is counted in batches of one sample, with a number for each rank.
-    return replace(progresses[0], phases=(*earlier, BatchPhase(ranks, 1, tuple(taken))))
+    last_phase = BatchPhase(ranks, batch_size=1, batches=tuple(taken))
+    return replace(progresses[0], phases=(*earlier, last_phase))
 
 
 def _progress_of_rank(states: Sequence[RankState]) -> Progress:
@@ -346,7 +349,7 @@ def is_read(states: Sequence[RankState], deal: SpanDeal, topology: Topology) -> 
     """Return True if states show that nothing is left of their epoch on any rank.
 
     Args:
-        states: the states, all of one moment.
+        states: the states, all saved at the same moment of a job.
         deal: division of the epoch among the ranks.
         topology: the rank that resumes.
     """

@@ -1,13 +1,14 @@
 """The state of one reader of samples that have no numbers. Pure.
 
-Samples have no numbers if they are filtered, uncounted, or made by a stage: then a number of
-batches does not tell which samples were read. So each reader's state has the reader's own place. A
-reader is a rank, or one of its workers in a plain DataLoader.
+A reader is a rank, or one of its workers in a plain DataLoader. Samples have no numbers if they are
+filtered, uncounted, or made by a stage. Then a number of batches does not tell which samples were
+read, so each reader's state has the reader's own place.
 
 - A place is the number of a sample in the reader's share of the epoch, before any filter or stage.
 - A stage makes items, such as blocks of tokens, from groups of samples.
-- A mark is a reader's position between two items: a place, and the items of its group that were
-  given. Its `beyond` tells which later samples were given too: see `Mark`.
+- A mark is a reader's position between two items of a stage. It consists of a place, the number of
+  items that were given of the group there, and the later samples that were given out of order: see
+  `Mark`.
 - An uncounted epoch is read in steps, each of which begins at a known place: see `StepPlace`.
 - Ranks are in step if the same worker of each rank is at the same place.
 """
@@ -41,8 +42,9 @@ class Reached(NamedTuple):
 
     Attributes:
         mark: the reader's place, and its position in the stage's group.
-        samples: number of samples that the reader has given before the mark; 0 unless it gets a
-            fixed number of samples in the epoch. Samples that were left out do not count.
+        samples: number of samples that the reader has given before the mark, without those that a
+            filter has left out; counted only if the reader gets a fixed number of samples in the
+            epoch, and 0 otherwise.
         step: in an uncounted epoch, a step that begins at or before the place; unused otherwise.
     """
 
@@ -56,21 +58,21 @@ class StagedState:
     """The state of a reader: a rank, or one of its workers in a plain DataLoader.
 
     Attributes:
-        dataset: 16 hexadecimal digits that identify the dataset, and all that its order depends on.
-        progress: the epoch, with the phases that were read before by other numbers of readers.
+        dataset: 16 hexadecimal digits that identify the dataset, and everything else on which its
+            order depends.
+        progress: the epoch, with earlier phases, in which there were other numbers of readers.
         reader: number of the reader, `rank * workers + worker`.
         readers: number of readers of all ranks.
         workers: number of readers of each rank.
-        reached: the reader's position in its share of the rest, which is what the phases of
-            `progress` have left of the epoch.
-        counted: True if samples are dealt to readers, False if whole shards are, whose samples are
-            not counted.
+        reached: the reader's position in its share of what these phases have left of the epoch.
+        counted: True if samples are dealt to readers. False if whole shards are dealt, whose
+            samples are not counted.
         over: True if no reader has anything left of the epoch.
         ended: True if this reader has nothing left of the epoch.
-        in_step: True if the same worker of each rank is at the same place.
+        in_step: True if ranks are in step.
         stage: name of the stage whose groups the mark counts; "" if there is none.
-        mixture: see `RankState`.
-        seeds: see `RankState`.
+        mixture: the mixture; see `RankState`.
+        seeds: the drawn seeds; see `RankState`.
     """
 
     dataset: str
@@ -99,12 +101,12 @@ class StagedState:
 
     @property
     def moment(self) -> object:
-        """The facts that are equal for all states of one moment of a job."""
+        """A value that is equal for all states that a job saved at the same moment."""
         readers = (self.readers, self.workers)
         return "readers", self.dataset, self.progress, readers, self.counted, self.stage
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object that `from_json` reads: a few numbers, which a person can read."""
+        """Return a JSON object that `from_json` reads, and a person can read as well."""
         mark, samples, step = self.reached
         data = self.progress.to_json(self.dataset)
         data["reader"] = [self.reader, self.readers, self.workers]
@@ -125,7 +127,7 @@ class StagedState:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Build from the dict of `to_json`. Raises ConfigError for anything else."""
+        """Return the state that a JSON object describes. Raises ConfigError if it is invalid."""
         progress, dataset = Progress.from_json(data)
         try:
             reader, readers, workers = data["reader"]
@@ -155,7 +157,7 @@ def _workers_from_json(value: object, readers: int) -> int:
     """Return the number of readers of each rank. Raises ValueError unless it divides `readers`."""
     workers = whole_number(value, 1, readers)
     if readers % workers:
-        raise ValueError(f"{readers} readers are not of ranks with {workers} each")
+        raise ValueError(f"{readers} readers are not a multiple of {workers} workers per rank")
     return workers
 
 
@@ -183,7 +185,8 @@ class Resume(NamedTuple):
     """Place from which a reader resumes.
 
     Attributes:
-        progress: the phases that are over. The rest of the epoch is divided among the readers.
+        progress: the phases that are over. What they have left of the epoch is divided among the
+            readers.
         reached: the reader's position in its share of this rest.
     """
 
@@ -191,7 +194,7 @@ class Resume(NamedTuple):
     reached: Reached = Reached()
 
 
-def resume(
+def resume_place(
     states: Sequence[StagedState | RankState],
     reader: Topology,
     *,
@@ -205,17 +208,16 @@ def resume(
         reader: the rank, or its worker in a plain DataLoader.
         counted: False if the dataset's samples are not counted.
         stage: name of the dataset's stage; "" if it has none. A stage of another name makes other
-            groups. Then the places that are left are divided among the readers again, as they are
-            if the number of readers has changed.
+            groups.
     """
-    # 1. The states are those of ranks whose samples had numbers.
+    # 1. The states are from ranks whose samples had numbers.
     staged = [state for state in states if isinstance(state, StagedState)]
     if not staged:
         ranks = [state for state in states if isinstance(state, RankState)]
         return _resume_after_ranks(progress_of(ranks, _as_rank(reader)), reader)
 
-    # 2. The same readers go on, each from its own place. If the stage is another one, they can do
-    # so only if no group was given in part.
+    # 2. The same readers go on, each from its own place. If the stage has changed, they can do so
+    # only if no group was given in part.
     first = staged[0]
     by_reader = {state.reader: state for state in staged}
     if (first.readers, first.workers) == (reader.readers, reader.workers):
@@ -226,7 +228,8 @@ def resume(
             mark = Mark(place=reached.mark.place)  # the other stage counts its groups from 0
             return Resume(first.progress, reached._replace(mark=mark))
 
-    # 3. The places that are left are divided among the readers, which needs counted samples.
+    # 3. The number of readers has changed, or a group was given in part. The places that are left
+    # are divided among the readers, which needs counted samples.
     if not (counted and first.counted):
         raise ConfigError(
             "an epoch of shards whose samples are not counted can resume only on the same ranks, "
@@ -243,47 +246,51 @@ def _is_between_groups(mark: Mark) -> bool:
 
 
 def as_progress(states: Sequence[StagedState]) -> Progress:
-    """Return the progress that the states of readers show, for readers whose samples have numbers.
+    """Return the progress of all readers together, for readers whose samples have numbers.
 
-    Raises ConfigError if states are missing and do not follow from the others.
+    Raises ConfigError if states are missing and cannot be derived from the others.
     """
     return _progress_after({state.reader: state for state in states}, states[0])
 
 
 def cover_all_readers(states: Sequence[StagedState]) -> bool:
-    """Return True if the states show for all readers exactly which places these have passed.
+    """Return True if the states show exactly which places each reader has passed.
 
-    The state of a reader may stand for others that are in step with it, unless a group is given in
-    part: each reader has its own groups.
+    The state of a reader may stand for readers that are in step with it. But if a group was given
+    in part, the state does not tell which places the other readers have passed in their groups.
     """
-    readers = {state.reader for state in states}
-    if readers == set(range(states[0].readers)):
+    if _has_all_readers(states):
         return True
     return not any(state.reached.mark.given for state in states)
 
 
 def have_ended(states: Sequence[StagedState]) -> bool:
     """Return True if these are the states of all readers, and all have ended the epoch."""
-    has_all_readers = {state.reader for state in states} == set(range(states[0].readers))
-    return has_all_readers and all(state.ended for state in states)
+    return _has_all_readers(states) and all(state.ended for state in states)
+
+
+def _has_all_readers(states: Sequence[StagedState]) -> bool:
+    """Return True if there is a state of every reader."""
+    return {state.reader for state in states} == set(range(states[0].readers))
 
 
 def has_reader_ended(states: Sequence[StagedState | RankState], reader: Topology) -> bool:
     """Return True if a reader's own state says that it has nothing left of the epoch."""
     own = (reader.reader, reader.readers, reader.workers)
     staged = (state for state in states if isinstance(state, StagedState))
-    return any(each.ended and (each.reader, each.readers, each.workers) == own for each in staged)
+    own_states = (state for state in staged if (state.reader, state.readers, state.workers) == own)
+    return any(state.ended for state in own_states)
 
 
 def _as_rank(reader: Topology) -> Topology:
-    """Return the place of a reader among ranks without workers, one for each reader."""
+    """Return a reader's number as that of a rank, where every reader counts as a rank."""
     return Topology(rank=reader.reader, world_size=reader.readers)
 
 
 def _resume_after_ranks(progress: Progress, reader: Topology) -> Resume:
     """Return the place from which a reader resumes after ranks whose samples had numbers."""
-    # A phase of as many readers is continued: the reader begins after the samples that its
-    # predecessor has taken. Any other phase is over.
+    # If the number of readers is the same as in the last phase, the reader continues it, after the
+    # samples that the reader of its number has taken. Otherwise the phase is over.
     phases = progress.phases
     if not phases or phases[-1].ranks != reader.readers or phases[-1].beyond:
         return Resume(progress)
@@ -292,9 +299,9 @@ def _resume_after_ranks(progress: Progress, reader: Topology) -> Resume:
 
 
 def _state_of(by_reader: Mapping[int, StagedState], reader: int, workers: int) -> StagedState:
-    """Return a reader's state. Raises ConfigError if it is missing and does not follow from others.
+    """Return a reader's state, or the state of a reader that is in step with it.
 
-    If ranks are in step, the state of the same worker of another rank stands for it.
+    Raises ConfigError if there is neither.
 
     Args:
         by_reader: the states that were loaded, by number of the reader.
@@ -318,13 +325,13 @@ def _mark_in_step(mark: Mark) -> Mark:
     """Return the mark of a reader that is in step with a reader of another rank.
 
     The reader may have no sample in the group, although the other reader has one. It then repeats
-    the last sample that it gave before the group. So the returned mark is at the place of that
-    sample, which counts as given.
+    the last sample that it gave before the group. So the returned mark begins at that sample, which
+    counts as given.
 
     Args:
         mark: the mark of the other reader.
     """
-    # The other reader's `beyond` and `again` are about samples of its own.
+    # The other reader's `beyond` and `again` do not apply, as they are about its own samples.
     if not mark.first:
         return mark._replace(beyond=0)
     return Mark(place=mark.first - 1, group=mark.group, given=mark.given, beyond=1, again=1)
@@ -333,7 +340,7 @@ def _mark_in_step(mark: Mark) -> Mark:
 def _progress_after(by_reader: Mapping[int, StagedState], first: StagedState) -> Progress:
     """Return the progress after everything that readers have read, so that others read the rest.
 
-    Raises ConfigError if states are missing and do not follow from the others.
+    Raises ConfigError if states are missing and cannot be derived from the others.
 
     Args:
         by_reader: the states that were loaded, by number of the reader.

@@ -1,9 +1,11 @@
-"""The states in an object that a user loads. Pure.
+"""Search for the states in an object that a user loads. Pure.
 
 The object is a dataset's state, or any structure that contains states, such as the state of a
-StatefulDataLoader. There are two kinds of states. Where every sample of an epoch has a number, a
-`RankState` counts samples. Where samples have no numbers, as they are filtered, uncounted or made
-by a stage, a `StagedState` has the place of a single reader.
+StatefulDataLoader. There are two kinds of states:
+
+- Where every sample of an epoch has a number, a `RankState` counts the samples that were read.
+- Where samples have no numbers, because they are filtered, uncounted or made by a stage, a
+  `StagedState` has the place that a single reader has reached.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +14,7 @@ from typing import Any, TypeAlias
 from shardcache.errors import ConfigError
 from shardcache_client.position.rank_state import RankState
 from shardcache_client.position.staged_state import StagedState
-from shardcache_client.position.state_values import MARK, not_of_one_moment
+from shardcache_client.position.state_values import FORMAT_KEY, not_of_one_moment
 
 SavedState: TypeAlias = RankState | StagedState
 """A state of a rank whose samples have numbers, or of a reader whose samples have none."""
@@ -51,10 +53,10 @@ def _search(data: object) -> Iterator[Mapping[str, Any]]:
     Objects within a state are not searched.
     """
     if isinstance(data, Mapping):
-        if MARK in data:
+        if FORMAT_KEY in data:
             yield data
             return
-        # A StatefulDataLoader returns its last snapshot, with the number of batches since then.
+        # A StatefulDataLoader's state is its last snapshot, and the number of batches since then.
         if data.get("_steps_since_snapshot"):
             raise ConfigError(
                 "the loader returned a state that is older than the request for it",

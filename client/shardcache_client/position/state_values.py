@@ -1,7 +1,7 @@
 """Checks of the values in states. Pure.
 
-States come from files that anyone may have written. The modules that read states pass every value
-through one of these functions, and use it without further checks.
+States come from files that anyone may have written. The modules that read states check every value
+by one of these functions, each of which returns the value or raises an error.
 """
 
 import re
@@ -9,21 +9,21 @@ from collections.abc import Mapping
 
 from shardcache.errors import ConfigError
 
-MARK = "shardcache"
-"""Name of a member of a state's JSON object, whose value is the number of the state's format.
+FORMAT_KEY = "shardcache"
+"""Key in a state's JSON object whose value is the number of the state's format.
 
-A state is recognized by this member among the other objects that a user loads.
+Among the objects that a user loads, states are recognized by this key.
 """
 
 MAX_READERS = 1 << 20
-"""Maximum number of ranks, and of all workers of all ranks, that a state may name."""
+"""Maximum number of ranks, and of the workers of all ranks together, that a state may name."""
 
 _MAX_COUNT = 1 << 62  # far more than any number of samples, and within 64 bits
 _BITS = re.compile(r"|(?:0x)?[0-9a-f]+")  # hexadecimal digits, or nothing
 
 
 def invalid_state(cause: Exception) -> ConfigError:
-    """Return the error for a state that does not have the form that `to_json` gives.
+    """Return the error for a state that `to_json` has not made.
 
     Args:
         cause: the error that reading the state has raised; its text becomes part of the message.
@@ -42,21 +42,22 @@ def not_of_one_moment() -> ConfigError:
     )
 
 
-def whole_number(value: object, least: int, most: int) -> int:
-    """Return an integer of a state, from `least` to `most`. Raises ValueError for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ValueError(f"{value!r} is not an integer from {least} to {most}")
+def whole_number(value: object, minimum: int, maximum: int) -> int:
+    """Return an integer within limits, both included. Raises ValueError for anything else."""
+    is_flag = isinstance(value, bool)  # an `int` as well
+    if is_flag or not isinstance(value, int) or not minimum <= value <= maximum:
+        raise ValueError(f"{value!r} is not an integer from {minimum} to {maximum}")
     return value
 
 
-def count(value: object, least: int = 0) -> int:
+def count(value: object, minimum: int = 0) -> int:
     """Return a number of samples, batches, epochs or the like. Raises ValueError for anything else.
 
     Args:
         value: the value in the state.
-        least: the least number that is valid.
+        minimum: the smallest valid number.
     """
-    return whole_number(value, least, _MAX_COUNT)
+    return whole_number(value, minimum, _MAX_COUNT)
 
 
 def flag(value: object) -> bool:
@@ -74,11 +75,11 @@ def text(value: object) -> str:
 
 
 def hexadecimal(value: object) -> str:
-    """Return a string of hexadecimal digits, perhaps with "0x" before them; "" stands for no bits.
+    """Return a string of hexadecimal digits, with or without a prefix "0x"; "" stands for no bits.
 
     Raises ValueError for anything else.
     """
-    # The digits are checked by a pattern, as `int` would also accept a negative number.
+    # `int` would also accept a negative number, so a pattern checks the digits.
     if not isinstance(value, str) or not _BITS.fullmatch(value):
         raise ValueError("not hexadecimal digits")
     return value

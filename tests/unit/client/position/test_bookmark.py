@@ -104,7 +104,7 @@ def test_a_loader_that_loads_its_workers(bookmark: Bookmark, persistent: bool) -
     """As StatefulDataLoader does, unknown to the main process: each goes on, and then reads the next epoch."""
     workers = forked(bookmark)
     for number, worker in enumerate(workers):
-        worker.load(saved(number), worker=True)
+        worker.load(saved(number), in_worker=True)
         assert worker.next_epoch == EPOCH, "asked at once for its state, it has the one that was loaded"
     assert begin(workers, 17) == IN_THE_MIDDLE
     for epoch in (EPOCH + 1, EPOCH + 2):
@@ -116,7 +116,7 @@ def test_living_workers_hear_of_what_is_loaded(bookmark: Bookmark) -> None:
     """Persistent workers, which were started before, go on from the state that the main process loads."""
     workers = forked(bookmark)
     begin(workers, 1)
-    bookmark.load([saved(0), saved(1)], worker=False)
+    bookmark.load([saved(0), saved(1)], in_worker=False)
     assert begin(workers, 1) == IN_THE_MIDDLE
     assert begin(workers, 1) == from_the_beginning(EPOCH + 1)
 
@@ -124,16 +124,16 @@ def test_living_workers_hear_of_what_is_loaded(bookmark: Bookmark) -> None:
 def test_workers_that_load_and_begin_one_after_another(bookmark: Bookmark) -> None:
     """However far one is before the other even starts."""
     first, second = forked(bookmark)
-    first.load(saved(0), worker=True)
+    first.load(saved(0), in_worker=True)
     assert begun(first, 17, 0, 2).epoch == EPOCH
-    second.load(saved(1), worker=True)
+    second.load(saved(1), in_worker=True)
     assert begun(second, 17, 1, 2).epoch == EPOCH
     assert begin([first, second], 17) == from_the_beginning(EPOCH + 1)
 
 
 def test_set_epoch_keeps_the_place_within_its_own_epoch(bookmark: Bookmark) -> None:
     """A training loop names the epoch before it reads: the loaded one goes on, any other begins at its beginning."""
-    bookmark.load([saved(0), saved(1)], worker=False)
+    bookmark.load([saved(0), saved(1)], in_worker=False)
     for epoch, starts in ((EPOCH, IN_THE_MIDDLE), (EPOCH + 1, from_the_beginning(EPOCH + 1))):
         bookmark.set_epoch(epoch)
         assert begin(forked(bookmark), epoch) == starts
@@ -144,7 +144,7 @@ def test_epoch_set_after_workers_were_asked_to_load(bookmark: Bookmark) -> None:
     bookmark.set_epoch(EPOCH + 3)
     workers = forked(bookmark)
     for number, worker in enumerate(workers):
-        worker.load(saved(number), worker=True)
+        worker.load(saved(number), in_worker=True)
     assert begin(workers, 17) == from_the_beginning(EPOCH + 3)
     assert bookmark.next_epoch == EPOCH + 3
 
@@ -157,7 +157,7 @@ def test_main_process_knows_the_readers(bookmark: Bookmark) -> None:
     begun(bookmark)
     assert bookmark.workers == 0
     begin(forked(bookmark), 31)
-    bookmark.load(saved(0), worker=False)
+    bookmark.load(saved(0), in_worker=False)
     assert bookmark.workers == 0
 
 
@@ -194,7 +194,7 @@ def test_persistent_worker_that_starts_late_begins_with_the_first_iteration(book
     first, late = forked(bookmark)
     for _ in range(2):
         join(first, 17, 0, 2)
-    bookmark.load([saved(0, over=True), saved(1, over=True)], worker=False)
+    bookmark.load([saved(0, over=True), saved(1, over=True)], in_worker=False)
     assert join(first, 17, 0, 2).epoch == EPOCH + 1
     assert [join(late, 17, 1, 2).epoch for _ in range(3)] == [0, 1, EPOCH + 1]
 
@@ -276,7 +276,7 @@ def test_a_loaded_state_is_heard_of_by_workers_that_run(bookmark: Bookmark) -> N
     first, second = forked(bookmark)
     join(first, 17, 0, 2)
     bookmark.set_epoch(2)
-    bookmark.load([saved(reader, seeds={"": 5}) for reader in range(2)], worker=False)
+    bookmark.load([saved(reader, seeds={"": 5}) for reader in range(2)], in_worker=False)
     assert join(second, 17, 1, 2).epoch == 0
     assert begin([first, second], 17) == IN_THE_MIDDLE
     assert (first.terms.seeds, second.terms.seeds) == ({"": 5}, {"": 5})

@@ -22,7 +22,7 @@ from shardcache_client.position.staged_state import (
     StagedState,
     as_progress,
     have_ended,
-    resume,
+    resume_place,
 )
 from shardcache_client.stages.stage import Mark
 from support.cases import examples
@@ -125,7 +125,7 @@ def test_readers_go_on_where_they_were() -> None:
     ]
     for state in crew:
         reader = Topology(state.reader // 2, 2, state.reader % 2, 2)
-        assert resume(crew, reader, counted=False) == Resume(Progress(3), state.reached)
+        assert resume_place(crew, reader, counted=False) == Resume(Progress(3), state.reached)
 
 
 def test_ranks_that_are_in_step_need_one_rank_s_states_alone() -> None:
@@ -134,13 +134,13 @@ def test_ranks_that_are_in_step_need_one_rank_s_states_alone() -> None:
     """
     mark = Mark(20, group=2, given=3, beyond=7)
     crew = [state_of(worker, reached=Reached(mark), in_step=True) for worker in range(2)]
-    assert resume(crew, Topology(1, 2, 1, 2), counted=True).reached.mark == Mark(19, 2, 3, beyond=1, again=1)
+    assert resume_place(crew, Topology(1, 2, 1, 2), counted=True).reached.mark == Mark(19, 2, 3, beyond=1, again=1)
 
 
 def test_ranks_between_two_groups_are_divided_anew_by_one_rank_s_states_alone() -> None:
     """All samples before the place were given, and none after it."""
     crew = [state_of(worker, reached=Reached(Mark(20, group=2)), in_step=True) for worker in range(2)]
-    (phase,) = resume(crew, Topology(0, 3), counted=True).progress.phases
+    (phase,) = resume_place(crew, Topology(0, 3), counted=True).progress.phases
     assert phase == BatchPhase(4, 1, (20, 20, 19, 19), ("", "", "1", "1"))
 
 
@@ -150,15 +150,15 @@ def test_ranks_within_a_group_are_not_divided_anew_by_one_rank_s_states_alone(to
     mark = Mark(20, group=2, given=3, beyond=7)
     crew = [state_of(worker, reached=Reached(mark), in_step=True) for worker in range(2)]
     with pytest.raises(ConfigError, match="load the states of all ranks"):
-        resume(crew, topology, counted=True, stage=stage)
+        resume_place(crew, topology, counted=True, stage=stage)
 
 
 def test_another_stage_makes_other_groups() -> None:
     """It leaves out what was given, and begins a group at the first place that was not; the readers may be the same."""
     between = [state_of(reader, reached=Reached(Mark(20 + reader, group=2)), stage="pack 8") for reader in range(4)]
-    assert resume(between, Topology(0, 2, 1, 2), counted=True, stage="").reached.mark == Mark(21)
+    assert resume_place(between, Topology(0, 2, 1, 2), counted=True, stage="").reached.mark == Mark(21)
     within = [state_of(reader, reached=Reached(Mark(20, 2, 1, 5)), stage="pack 8") for reader in range(4)]
-    found = resume(within, Topology(0, 2, 1, 2), counted=True, stage="pack 16")
+    found = resume_place(within, Topology(0, 2, 1, 2), counted=True, stage="pack 16")
     assert found == Resume(Progress(3, (BatchPhase(4, 1, (20,) * 4, ("5",) * 4),)))
 
 
@@ -166,28 +166,28 @@ def test_another_stage_makes_other_groups() -> None:
 def test_a_missing_state_of_others_is_refused(topology: Topology) -> None:
     """Nobody knows how far they are, and the error says what to load."""
     with pytest.raises(ConfigError, match="load the states of all ranks"):
-        resume([state_of(0, 7), state_of(1, 5)], topology, counted=True)
+        resume_place([state_of(0, 7), state_of(1, 5)], topology, counted=True)
 
 
 def test_uncounted_shards_stay_with_their_readers() -> None:
     """Nobody knows what is left of them for others."""
     crew = [state_of(reader, counted=False) for reader in range(4)]
     with pytest.raises(ConfigError, match=r"the same ranks[\s\S]*shardcache index"):
-        resume(crew, Topology(), counted=False)
+        resume_place(crew, Topology(), counted=False)
 
 
 def test_as_many_readers_of_other_ranks_divide_the_rest_anew() -> None:
     """Two ranks of one worker are not the two workers of one rank."""
     crew = [state_of(reader, 5 + reader, readers=2, workers=2) for reader in range(2)]
-    found = resume(crew, Topology(0, 2), counted=True)
+    found = resume_place(crew, Topology(0, 2), counted=True)
     assert found == Resume(Progress(3, (BatchPhase(2, 1, (5, 6)),)))
 
 
 def test_state_of_a_rank_that_counts_batches_is_a_place() -> None:
     """A filter may be added in the middle of an epoch."""
     saved = [RankState(DATASET, Progress(3).after(2, 4, 5))]
-    assert resume(saved, Topology(1, 2), counted=True).reached.mark == Mark(20)
-    assert resume(saved, Topology(), counted=True) == Resume(saved[0].progress)
+    assert resume_place(saved, Topology(1, 2), counted=True).reached.mark == Mark(20)
+    assert resume_place(saved, Topology(), counted=True) == Resume(saved[0].progress)
 
 
 def test_an_epoch_has_ended_if_all_its_readers_have() -> None:
@@ -222,7 +222,7 @@ def test_each_sample_comes_once_whoever_resumes(counts: list[int], jobs: list[tu
         following = []
         for number in range(ranks * workers):
             reader = Topology(number // workers, ranks, number % workers, workers)
-            start = resume(saved, reader, counted=True) if saved else Resume(Progress(3))
+            start = resume_place(saved, reader, counted=True) if saved else Resume(Progress(3))
             places = share_of(deal, counts, start.progress, reader)
             first = start.reached.mark
             mark = Mark(min(len(places), first.place + marks[number].place), 0, 1, marks[number].beyond)

@@ -20,7 +20,7 @@ from shardcache_client.handlers import ignore_and_continue, ignore_and_stop, rer
 from shardcache_client.order.dealing.deal import SampleDeal
 from shardcache_client.order.topology import Topology
 from shardcache_client.position.progress import Progress
-from shardcache_client.position.staged_state import Reached, Resume, StagedState, resume
+from shardcache_client.position.staged_state import Reached, Resume, StagedState, resume_place
 from shardcache_client.stages.by_length import ByLength
 from shardcache_client.stages.length_batches import batches, fewest
 from shardcache_client.stages.stage import Agree, Placed
@@ -163,7 +163,7 @@ def job(
 
     def reader(rank: int, worker: int) -> Reader:
         topology = Topology(rank, world_size, worker, workers)
-        start = resume(states, topology, counted=True, stage=stage.name) if states else Resume(Progress())
+        start = resume_place(states, topology, counted=True, stage=stage.name) if states else Resume(Progress())
         return Reader(lengths, stage, topology, start, left_out)
 
     return [[reader(rank, worker) for worker in range(workers)] for rank in range(world_size)]
