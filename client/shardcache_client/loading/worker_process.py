@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from shardcache_client.ranks.torch_group import in_worker
-from shardcache_client.sharing.buffer import Buffer, pass_on
+from shardcache_client.sharing.buffer import Buffer, collate_buffers
 
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
@@ -70,7 +70,7 @@ def prepare(handover: "Handover | None") -> None:
     if handover is None:
         return
     # torch documents this map as the way to extend `default_collate`. Each process has its own map.
-    default_collate_fn_map[Buffer] = pass_on
+    default_collate_fn_map[Buffer] = collate_buffers
     if not in_worker():
         handover.acks.receive_here()
 

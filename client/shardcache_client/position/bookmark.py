@@ -181,7 +181,7 @@ class Bookmark:
         self.latest = None
         self.loaded_at = self.changes
         self._chosen = chosen
-        self.counter.hold_loaded(json.dumps([state.to_json() for state in self.states]).encode())
+        self.counter.store_states(json.dumps([state.to_json() for state in self.states]).encode())
 
     def forget_states(self) -> None:
         """Forget the loaded states, so that no iteration resumes from them."""
@@ -289,7 +289,7 @@ class Bookmark:
         Args:
             loads: number of times that the trainer has loaded states.
         """
-        states = json.loads(self.counter.loaded())
+        states = json.loads(self.counter.stored_states())
         self._loads = loads
         self.latest = None
         self.states = find_states(states) if states else ()

@@ -1,9 +1,9 @@
-"""Acknowledgements, between related processes, that messages have arrived.
+"""Acknowledgements that messages have arrived, between a process and those that it has started.
 
 The sender of a message picks a cell (8 bytes of a shared file in memory) and a token (a random
 number), and sends both along with the message, over any channel. The receiver acknowledges the
-message by writing the token into the cell. `Handover` learns in this way that a file may be
-released.
+message by writing the token into the cell. `Handover` uses this to learn that the receiver has
+mapped a file, which the sender may then release.
 """
 
 import os
@@ -25,7 +25,7 @@ _TOKEN = struct.Struct("<Q")
 # reused. The reserve costs no memory: only cells that are written to take space in the file.
 _CELLS_PER_PROCESS = 1 << 20
 
-# All `Acks` of this process, by id.
+# All `Acks` of this process, by id. A received `Ack` finds its file here.
 _ALL_ACKS: "weakref.WeakValueDictionary[int, Acks]" = weakref.WeakValueDictionary()
 
 
@@ -36,7 +36,7 @@ class Ack:
     Attributes:
         acks_id: id of the sender's `Acks`.
         cell: number of the cell to write to.
-        token: the number to be written into the cell.
+        token: number to write into the cell.
     """
 
     acks_id: int
@@ -65,8 +65,8 @@ class _Cells:
 
     Attributes:
         pid: id of the process.
-        fresh: numbers of the cells that were never used, without end.
-        free: numbers of the cells whose acknowledgements have arrived.
+        fresh: an endless iterator of the numbers of cells that were never used.
+        free: numbers of the cells that may be reused, as their acknowledgements have arrived.
     """
 
     pid: int
@@ -75,24 +75,25 @@ class _Cells:
 
 
 class Acks:
-    """The file of cells that related processes share, and this process's use of it.
+    """The file of cells that related processes share, and the cells of this process in it.
 
     The file is a memfd, an unnamed file that vanishes with the last process that holds it. Handing
     in an acknowledgement twice has no effect, and several receivers need no lock. As tokens are
     random, a late acknowledgement for a sender that is gone does not count for the next process
     that uses the cell.
 
-    Forked and spawned children share the object. A copy pickled for any other purpose is a new set.
+    Forked and spawned children share the file. A copy pickled for any other purpose has a new file.
     """
 
     def __init__(self) -> None:
-        self._take_over(os.memfd_create("shardcache-receipts"), randbits(64), os.getpid())
+        fd = os.memfd_create("shardcache-receipts")
+        self._initialise(fd, acks_id=randbits(64), receiver_pid=os.getpid())
 
     def __repr__(self) -> str:
         return f"Acks({self._id:016x}, in_child_of_receiver={self.in_child_of_receiver})"
 
-    def _take_over(self, fd: int, acks_id: int, receiver_pid: int) -> None:
-        """Initialise this object with a memfd.
+    def _initialise(self, fd: int, acks_id: int, receiver_pid: int) -> None:
+        """Initialise a new or unpickled object.
 
         Args:
             fd: descriptor of the memfd, which this object closes.
@@ -107,7 +108,7 @@ class Acks:
         _ALL_ACKS[acks_id] = self
 
     def receive_here(self) -> None:
-        """Make this process the receiver, whichever process created the acknowledgements."""
+        """Make this process the receiver, even if another process has created this object."""
         self._receiver_pid = os.getpid()
 
     @property
@@ -117,26 +118,26 @@ class Acks:
 
     def expect(self) -> Ack:
         """Return an acknowledgement to be sent along with a message. Thread-safe."""
-        cells = self._cells_here()
+        cells = self._own_cells()
         try:
             cell = cells.free.pop()
         except IndexError:
             cell = next(cells.fresh)
         return Ack(self._id, cell, token=randbits(64))
 
-    def has_arrived(self, ack: Ack) -> bool:
-        """Return True if an acknowledgement that this process expects was handed in.
+    def collect(self, ack: Ack) -> bool:
+        """Free the cell of an acknowledgement that was handed in; return False if it was not.
 
-        After True, the acknowledgement's cell may be reused: do not ask for it again.
+        Must not be called again after True, as the cell may then be in use for another message.
         """
         written = os.pread(self.fd, _TOKEN.size, ack.cell * _TOKEN.size)
         if written != _TOKEN.pack(ack.token):
             return False
-        self._cells_here().free.append(ack.cell)
+        self._own_cells().free.append(ack.cell)
         return True
 
-    def _cells_here(self) -> _Cells:
-        """Return the cells of this process. After a fork, the parent's cells are replaced."""
+    def _own_cells(self) -> _Cells:
+        """Return the cells of this process. A forked process does not use its parent's cells."""
         if self._cells is None or self._cells.pid != os.getpid():
             self._cells = self._reserve_cells()
         return self._cells
@@ -153,11 +154,11 @@ class Acks:
         return _Cells(os.getpid(), fresh=count(range_number * _CELLS_PER_PROCESS))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Unless a child is being spawned, the pickle may go anywhere, and the copy is a new set.
+        # Unless a child is being spawned, the pickle may go anywhere, and the copy has a new file.
         if get_spawning_popen() is None:
             return Acks, ()
         return object.__new__, (Acks,), (DupFd(self.fd), self._id, self._receiver_pid)
 
     def __setstate__(self, state: tuple[Any, int, int]) -> None:
         duplicate, acks_id, receiver_pid = state
-        self._take_over(duplicate.detach(), acks_id, receiver_pid)
+        self._initialise(duplicate.detach(), acks_id, receiver_pid)

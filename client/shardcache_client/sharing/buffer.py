@@ -3,13 +3,13 @@
 Datasets with `zero_copy` yield Buffers in place of `bytes`. Buffers need numpy; the rest of the
 client does not. A Buffer is a numpy array because before Python 3.12 only types written in C can
 export their memory. It is not a plain array, because torch's collating would stack plain arrays.
-The module `handover` pickles Buffers for the trainer; a `Loan` there is a worker's record of one
-mapped shard.
+A DataLoader worker sends Buffers to its trainer, the process that runs the training loop, without a
+copy: see `handover`.
 """
 
 import mmap
 import pickle
-from typing import Any, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 from shardcache.errors import ConfigError
 
@@ -32,24 +32,24 @@ _SHOWN_BYTES = 16  # number of bytes in a Buffer's repr
 class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     """A read-only, one-dimensional uint8 array over bytes of a mapped file, made without a copy.
 
-    Accepted wherever a bytes-like object is: `torch.frombuffer`, `io.BytesIO`, `numpy.frombuffer`;
-    `bytes(value)` makes a copy for functions that accept only `bytes`, such as `json.loads`. Slices
-    are Buffers as well, and keep the file mapped as long as they live. Results with another dtype
-    or shape, or of arithmetic, are plain numpy.
+    Accepted wherever a bytes-like object is: `torch.frombuffer`, `io.BytesIO`, `numpy.frombuffer`.
+    For functions that accept only `bytes`, such as `json.loads`, `bytes(value)` makes a copy.
+    Slices are Buffers as well, and keep the file mapped as long as they live.
 
-    A Buffer converts and compares like `bytes`, not like numbers: `int`, `float`, `bool`, `str`,
-    `hash`, `in`, `==` and `!=` with bytes-like objects, and all methods of `bytes`, such as
-    `decode` and `startswith`. In comparisons with numbers and arrays, in arithmetic and in access
-    to elements, it behaves as an array.
+    A Buffer converts and compares like `bytes`. This holds for `int`, `float`, `bool`, `str`,
+    `hash` and `in`, for `==` and `!=` with bytes-like objects, and for all methods of `bytes`, such
+    as `decode` and `startswith`. In comparisons with numbers and arrays, in arithmetic and in
+    access to elements, it behaves as an array. The results of arithmetic, and views with another
+    dtype or shape, are plain numpy arrays.
 
     When pickled, it becomes a Buffer over a copy of its bytes. Only on the way from a DataLoader
     worker to its trainer, `handover` replaces the copy by a reference to the mapped file.
     """
 
-    shard_source: object = None
-    """The `Loan` of the shard, in the Buffer of a whole shard that a worker has mapped; else None.
+    loan: object = None
+    """The `handover.Loan` of the shard, if a worker has mapped it and this is all of it; else None.
 
-    `handover` pickles slices of that Buffer with the `Loan` in place of their bytes.
+    `handover` pickles slices of this Buffer as references to the `Loan`.
     """
     address: int | None = None
     """Start address in memory of a whole shard's Buffer; None until it is computed."""
@@ -126,7 +126,7 @@ class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
         return np.asarray(self).copy(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        # An array of another dtype or shape, derived from a Buffer, is pickled as a plain array.
+        # A view with another dtype or shape is pickled as a plain array.
         if self.dtype is not _BYTE or self.ndim != 1:
             return np.asarray(self).__reduce_ex__(protocol)
         if int(protocol) >= _OUT_OF_BAND_PROTOCOL and self.flags.c_contiguous:
@@ -142,22 +142,36 @@ def _contiguous_bytes(value: Buffer | bytes | bytearray | memoryview) -> memoryv
     return memoryview(bytes(value))
 
 
-def span_in_whole(value: Buffer) -> tuple[Buffer, int, int] | None:
-    """Return the Buffer that `value` is a slice of, and the slice's start and stop in that Buffer.
+class Span(NamedTuple):
+    """A slice of a Buffer.
+
+    Attributes:
+        whole: the Buffer.
+        start: number of the first byte of the slice in that Buffer.
+        stop: number of the byte after its last byte.
+    """
+
+    whole: Buffer
+    start: int
+    stop: int
+
+
+def span_of(value: Buffer) -> Span | None:
+    """Return the span of `value` in the Buffer that it was sliced from, which may be itself.
 
     Returns None if `value` is not a contiguous slice of bytes.
     """
     if value.dtype is not _BYTE or value.ndim != 1 or not value.flags.c_contiguous:
         return None
-    # A slice's base is the Buffer that was sliced first, even for a slice of a slice: numpy follows
-    # the bases as long as they are Buffers.
+    # The base of a slice of a slice is the Buffer that was sliced first, as numpy follows the bases
+    # as long as they are Buffers.
     whole = value.base if isinstance(value.base, Buffer) else value
     if whole.address is None:
         whole.address = _address(whole)
     if value.size == 0:
-        return whole, 0, 0  # an empty slice may have any address
+        return Span(whole, 0, 0)  # an empty slice may have any address
     start = _address(value) - whole.address
-    return whole, start, start + value.size
+    return Span(whole, start, start + value.size)
 
 
 def _address(value: Buffer) -> int:
@@ -166,8 +180,8 @@ def _address(value: Buffer) -> int:
     return address
 
 
-def pass_on(batch: list[Buffer], *, collate_fn_map: object = None) -> list[Buffer]:
-    """Return Buffers in their list, as torch's collating does with `bytes`.
+def collate_buffers(batch: list[Buffer], *, collate_fn_map: object = None) -> list[Buffer]:
+    """Return the list of Buffers as it is, as torch's collating does with a list of `bytes`.
 
     The function is an entry for torch's `default_collate_fn_map`, which defines its arguments.
     """

@@ -1,10 +1,13 @@
 """A counter of epochs, shared by a trainer and the DataLoader workers that it starts.
 
 The trainer is the process that runs the training loop. Workers of a plain DataLoader iterate over
-the dataset without the trainer, so trainer and workers agree by this counter on the epoch that an
-iteration reads. A pass is one such iteration, by all workers of a DataLoader. A state is a position
-in an epoch, saved in a checkpoint; the trainer loads states to resume. The counter lives in a small
-file in memory, with two slots of which one holds the present count.
+the dataset without the trainer. By this counter, trainer and workers agree on the epoch that an
+iteration reads.
+
+A pass is one iteration of all workers of a DataLoader. A state is a position in an epoch, saved in
+a checkpoint, which the trainer loads to resume.
+
+The counter lives in a small file in memory, with two slots, one of which has the present count.
 """
 
 from __future__ import annotations
@@ -22,22 +25,22 @@ from typing import Any, ClassVar
 from shardcache.errors import ConfigError
 from shardcache_client.sharing.file_locks import locked
 
-# Numbers of the bytes in the file that processes lock; the locks do not touch the content.
-_COUNTING = 0  # locked while the count is read or changed
-_BEGINNING = 1  # locked while an iteration begins
+# Bytes of the file that processes lock. The locks have nothing to do with the content of the bytes.
+_COUNT_LOCK = 0  # locked while the count is read or changed
+_TURN_LOCK = 1  # locked while an iteration begins
 
-# Offsets in the file. The first byte of the file is the number of the slot that has the count. A
-# changed count is written to the other slot before that byte changes, so a process that is killed
-# in between has changed nothing.
-_SLOTS_AT = (1 << 12, 1 << 13)
-_LOADED_AT = 1 << 14  # offset of the states that were loaded last
+# The first byte of the file is the number of the slot that has the count. A changed count is
+# written to the other slot before that byte changes, so a process that is killed in between has
+# changed nothing.
+_SLOT_OFFSETS = (1 << 12, 1 << 13)
 _SLOT_BYTES = 1 << 12
+_STATES_OFFSET = 1 << 14  # offset in the file of the states that were loaded last
 
 _MAX_WORKERS = 1024
-_BITS_BYTES = _MAX_WORKERS // 8  # size of a set of workers, with a bit for each
+_SET_BYTES = _MAX_WORKERS // 8  # size of a set of workers, with a bit for each
 # Maximum number of passes that are kept, including passes of abandoned loaders: as many as fit into
 # a slot.
-_MAX_KEPT = 12
+_MAX_KEPT_PASSES = 12
 
 
 @dataclass(slots=True)
@@ -50,7 +53,7 @@ class Pass:
         epoch: the epoch that the pass reads.
         workers: number of workers.
         pid: process id of the worker that began first.
-        is_resuming: True if the pass reads from the state that was loaded last.
+        is_resuming: True if the pass resumes from the states that were loaded last.
         joined: bit n is set once worker n has begun.
         read: bit n is set once worker n has read its part to the end.
     """
@@ -64,25 +67,25 @@ class Pass:
     joined: int = 0
     read: int = 0
 
-    FORM: ClassVar[struct.Struct] = struct.Struct(f"<qqqqq?{_BITS_BYTES}s{_BITS_BYTES}s")
+    LAYOUT: ClassVar[struct.Struct] = struct.Struct(f"<qqqqq?{_SET_BYTES}s{_SET_BYTES}s")
 
     def pack(self) -> bytes:
         """Return the pass as bytes of a fixed size."""
-        return self.FORM.pack(
+        return self.LAYOUT.pack(
             self.loader,
             self.nth,
             self.epoch,
             self.workers,
             self.pid,
             self.is_resuming,
-            self.joined.to_bytes(_BITS_BYTES, "little"),
-            self.read.to_bytes(_BITS_BYTES, "little"),
+            self.joined.to_bytes(_SET_BYTES, "little"),
+            self.read.to_bytes(_SET_BYTES, "little"),
         )
 
     @classmethod
     def unpack(cls, data: bytes) -> Pass:
         """Return the pass that `pack` turned into bytes."""
-        *numbers, joined, read = cls.FORM.unpack(data)
+        *numbers, joined, read = cls.LAYOUT.unpack(data)
         unpacked = cls(*numbers)
         unpacked.joined = int.from_bytes(joined, "little")
         unpacked.read = int.from_bytes(read, "little")
@@ -114,7 +117,7 @@ class Count:
         next: the epoch that an iteration reads if the user has set no epoch.
         chosen: the epoch that the user has set, which every iteration reads; -1 if none is set.
         loads: number of times that states were loaded.
-        is_resumed: True once an iteration reads from the state that was loaded last.
+        is_resumed: True once an iteration has resumed from the states that were loaded last.
         workers: number of workers of the last iteration; 0 for an iteration without workers.
         is_uncounted_logged: True once the log has explained that samples are not counted.
         passes: passes of plain DataLoaders, in the order in which they began.
@@ -128,46 +131,49 @@ class Count:
     is_uncounted_logged: bool = False
     passes: list[Pass] = field(default_factory=list)
 
-    FORM: ClassVar[struct.Struct] = struct.Struct("<qqq?q?B")
+    LAYOUT: ClassVar[struct.Struct] = struct.Struct("<qqq?q?B")
 
     def pack(self) -> bytes:
         """Return the count as bytes that fit into a slot, with the latest passes only."""
-        kept = self.passes[-_MAX_KEPT:]
-        head = self.FORM.pack(
+        kept_passes = self.passes[-_MAX_KEPT_PASSES:]
+        head = self.LAYOUT.pack(
             self.next,
             self.chosen,
             self.loads,
             self.is_resumed,
             self.workers,
             self.is_uncounted_logged,
-            len(kept),
+            len(kept_passes),
         )
-        return head + b"".join(kept_pass.pack() for kept_pass in kept)
+        return head + b"".join(kept_pass.pack() for kept_pass in kept_passes)
 
     @classmethod
     def unpack(cls, data: bytes) -> Count:
         """Return the count that `pack` turned into bytes."""
-        *numbers, kept_passes = cls.FORM.unpack_from(data)
+        *numbers, pass_count = cls.LAYOUT.unpack_from(data)
         count = cls(*numbers)
-        for number in range(kept_passes):
-            start = cls.FORM.size + number * Pass.FORM.size
-            count.passes.append(Pass.unpack(data[start : start + Pass.FORM.size]))
+        for number in range(pass_count):
+            start = cls.LAYOUT.size + number * Pass.LAYOUT.size
+            count.passes.append(Pass.unpack(data[start : start + Pass.LAYOUT.size]))
         return count
 
     def pass_of(self, loader: int, nth: int) -> Pass:
         """Return the pass of a loader's workers with the number `nth`.
 
-        It is the latest such pass: an abandoned loader may have had the same number as this loader.
+        If several loaders had this number, it is the latest loader's pass.
         """
         for each in reversed(self.passes):
             if (each.loader, each.nth) == (loader, nth):
                 return each
-        # The pass is no longer kept, as many passes have begun since. Its place is taken by a pass
-        # that nobody keeps, and that counts as read when any of the workers has read its part.
+        # The pass is no longer kept, as many passes have begun since. This substitute is not kept
+        # either. It counts as read as soon as any of the workers has read its part.
         return Pass(loader, nth, epoch=0, workers=1, pid=0)
 
     def pass_to_join(self, loader: int, nth: int, worker: int) -> Pass | None:
-        """Return the pass that other workers of a loader have begun and this one has not joined."""
+        """Return the pass that other workers of a loader have begun, for this worker to join.
+
+        None if there is no pass that it has not joined, so that it has to begin one.
+        """
         for each in reversed(self.passes):
             if (each.loader, each.nth) == (loader, nth) and not each.has_joined(worker):
                 return each
@@ -175,7 +181,7 @@ class Count:
 
 
 def _never_in_worker() -> bool:
-    """Stand in for `in_worker` where there are no DataLoader workers."""
+    """Stand in for a function that returns True in a DataLoader worker, where there are none."""
     return False
 
 
@@ -186,13 +192,13 @@ _COUNTERS: weakref.WeakSet[EpochCounter] = weakref.WeakSet()
 class EpochCounter:
     """A count that a process shares with the DataLoader workers that it starts.
 
-    Any other process that receives the counter by fork or spawn is a trainer in its own right: it
-    has a separate count, which begins with the value at the time when the process was started. A
-    copy pickled for any other purpose begins with the current count.
+    Any other process that receives the counter by fork or spawn is a trainer itself. It has a count
+    of its own, which begins with the value at the time when the process was started. A copy pickled
+    for any other purpose begins with the value at the time of pickling.
 
     The count lives in a memfd, an unnamed file that vanishes with the last process that holds it,
     however that process ends. Threads and processes may read and change the count at any time, and
-    may be killed while doing so.
+    may be killed while they do.
 
     Args:
         count: the count to begin with; None for a new count.
@@ -204,25 +210,23 @@ class EpochCounter:
     ) -> None:
         self._in_worker = in_worker
         # Descriptors of the files, by the pid of each file's trainer. The last file belongs to this
-        # process or to its trainer. Earlier files belong to trainers that this process was forked
-        # from.
+        # process or to its trainer. Earlier files belong to processes from which it was forked.
         self._fds: dict[int, int] = {}
-        first = count or Count()
-        self._keep(_new_file(first), os.getpid(), first)
+        first_count = count or Count()
+        self._keep_file(_new_file(first_count), os.getpid(), first_count)
 
     def __repr__(self) -> str:
         return f"EpochCounter({self.read()!r})"
 
-    def _keep(self, fd: int, trainer_pid: int, at_start: Count) -> None:
+    def _keep_file(self, fd: int, trainer_pid: int, first_count: Count) -> None:
         """Keep the file with the count of a trainer and its workers, as long as this object lives.
 
         Args:
             fd: descriptor of the file.
             trainer_pid: process id of the trainer.
-            at_start: the count with which this process begins if it turns out to be a trainer
-                itself.
+            first_count: the count with which this process begins if it is a trainer itself.
         """
-        self._at_start = at_start
+        self._first_count = first_count
         # `setdefault` is atomic, so of two threads that make a file for this process, one wins.
         if self._fds.setdefault(trainer_pid, fd) == fd:
             weakref.finalize(self, os.close, fd)
@@ -243,45 +247,51 @@ class EpochCounter:
         trainer_pid, fd = self._latest_file()
         if trainer_pid == os.getpid() or self._in_worker():
             return fd
-        self._keep(_new_file(self._at_start), os.getpid(), self._at_start)
+        self._keep_file(_new_file(self._first_count), os.getpid(), self._first_count)
         return self._fds[os.getpid()]
 
     def read(self) -> Count:
         """Return the present count."""
         fd = self._own_fd()
-        with locked(fd, _COUNTING):
+        with locked(fd, _COUNT_LOCK):
             return _read(fd)
 
     @contextmanager
     def change(self) -> Iterator[Count]:
-        """Lend the count for changes, exclusively."""
+        """Give the count for changes, which are written at the end of the block.
+
+        Until then, no other thread or process can read or change the count.
+        """
         fd = self._own_fd()
-        with locked(fd, _COUNTING):
+        with locked(fd, _COUNT_LOCK):
             count = _read(fd)
             yield count
             _write(fd, count)
 
-    def hold_loaded(self, states: bytes) -> None:
-        """Keep the states that were loaded last, for workers that are running already.
+    def store_states(self, states: bytes) -> None:
+        """Store the states that the trainer has loaded, for workers that are running already.
 
-        Workers look for them once the caller has raised `Count.loads`.
+        Workers read them once the caller has raised `Count.loads`.
         """
         fd = self._own_fd()
-        with locked(fd, _COUNTING):
-            os.ftruncate(fd, _LOADED_AT)  # the last states may be longer than these
-            os.pwrite(fd, states, _LOADED_AT)
+        with locked(fd, _COUNT_LOCK):
+            os.ftruncate(fd, _STATES_OFFSET)  # removes earlier states, which may be longer
+            os.pwrite(fd, states, _STATES_OFFSET)
 
-    def loaded(self) -> bytes:
-        """Return the states that were loaded last; b"" if none was since this process began."""
+    def stored_states(self) -> bytes:
+        """Return the states that were stored last; b"" if the trainer has stored none."""
         fd = self._own_fd()
-        with locked(fd, _COUNTING):
-            size_bytes = os.fstat(fd).st_size - _LOADED_AT
-            return os.pread(fd, max(0, size_bytes), _LOADED_AT)
+        with locked(fd, _COUNT_LOCK):
+            size_bytes = os.fstat(fd).st_size - _STATES_OFFSET
+            return os.pread(fd, max(0, size_bytes), _STATES_OFFSET)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Admit one thread or process at a time to a block; others can still use the count."""
-        with locked(self._own_fd(), _BEGINNING):
+        """Admit one thread or process at a time to a block, for the turn to begin an iteration.
+
+        The others can still read and change the count.
+        """
+        with locked(self._own_fd(), _TURN_LOCK):
             yield
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -289,30 +299,30 @@ class EpochCounter:
         if get_spawning_popen() is None:
             return EpochCounter, (self.read(), self._in_worker)
 
-        # 2. A process that is being spawned gets the same file. If that process is not a worker, it
-        # makes its own file when it first needs the count; see `_own_fd`.
+        # 2. A process that is being spawned gets the same file, and makes one of its own if it is
+        # not a worker; see `_own_fd`.
         count = self.read()
         trainer_pid, fd = self._latest_file()
         return object.__new__, (EpochCounter,), (DupFd(fd), trainer_pid, count, self._in_worker)
 
     def __setstate__(self, state: tuple[Any, int, Count, Callable[[], bool]]) -> None:
-        duplicate, trainer_pid, at_start, in_worker = state
+        duplicate, trainer_pid, first_count, in_worker = state
         self._in_worker = in_worker
         self._fds = {}
-        self._keep(duplicate.detach(), trainer_pid, at_start)
+        self._keep_file(duplicate.detach(), trainer_pid, first_count)
 
     def prepare_fork(self) -> None:
-        """Keep the present count for a child that is about to be forked."""
-        self._at_start = self.read()
+        """Note the present count, with which a child that is about to be forked begins."""
+        self._first_count = self.read()
 
 
 def _prepare_fork() -> None:
-    """Have all counters keep their present counts for a child that is about to be forked."""
+    """Prepare all counters for a fork."""
     for counter in list(_COUNTERS):
         counter.prepare_fork()
 
 
-# The counts are kept before the fork, so that a forked trainer does not see later changes.
+# The counts are noted before the fork, so that a forked trainer does not see later changes.
 os.register_at_fork(before=_prepare_fork)
 
 
@@ -333,15 +343,15 @@ def _new_file(count: Count) -> int:
 
 
 def _write(fd: int, count: Count) -> None:
-    """Write a count into the slot that is not in use, then change to that slot."""
+    """Write a count into the slot that is not in use, then make that slot the one in use."""
     slot = 1 - _current_slot(fd)
-    os.pwrite(fd, count.pack(), _SLOTS_AT[slot])
+    os.pwrite(fd, count.pack(), _SLOT_OFFSETS[slot])
     os.pwrite(fd, bytes([slot]), 0)  # the first byte of the file
 
 
 def _read(fd: int) -> Count:
     """Return the count in the slot that is in use."""
-    return Count.unpack(os.pread(fd, _SLOT_BYTES, _SLOTS_AT[_current_slot(fd)]))
+    return Count.unpack(os.pread(fd, _SLOT_BYTES, _SLOT_OFFSETS[_current_slot(fd)]))
 
 
 def _current_slot(fd: int) -> int:

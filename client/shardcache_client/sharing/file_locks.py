@@ -1,8 +1,8 @@
 """Locks on single bytes of files, which exclude processes and threads.
 
 A lock ends with its process, however the process ends. The locks belong to open file descriptions
-(F_OFD_SETLK), not to processes. Locks that belong to processes do not exclude threads of one
-process, and are dropped when any descriptor of the file is closed.
+(F_OFD_SETLK). The usual locks, which belong to processes, would not exclude threads of the same
+process, and would be dropped when any descriptor of the file is closed.
 """
 
 import errno
@@ -30,7 +30,7 @@ def reopen(fd: int) -> int:
         own_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError as exn:
         raise _no_proc() from exn
-    # A lock on another file would have no effect, and nobody would notice.
+    # Without this check, a lock on another file would silently have no effect.
     if os.path.sameopenfile(own_fd, fd):
         return own_fd
     os.close(own_fd)
@@ -46,7 +46,7 @@ def _no_proc() -> ConfigError:
 
 
 def try_lock(fd: int, byte: int) -> bool:
-    """Lock a byte unless another open file description has locked it; return True on success."""
+    """Lock a byte and return True; return False if another open file description has locked it."""
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock_of(fcntl.F_WRLCK, byte))
     except OSError as exn:
@@ -58,7 +58,7 @@ def try_lock(fd: int, byte: int) -> bool:
 
 @contextmanager
 def locked(fd: int, byte: int) -> Iterator[None]:
-    """Hold the lock on a byte, which excludes other processes and other threads of this one."""
+    """Wait for the lock on a byte and hold it, to exclude other processes and other threads."""
     own_fd = reopen(fd)
     try:
         fcntl.fcntl(own_fd, fcntl.F_OFD_SETLKW, _flock_of(fcntl.F_WRLCK, byte))

@@ -1,14 +1,15 @@
 """The hand-over of a shard's bytes from a DataLoader worker to its trainer, without a copy.
 
-A Buffer is a run of a mapped file's bytes. Between processes, it is pickled as a reference to a
-range of the file. The receiver maps the same file once, and keeps that map as long as any Buffer of
-the file lives.
+The trainer is the process that runs the training loop. A Buffer is a run of a mapped file's bytes.
+The worker pickles it as a reference to a range of the file. The trainer maps the same file once,
+and keeps that map as long as any Buffer of the file lives.
 
-The file must stay cached until the receiver has mapped it. The cache does not evict files that a
-process has mapped. So the worker keeps its own map as long as it has any Buffer of the shard, even
-in a queue, or as long as a message with such a Buffer has not been acknowledged. A loan is the
-worker's record of one such file, and is settled once neither is the case. Until then, the worker
-also keeps its lease, so that the cache does not try to evict the file in vain.
+The file must stay cached until the trainer has mapped it. The cache does not evict files that a
+process has mapped, so the worker keeps its own map until then. A `Loan` is the worker's record of
+one mapped file. It is settled once the worker has no Buffer of the file, not even in a queue, and
+all messages with such Buffers were acknowledged. Until then, the worker also keeps the file's
+lease, the daemon's promise that the shard stays cached: otherwise the daemon would try, in vain, to
+evict the file.
 """
 
 import mmap
@@ -24,36 +25,35 @@ from shardcache.tarindex.tables import Tables
 from shardcache_client.samples.mapped_file import map_file, unreadable
 from shardcache_client.samples.slicing import SlicedColumn, Slices, as_bytes
 from shardcache_client.sharing.acks import Ack, Acks
-from shardcache_client.sharing.buffer import MIN_BUFFER_BYTES, Buffer, span_in_whole
+from shardcache_client.sharing.buffer import MIN_BUFFER_BYTES, Buffer, span_of
 from shardcache_client.sharing.value_forms import Form, ValuesBySize, forms_of
 
-# The first pickle protocol that handles large bytes well. Protocol 5 would put Buffers outside of
-# the pickle, which does not work with a pipe.
+# The first pickle protocol that handles large bytes well. With protocol 5, a Buffer would be
+# pickled out of band, which does not work with a pipe.
 _BY_VALUE_PROTOCOL = 4
 
 _RECEIVED: weakref.WeakValueDictionary[tuple[str, int], Buffer] = weakref.WeakValueDictionary()
-"""Whole shards from which this process has received Buffers, by path and inode.
+"""Whole shards, mapped here, of which this process has received Buffers. By path and inode.
 
 An entry lasts as long as any Buffer of its shard.
 """
 
 
 class Handover:
-    """State shared by a process that receives Buffers and the workers that it starts.
+    """The acknowledgements and loans of a process that receives Buffers and its workers.
 
-    The receiving process is the process that created this object, or one that called
-    `acks.receive_here`.
+    The receiver is the process that created this object, or one that called `acks.receive_here`.
 
-    Only workers that the receiving process starts send Buffers as references. The receiving process
-    itself, and any other process that has a pickled copy of this object, send Buffers by value:
-    no process is known to be able to follow their references.
+    Only workers that the receiver has started send Buffers as references. Other processes, and the
+    receiver itself, send them by value, as it is not known that those who get them can follow
+    references.
     """
 
     def __init__(self, extensions: Collection[str] | None = None) -> None:
-        """Begin a handover to this process.
+        """Make this process the receiver.
 
         Args:
-            extensions: extensions of the members that are passed without a copy; None for all.
+            extensions: extensions of the members that are handed over without a copy; None for all.
         """
         self.extensions = extensions
         self.acks = Acks()
@@ -74,14 +74,14 @@ class Handover:
         return f"Handover({self.acks!r})"
 
     def lend(self, mapped: mmap.mmap, path: Path | None, inode: int, url: str) -> "Loan":
-        """Return the loan of a file that is mapped whole.
+        """Return the loan of a file of which all bytes are mapped.
 
-        The loan slices the file's bytes, and tracks when the file may be unmapped.
+        The loan slices the file's bytes, and knows when the file may be unmapped.
 
         Args:
             mapped: the map of the file.
             path: path at which other processes find the file while this process has it mapped; None
-                if they cannot find it: they then get its bytes by value.
+                if they cannot find it, and get its bytes by value.
             inode: inode of the file.
             url: url of the shard.
         """
@@ -92,11 +92,12 @@ class Handover:
         self._lent.add(loan)
 
     def settle(self) -> None:
-        """Drop the loans that are settled, to free space for a shard that is waited for."""
-        self._lent = {loan for loan in self._lent if not loan.settled()}
+        """Drop the loans that are settled, so that the daemon can evict their files."""
+        self._lent = {loan for loan in self._lent if not loan.is_settled()}
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_lent": set()}  # the loans are of files that this process maps
+        # Loans are not pickled, as they are of files that this process has mapped.
+        return self.__dict__ | {"_lent": set()}
 
 
 class Loan:
@@ -115,14 +116,14 @@ class Loan:
     ) -> None:
         self._handover = handover
         self._map = mapped
-        # The arguments of `_receive`, by which a receiver maps the file.
+        # Arguments of `_receive`, after the first.
         self._file = (os.fspath(path or ""), inode, len(mapped), url)
         # Acknowledgements that have not arrived yet: one for each message that was sent.
         self._expected: list[Ack] = []
         self._whole: weakref.ref[Buffer] | None = None
         self._forms: list[Form] | None = None  # form of the values of each extension
-        # Id of the process that sends references: this process, if it was started by the receiver,
-        # and if the receiver can find the file; None otherwise.
+        # Id of the process that sends references; None if none does. This process does if the
+        # receiver has started it, and can find the file.
         self._sender_pid: int | None = None
         if handover.acks.in_child_of_receiver and path is not None:
             self._sender_pid = os.getpid()
@@ -132,20 +133,20 @@ class Loan:
         return f"Loan({path!r}, expected={len(self._expected)})"
 
     def whole(self) -> Buffer:
-        """Return the shard's bytes, to slice samples from. A living slice keeps the loan open."""
+        """Return the whole shard. While this Buffer or a slice lives, the loan is not settled."""
         whole = self._whole_if_alive()
         if whole is None:
             whole = Buffer.over(self._map)
-            whole.shard_source = self
+            whole.loan = self
             self._whole = weakref.ref(whole)
             if self.sends_references:
                 self._handover.keep(self)
         return whole
 
     def columns(self, tables: Tables) -> list[SlicedColumn]:
-        """Return the column of each extension, with the form of its values.
+        """Return a column for each extension, which slices its values from the shard.
 
-        Values that are copied do not keep the loan open.
+        Values that are copied do not keep the loan from being settled.
         """
         if self._forms is None:
             self._forms = forms_of(tables, self._handover.extensions)
@@ -167,10 +168,10 @@ class Loan:
         """True in the process that sends Buffers as references."""
         return os.getpid() == self._sender_pid
 
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Return True if every Buffer that was sent has arrived.
 
-        The answer is final only once the reader has dropped `whole()` and the last sample.
+        True is final only once the reader has dropped `whole()` and the last sample.
         """
         # Without references, no other process needs to find the file. Buffers in this process keep
         # the file mapped.
@@ -180,7 +181,8 @@ class Loan:
         # sent.
         if self._whole_if_alive() is not None:
             return False
-        self._expected = [ack for ack in self._expected if not self._handover.acks.has_arrived(ack)]
+        acks = self._handover.acks
+        self._expected = [ack for ack in self._expected if not acks.collect(ack)]
         return not self._expected
 
     def _whole_if_alive(self) -> Buffer | None:
@@ -199,11 +201,11 @@ class Loan:
 
 def _reduce(value: Buffer) -> tuple[Any, ...]:
     """Pickle a Buffer: as a reference if it is large and belongs to a loan, otherwise by value."""
-    place = span_in_whole(value) if value.size >= MIN_BUFFER_BYTES else None
-    if place is not None:
-        whole, start, stop = place
-        if isinstance(whole.shard_source, Loan) and whole.shard_source.sends_references:
-            return _slice_of, (whole.shard_source, start, stop)
+    span = span_of(value) if value.size >= MIN_BUFFER_BYTES else None
+    if span is not None:
+        loan = span.whole.loan
+        if isinstance(loan, Loan) and loan.sends_references:
+            return _slice_of, (loan, span.start, span.stop)
     by_value: tuple[Any, ...] = value.__reduce_ex__(_BY_VALUE_PROTOCOL)
     return by_value
 
@@ -212,13 +214,24 @@ def _slice_of(whole: Buffer, start: int, stop: int) -> Any:
     """Return a slice of a Buffer in the receiving process.
 
     Args:
-        whole: the whole file, which `_reduce` has passed as its loan; see `Loan.__reduce__`.
+        whole: the whole file. `_reduce` passes its loan, which unpickling turns into the file; see
+            `Loan.__reduce__`.
+        start: number of the first byte of the slice.
+        stop: number of the byte after its last byte.
     """
     return whole[start:stop]
 
 
 def _receive(ack: Ack, path: str, inode: int, size_bytes: int, url: str) -> Buffer:
-    """Return the whole file, mapped once in this process, and acknowledge the message."""
+    """Return the whole file, mapped once in this process, and acknowledge the message.
+
+    Args:
+        ack: the acknowledgement that came with the message.
+        path: path of the file.
+        inode: inode of the file.
+        size_bytes: size of the file.
+        url: url of the shard.
+    """
     whole = _RECEIVED.get((path, inode))
     if whole is None:
         try:

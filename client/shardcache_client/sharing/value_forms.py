@@ -36,23 +36,24 @@ def forms_of(tables: Tables, extensions: Collection[str] | None) -> list[Form]:
         tables: the shard's index.
         extensions: extensions whose values may be Buffers; None for all.
     """
-    count = len(tables.extensions)
-    ids = np.asarray(tables.extension_ids)
+    # The number of each value's extension, and the value's size.
+    extension_ids = np.asarray(tables.extension_ids)
     sizes_bytes = np.asarray(tables.ends) - np.asarray(tables.starts)
-    # Count the small and the large values of each extension.
-    small = np.bincount(ids, weights=sizes_bytes < MIN_BUFFER_BYTES, minlength=count)
-    large = np.bincount(ids, weights=sizes_bytes >= MIN_BUFFER_BYTES, minlength=count)
+    # Numbers of the small and the large values of each extension.
+    count = len(tables.extensions)
+    small = np.bincount(extension_ids, weights=sizes_bytes < MIN_BUFFER_BYTES, minlength=count)
+    large = np.bincount(extension_ids, weights=sizes_bytes >= MIN_BUFFER_BYTES, minlength=count)
 
-    by_extension = []
+    forms = []
     for number, extension in enumerate(tables.extensions):
         may_be_view = extensions is None or extension in extensions
         if not large[number] or not may_be_view:
-            by_extension.append(Form.BYTES)
+            forms.append(Form.BYTES)
         elif small[number]:
-            by_extension.append(Form.BY_SIZE)
+            forms.append(Form.BY_SIZE)
         else:
-            by_extension.append(Form.VIEW)
-    return by_extension
+            forms.append(Form.VIEW)
+    return forms
 
 
 class ValuesBySize:

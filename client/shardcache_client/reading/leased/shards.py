@@ -142,7 +142,7 @@ class MappedShard:
 
         The answer is final only once no more samples are read from the shard.
         """
-        return self._loan is None or self._loan.settled()
+        return self._loan is None or self._loan.is_settled()
 
     def _check_members(self) -> None:
         """Raise CorruptShardError if the index has members outside of the shard. Checks once."""

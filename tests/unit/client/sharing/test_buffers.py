@@ -18,7 +18,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from shardcache.tarindex.tables import Samples
-from shardcache_client.sharing.buffer import MIN_BUFFER_BYTES, Buffer, pass_on
+from shardcache_client.sharing.buffer import MIN_BUFFER_BYTES, Buffer, collate_buffers
 from shardcache_client.sharing.value_forms import Form, ValuesBySize, forms_of
 
 CONTENT = bytes(range(256)) * 64
@@ -47,7 +47,7 @@ def value(mapped: mmap.mmap) -> Buffer:
 @pytest.fixture
 def collating() -> Iterator[None]:
     """torch's map of collate functions with ours in it, as it was afterwards."""
-    default_collate_fn_map[Buffer] = pass_on
+    default_collate_fn_map[Buffer] = collate_buffers
     yield
     del default_collate_fn_map[Buffer]
 

@@ -47,7 +47,7 @@ def test_count_goes_through_bytes() -> None:
 def _answer(counter: EpochCounter, pipe: Connection) -> None:
     pipe.send(counter.read())
     pipe.recv()
-    pipe.send((counter.read(), counter.loaded()))
+    pipe.send((counter.read(), counter.stored_states()))
     with counter.change() as count:
         count.next = 2**40
         count.passes = []
@@ -62,7 +62,7 @@ def test_a_trainer_and_its_workers_see_what_the_others_count(method: str) -> Non
     child = context.Process(target=_answer, args=(counter, there))
     child.start()
     assert here.recv() == Count(3)
-    counter.hold_loaded(b"a" * 10_000)
+    counter.store_states(b"a" * 10_000)
     with counter.change() as count:
         count.passes = [PASS]
     here.send(None)
@@ -74,10 +74,10 @@ def test_a_trainer_and_its_workers_see_what_the_others_count(method: str) -> Non
 def test_states_that_were_loaded_last_are_held() -> None:
     """Also if they are shorter than those before."""
     counter = EpochCounter()
-    assert counter.loaded() == b""
+    assert counter.stored_states() == b""
     for states in (b"long" * 10_000, b"short"):
-        counter.hold_loaded(states)
-        assert counter.loaded() == states
+        counter.store_states(states)
+        assert counter.stored_states() == states
         assert counter.read() == Count()
 
 

@@ -86,7 +86,7 @@ class Lender:
 
     def settled(self) -> bool:
         """Ask the loan."""
-        return self._loan.settled()
+        return self._loan.is_settled()
 
     def forget(self) -> None:
         """Let go of the loan, as at the end of an epoch."""
@@ -220,7 +220,7 @@ def test_copied_values_keep_no_shard(shard: Path) -> None:
     assert (extension, decoder) == ("cls", None)
     assert isinstance(tar, mmap.mmap)
     assert tar[512:516] == CONTENT[512:516]
-    assert loan.settled()
+    assert loan.is_settled()
 
 
 def test_any_thread_may_receive(shard: Path) -> None:
@@ -296,7 +296,7 @@ def test_the_process_that_made_it_sends_bytes(shard: Path, again: Callable[[Hand
     """Nobody is known to follow a reference from here; so the lease may go at once, and the values keep the map."""
     loan = lend(again(Handover()), shard)
     value = loan.whole()[5:PIECE_BYTES]
-    assert loan.settled()
+    assert loan.is_settled()
     del loan
     message = bytes(ForkingPickler.dumps(value))
     assert maps_of(shard) == 1
@@ -324,12 +324,12 @@ def test_freed_place_starts_over() -> None:
     for _ in range(100):
         ack = acks.expect()
         ack.hand_in()
-        assert acks.has_arrived(ack)
+        assert acks.collect(ack)
         cells.add(ack.cell)
     assert len(cells) == 1
     newer = acks.expect()
     ack.hand_in()
-    assert not acks.has_arrived(newer)
+    assert not acks.collect(newer)
 
 
 def test_the_places_are_kept_whatever_else_is_closed() -> None:
