@@ -143,7 +143,7 @@ class WebDataset(OriginalWebDataset):  # type: ignore[misc]
     @checked(
         OTHER_WORDS | _REMEDIES,  # remedies for unknown arguments
         _OPTIONS.keys(),  # names that `**options` may have
-        urls=Accepts(URLS.what, _parts_or_urls),
+        urls=Accepts(URLS.description, _parts_or_urls),
         handler=ARGUMENTS["on_error"],
         mode=TEXT.or_none(),
         shardshuffle=instance("True, False, or a number of shards", bool, int).or_none(),

@@ -1,11 +1,11 @@
-"""Names of arguments in other libraries, with the advice that users of these names get.
+"""Names of arguments in other libraries, with a remedy for users who write these names.
 
-Functions that check their arguments (see `values.checked`) give the advice in the error about an
-argument that does not exist. The advice is the error's remedy.
+Functions that check their arguments (see `values.checked`) give the remedy in the error about an
+argument that does not exist.
 
 Remedies name methods of datasets: `.loader(...)` makes a loader, and `.indexed()` a map-style
-dataset, which torch's DataLoader reads by the samples' numbers. If a word may mean an option of the
-dataset or one of its loader, the remedy names both: the loader's comes after "of a loader:".
+dataset, which torch's DataLoader reads by the samples' numbers. If a word may mean an option either
+of the dataset or of its loader, the remedy names both: the loader's comes after "of a loader:".
 """
 
 

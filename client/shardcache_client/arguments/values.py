@@ -1,8 +1,9 @@
 """Arguments of datasets, loaders and mixtures: rules for the values that each accepts.
 
-`checked` wraps a function with the rules of its arguments. A rule (`Accepts`) recognises the
-accepted values, and converts each to the form in which it is kept. Every error is a ConfigError
-that names the class that was called, the argument, the value given, and a value to write instead.
+`checked` wraps a function with the rules of its arguments. A rule (`Accepts`) tells which values an
+argument may have, and converts each to a form that the function can rely on. Every error is a
+ConfigError that names the class or function that was called, the argument, the value given, and a
+value to write instead.
 
 The module also has the type variables of datasets, loaders and mixtures: `T_co` for the items of a
 dataset, `B_co` for the batches of a loader.
@@ -41,12 +42,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 _MAX_SHOWN_CHARS = 100  # maximum number of characters of a value that an error shows
 _MAX_WHOLE = 2**62  # the largest whole number that a dataset's state can hold
 _SEED_BITS = 256
-# Maximum numbers of ranks or nodes, of samples in a batch or shards in a window, and of a loader's
-# workers.
-MAX_PROCESSES = 2**20
-MAX_BATCH = 2**31 - 1
-MAX_WORKERS = 4_096
-# Pipes are polled with a timeout in milliseconds of 31 bits, which limits a timeout in seconds.
+MAX_PROCESSES = 2**20  # maximum number of ranks or nodes
+MAX_BATCH = 2**31 - 1  # maximum number of samples in a batch, or of shards in a window
+MAX_WORKERS = 4_096  # maximum number of a loader's workers
+# Pipes are polled with a timeout in milliseconds, which must fit into 31 bits.
 _MAX_TIMEOUT_S = 1_000_000
 
 
@@ -55,23 +54,23 @@ class Accepts:
     """The values that an argument accepts, and the form to which they are converted.
 
     Attributes:
-        what: describes the values in the remedy "give ...".
-        converted: returns an accepted value in the form in which it is kept; raises TypeError or
+        description: describes the values in the remedy "give ...".
+        converted: returns an accepted value in the form that the function gets; raises TypeError or
             ValueError for any other value.
     """
 
-    what: str
+    description: str
     converted: Callable[[Any], Any]
 
-    def or_none(self, what: str = "None") -> "Accepts":
-        """Return a rule that accepts None as well; `what` describes None in the remedy."""
+    def or_none(self, description: str = "None") -> "Accepts":
+        """Return a rule that accepts None as well; `description` describes None in the remedy."""
 
         def converted(value: Any) -> Any:
             if value is None:
                 return None
             return self.converted(value)
 
-        return Accepts(f"{self.what}; or {what}", converted)
+        return Accepts(f"{self.description}; or {description}", converted)
 
 
 def plain(value: Any) -> Any:
@@ -82,12 +81,12 @@ def plain(value: Any) -> Any:
 
 
 def whole(minimum: int | None = None, maximum: int = _MAX_WHOLE) -> Accepts:
-    """Return a rule that accepts a whole number of any type, such as numpy's or the float 1e6.
+    """Return a rule that accepts a whole number of any type, and converts it to an int.
 
-    The number is kept as an int.
+    For example, it accepts the float 1e6, or an integer of numpy.
 
     Args:
-        minimum: the least accepted number; None for any number.
+        minimum: the smallest accepted number; None for any number.
         maximum: the greatest accepted number; without effect if `minimum` is None.
     """
 
@@ -109,10 +108,10 @@ def whole(minimum: int | None = None, maximum: int = _MAX_WHOLE) -> Accepts:
 
 
 def one_of(*choices: object) -> Accepts:
-    """Return a rule that accepts any of the choices, and keeps the choice."""
+    """Return a rule that accepts the choices, and values that are equal to one of them."""
 
     def converted(value: Any) -> Any:
-        # An equal value of another type is replaced by the choice.
+        # The value may be equal to the choice, but have another type.
         return choices[choices.index(value)]
 
     names = [f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices]
@@ -120,23 +119,22 @@ def one_of(*choices: object) -> Accepts:
     return Accepts(f"{', '.join(first)} or {last}", converted)
 
 
-def instance(what: str, *kinds: Any) -> Accepts:
-    """Return a rule that accepts instances of these types, and keeps them as they are."""
+def instance(description: str, *types: Any) -> Accepts:
+    """Return a rule that accepts instances of these types, and leaves them as they are."""
 
     def converted(value: Any) -> Any:
-        if not isinstance(value, kinds):
+        if not isinstance(value, types):
             raise TypeError
         return value
 
-    return Accepts(what, converted)
+    return Accepts(description, converted)
 
 
-# Each of the following functions returns an accepted value in the form in which it is kept, and
-# raises TypeError or ValueError for any other value.
+# Each of the following functions can be the `converted` of a rule.
 
 
 def _flag(value: Any) -> bool:
-    # True and False are integers, equal to 1 and 0.
+    # True and False are integers in Python, equal to 1 and 0.
     if not isinstance(value, int) or value not in (0, 1):
         raise TypeError
     return bool(value)
@@ -164,8 +162,8 @@ def _seconds(value: Any) -> float:
 
 
 def _seconds_or_zero(value: Any) -> float:
-    # False is equal to 0, but is no number of seconds.
-    if isinstance(value, int | float) and not isinstance(value, bool) and value == 0:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and value == 0:
         return 0.0
     return _seconds(value)
 
@@ -173,7 +171,7 @@ def _seconds_or_zero(value: Any) -> float:
 def _urls(value: Any) -> Any:
     if isinstance(value, str | os.PathLike):
         return value
-    # These types can be iterated, but their items are no urls, or have no order.
+    # These types can be iterated, but their items are not urls, or have no order.
     if isinstance(value, Mapping | set | frozenset | bytes):
         raise TypeError
     urls = list(value)
@@ -212,13 +210,13 @@ def _job(value: Any) -> str:
     return name
 
 
-def flag(what: str = "") -> Accepts:
-    """Return a rule that accepts True, False, 1 and 0.
+def flag(addition: str = "") -> Accepts:
+    """Return a rule that accepts True, False, 1 and 0, and converts them to a bool.
 
     Args:
-        what: words that are added to "True or False" in the remedy.
+        addition: text that follows "True or False" in the remedy.
     """
-    return Accepts(f"True or False{what}", _flag)
+    return Accepts(f"True or False{addition}", _flag)
 
 
 SAMPLE_NUMBERS = Accepts("whole numbers of samples", _whole_numbers)
@@ -244,12 +242,12 @@ SPLIT_RULES = {
 URLS = Accepts("a url, a path, or a list of them", _urls)
 
 
-def by_name(pairs: Iterable[tuple[object, U]], what: str) -> dict[str, U]:
+def by_name(pairs: Iterable[tuple[object, U]], argument: str) -> dict[str, U]:
     """Return values by their names. Names are converted to text: the number 1 becomes "1".
 
     Args:
         pairs: names and values.
-        what: noun for the argument, which begins the error's message.
+        argument: noun for the argument, which begins the error's message.
 
     Raises ConfigError if two values have the same name.
     """
@@ -258,7 +256,7 @@ def by_name(pairs: Iterable[tuple[object, U]], what: str) -> dict[str, U]:
         name = str(key)
         if name in values:
             raise ConfigError(
-                f"{what} has two entries named {name!r}",
+                f"{argument} has two entries named {name!r}",
                 remedy="give each a name of its own, as text",
             )
         values[name] = value
@@ -302,25 +300,19 @@ def checked(
     Args:
         other_words: names of arguments in other libraries, with a remedy for each, for the error
             about an unknown argument. "{}" in a remedy stands for the name.
-        passed_on: names of further arguments that the function takes as `**options`. Without any,
-            such a function takes arguments of all names.
-        refused: arguments that the function takes only in order to refuse them; no error recommends
-            them.
+        passed_on: names of the arguments that the function takes as `**options`. If it is empty,
+            a function with `**options` takes arguments of all names.
+        refused: names of arguments that the function takes only to raise an error about them. No
+            remedy recommends them.
         rules: rules for the arguments' values, by the arguments' names; arguments without a rule
             are passed as they are.
     """
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
-        known = []
-        has_var_keyword = False
-        for name, parameter in signature.parameters.items():
-            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-                has_var_keyword = True
-            elif name != "self" and parameter.kind is not inspect.Parameter.VAR_POSITIONAL:
-                known.append(name)
-        known += [name for name in passed_on if name not in known]
-        takes_any = has_var_keyword and not passed_on
+        kinds = [parameter.kind for parameter in signature.parameters.values()]
+        takes_any = inspect.Parameter.VAR_KEYWORD in kinds and not passed_on
+        known = list(dict.fromkeys([*_names_of_arguments(signature), *passed_on]))
         recommended = [name for name in known if name not in refused]
 
         @wraps(function)
@@ -331,7 +323,7 @@ def checked(
                         raise _unknown_argument(name, recommended, other_words)
                 bound = _bind(signature, args, named)
                 _convert(bound.arguments, rules)
-                # Arguments that the function takes as `**options` are one level deeper.
+                # The arguments that the function takes as `**options` are in a dict of their own.
                 _convert(bound.arguments.get("options", {}), rules)
                 return function(*bound.args, **bound.kwargs)
             except ConfigError as exn:
@@ -341,6 +333,16 @@ def checked(
         return call  # type: ignore[return-value]
 
     return decorate
+
+
+def _names_of_arguments(signature: inspect.Signature) -> list[str]:
+    """Return the names of a function's arguments, without `self`, `*args` and `**options`."""
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [
+        name
+        for name, parameter in signature.parameters.items()
+        if name != "self" and parameter.kind not in variadic
+    ]
 
 
 def _convert(arguments: dict[str, Any], rules: Mapping[str, Accepts]) -> None:
@@ -373,7 +375,8 @@ def _unknown_argument(
         recommended: names of the arguments that may be recommended instead.
         other_words: see `checked`.
     """
-    word = ""  # the argument, or the other library's argument, that was probably meant
+    # The argument, or the other library's argument, that was probably meant; "" if unknown.
+    word = ""
     similar_words = difflib.get_close_matches(name.lower(), [*recommended, *other_words], n=1)
     if name in other_words:
         word = name
@@ -391,11 +394,11 @@ def _unknown_argument(
 
 
 def converted_argument(name: str, value: Any, rule: Accepts) -> Any:
-    """Return the value of an argument in the form in which it is kept. Raises ConfigError."""
+    """Return the value of an argument, converted by its rule. Raises ConfigError."""
     try:
         return rule.converted(plain(value))
     except (TypeError, ValueError, OverflowError):
-        remedy = _remedy_without_quotes(name, value, rule) or f"give {rule.what}"
+        remedy = _remedy_without_quotes(name, value, rule) or f"give {rule.description}"
         raise ConfigError(f"{name} is {shown(value)}", remedy=remedy) from None
 
 
@@ -415,18 +418,20 @@ def _remedy_without_quotes(name: str, value: Any, rule: Accepts) -> str:
 
     Returns "" for any other value.
     """
+    if not isinstance(value, str):
+        return ""
     try:
-        if not isinstance(value, str):
-            return ""
-        return f"write {name}={rule.converted(literal_eval(value))!r}, without quotes"
+        unquoted = rule.converted(literal_eval(value))
+        return f"write {name}={unquoted!r}, without quotes"
     except (TypeError, ValueError, OverflowError, SyntaxError, RecursionError, MemoryError):
         return ""
 
 
 def _begin_with_call(exn: ConfigError, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Let an error without a url begin with the class, method or function that the user called.
+    """Prefix an error with the class, method or function that the user called.
 
-    If checked functions call each other, the message names the outermost function.
+    If checked functions call each other, the message names the outermost function. An error with a
+    url stays as it is.
     """
     if exn.url is not None:
         return
@@ -437,7 +442,7 @@ def _begin_with_call(exn: ConfigError, function: Callable[..., Any], args: tuple
         called = type(args[0]).__name__
     else:
         called = f"{type(args[0]).__name__}.{method}()"
-    # The message without a name is kept: an outer function's name replaces an inner one's.
-    unnamed = vars(exn).setdefault("unnamed", exn.message)
-    exn.message = f"{called}: {unnamed}"
+    # The original message is kept, so that an outer function's name replaces an inner function's.
+    original = vars(exn).setdefault("original_message", exn.message)
+    exn.message = f"{called}: {original}"
     exn.args = (exn.message,)

@@ -1,8 +1,8 @@
-"""One file of a session's plan, which stays cached while it is open.
+"""A whole object of any kind as a file, which stays cached while it is open.
 
-A session is one reader's connection to the daemon. Its plan is the numbered list of the objects
-that the reader reads. The file is a whole object of any kind. A lease keeps the file in the cache;
-the grant of the lease has the file's path.
+- A session is one reader's connection to the daemon.
+- Its plan is the numbered list of the objects that the reader reads.
+- A lease is the daemon's promise that an object stays cached. Its grant has the path of the file.
 """
 
 import os
@@ -23,12 +23,12 @@ from shardcache_client.reading.leased.granted_file import open_granted, read_gra
 
 
 class CachedFile:
-    """A file of a session's plan, which stays cached until `close`. Any thread.
+    """A file of a session's plan, which stays cached until `close`. Can be used by any thread.
 
     Args:
         session: the session with the plan.
         position: position of the file in the session's plan.
-        named: True if the file's path has to end with the object's own name.
+        named: True if the path of the file has to end with the object's own name.
     """
 
     def __init__(self, session: Session, position: int, *, named: bool = False) -> None:
@@ -50,7 +50,9 @@ class CachedFile:
         folder.
         """
         with self._lock:
-            grant = self._opened_grant()
+            if self._grant is None:
+                self._grant = self._wait_and_open()
+            grant = self._grant
             # A daemon of an earlier release gives no path with the object's name.
             return Path(str(grant.get("named_path", grant["path"])))
 
@@ -63,18 +65,15 @@ class CachedFile:
         self._fd = -1
         self._lease = None
 
-    def _opened_grant(self) -> Grant:
-        """Return the grant of the file, opening the file if it is not open yet."""
-        if self._grant is not None:
-            return self._grant
-        first_lease = self._request()
-        # `read_granted` requests the file again if it is evicted before it is open: the grant is
-        # that of the last request.
-        _, grant = read_granted(self._session, first_lease, self._request, self._open)
-        self._grant = grant
+    def _wait_and_open(self) -> Grant:
+        """Wait for a lease, open its file, and return the grant."""
+        first_lease = self._request_lease()
+        # If the file is evicted before it is open, `read_granted` requests another lease. The grant
+        # is that of the last lease.
+        _, grant = read_granted(self._session, first_lease, self._request_lease, self._open)
         return grant
 
-    def _request(self) -> LeaseRequest:
+    def _request_lease(self) -> LeaseRequest:
         """Request a lease on the whole file."""
         self._lease = self._session.lease(self._position, partial=False, named=self._named)
         # A long plan is sent in pieces, one per lease, so that no lease waits for all of it.
@@ -100,8 +99,8 @@ def session_of(
     Args:
         choice: the daemon.
         reader: identity under which the daemon lists the session.
-        manifest: the files or objects, whose numbers are their positions in the plan.
-        wanted: use of the objects, such as "files" or "ranges"; see the protocol.
+        manifest: the objects, in the order of their positions in the plan.
+        wanted: how the objects are read, such as "files" or "ranges"; see `Wanted`.
         patience: limits of the session's waits.
     """
     with closing(Session(choice, reader, patience)) as session:

@@ -5,12 +5,12 @@ A file's url is the object's url with `shardcache::` before it.
     with fsspec.open("shardcache::s3://bucket/table.parquet") as file: ...
     pandas.read_parquet("shardcache::s3://bucket/table.parquet")
 
-Only the parts of a file that are read are fetched (`--range-part-size`, 256 KiB), each once per
-node. A file that is read in order is fetched ahead, and a file of which more than half is read
-(`--whole-from-percent`) is fetched whole. If the environment lacks the object store's own package,
-write `shardcache://s3://bucket/table.parquet`.
+Only the parts of a file that are read are fetched, each once per node (`--range-part-size`, 256 KiB
+by default). A file that is read in order is fetched ahead. A file of which more than half is read
+is fetched whole (`--whole-from-percent`). If fsspec's package for the object store, such as s3fs,
+is not installed, write `shardcache://s3://bucket/table.parquet`.
 
-Paths are literal: only `glob` takes patterns. For `--listing-ttl-s` seconds, the daemon keeps the
+Paths are literal; only `glob` takes patterns. For `--listing-ttl-s` seconds, the daemon keeps the
 size and version of an object, and the entries of a folder. After `invalidate_cache`, or the error
 that a file was replaced, the daemon asks the object store again.
 """
@@ -43,9 +43,10 @@ from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.ranks.environment import job_name
 
 Details = dict[str, Any]
+"""Details of a file or folder: "name", "size", "type" and, for a file, "version"."""
 
 _FILE_PROTOCOL = re.compile(r"file:(?://)?(?=/)")
-_WEB = re.compile("https?://", re.IGNORECASE)
+_WEB_PROTOCOL = re.compile("https?://", re.IGNORECASE)
 # Text in a path that the daemon would take for a pattern. `_OP_` opens braces in NeMo's spelling.
 _PATTERN = re.compile(r"[*?\[\]{}\\]|_OP_")
 # Arguments that fsspec itself takes, for any filesystem.
@@ -64,15 +65,15 @@ _VERSION_OPTIONS = {"version_aware": True}
 
 
 class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
-    """Files of one object store, through the cache.
+    """The files of one object store, read through the cache.
 
-    Paths are paths of the store's own filesystem, or urls.
+    A path is a url, or a path as fsspec's filesystem for the store takes it.
 
     Args:
         target_protocol: protocol of the url that follows `shardcache::`.
         fo: path of that url.
-        target_options: options of the store's own filesystem. Any option is a ConfigError, as the
-            daemon opens the store.
+        target_options: options for fsspec's filesystem of the store. They would have no effect, as
+            the daemon opens the store, so any option is a ConfigError.
         block_size: maximum number of bytes that are read ahead in a file that is read in order; 0,
             which some libraries pass, stands for the default, 5 MiB.
         job, socket, daemon, timeout_s: as for `open_cached`.
@@ -80,8 +81,8 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
     """
 
     protocol = "shardcache"
-    # fsspec leaves out this argument when it compares filesystems. So all urls of one protocol
-    # share a filesystem object, whatever their paths.
+    # fsspec ignores this argument when it looks for an existing filesystem object. So all urls of
+    # one protocol share an object.
     _strip_tokenize_options = ("fo",)
 
     @checked(
@@ -115,16 +116,16 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
                 "shardcache::URL",
             )
         super().__init__(target_protocol=target_protocol, fo=fo, **options)
-        self._prefix = ""  # begins the url of every path; empty for local files
+        self._prefix = ""  # what a path lacks to be a url; empty for local files
         if target_protocol not in (None, "file", "local"):
             self._prefix = f"{target_protocol}://"
         self.choice = DaemonChoice.of(socket, daemon)
         self.patience = Patience(timeout_s)
         self.reader = ReaderIdentity(job or job_name())
         self._block_size = block_size or BufferedFile.DEFAULT_BLOCK_SIZE
-        # Time of the last `invalidate_cache`, of `time.monotonic`; None if it was never called.
+        # `time.monotonic` of the last `invalidate_cache`; None if it was never called.
         self._invalidated_s: float | None = None
-        # By path: the version, and the time at which it was first seen.
+        # For each path: the version seen last, and the time at which it was first seen.
         self._first_seen: dict[str, tuple[str, datetime]] = {}
 
     @classmethod
@@ -150,10 +151,10 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return f"shardcache://{self.url(name)}"
 
     def invalidate_cache(self, path: str | None = None) -> None:
-        """Ignore from now on everything that the daemon knew until now, about all paths.
+        """Make the daemon ask the object store again, for all paths.
 
         Args:
-            path: has no effect on this, but on fsspec's own caches.
+            path: path to remove from fsspec's own caches; None for all paths.
         """
         self._invalidated_s = time.monotonic()
         super().invalidate_cache(path)
@@ -162,7 +163,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         """Return name, size, type and version of a file, or name and type of a folder."""
         url = self.url(path)
         (ref,) = self._refs(url, "objects")
-        if ref.version is None:  # an object without a version does not exist
+        if ref.version is None:  # no object at this url
             self._check_folder(url)
             ref = ShardRef(f"{url}/")
         return self._details(ref)
@@ -177,9 +178,11 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         """Return the objects at a url, or in a folder, as the daemon finds them.
 
         Args:
-            wanted: kind of the objects; see the protocol.
+            url: url of an object, or of a folder, which ends with a slash.
+            wanted: what is listed, and how objects are read; see `Wanted`.
         """
-        # None: the daemon's own limit. Otherwise the answer must be newer than the invalidation.
+        # The daemon's answer may have any age that it permits, but not be from before the last
+        # `invalidate_cache`.
         max_age_s = None
         if self._invalidated_s is not None:
             max_age_s = time.monotonic() - self._invalidated_s
@@ -193,7 +196,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         )
 
     def _check_folder(self, url: str) -> None:
-        """Raise NotFoundError if there is no folder at a url that is known not to be a file."""
+        """Raise NotFoundError if there is no folder at a url. It is known that there is no file."""
         try:
             self._refs(f"{url}/", "entries")
         except NotFoundError as exn:
@@ -239,15 +242,15 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
     def modified(self, path: str) -> datetime:
         """Return the time at which this filesystem first saw the file's present version.
 
-        The object store's own time of the version is not known. The time that is returned changes
-        with the version. Raises IsADirectoryError for a folder.
+        It stands in for the time of the last change, which is not known: it changes whenever the
+        version does. Raises IsADirectoryError for a folder.
         """
         details = self._file_details(path)
-        version, since = self._first_seen.get(details["name"], (None, None))
-        if since is None or version != details["version"]:
-            since = datetime.now(UTC)
-            self._first_seen[details["name"]] = (details["version"], since)
-        return since
+        version, first_seen = self._first_seen.get(details["name"], (None, None))
+        if first_seen is None or version != details["version"]:
+            first_seen = datetime.now(UTC)
+            self._first_seen[details["name"]] = (details["version"], first_seen)
+        return first_seen
 
     def _file_details(self, path: str) -> Details:
         """Return the details of a file. Raises IsADirectoryError for a folder."""
@@ -273,22 +276,22 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         if refresh:
             self.invalidate_cache(path)
         try:
-            entries = self._inside(path, "entries")
+            entries = self._contents(path, "entries")
         except NotFoundError:
             entries = [self.info(path)]
         if detail:
             return entries
         return [each["name"] for each in entries]
 
-    def _inside(self, path: str, wanted: Wanted) -> list[Details]:
-        """Return the details of the entries of a folder. Raises NotFoundError without a folder.
+    def _contents(self, path: str, wanted: Wanted) -> list[Details]:
+        """Return the details of what is in a folder. Raises NotFoundError if there is no folder.
 
         Args:
             path: path of the folder.
             wanted: "entries" for files and folders directly in it, "files" for all files below it.
         """
         url = self.url(path)
-        if _WEB.match(url):
+        if _WEB_PROTOCOL.match(url):
             raise NotFoundError(
                 "web servers have no folders",
                 url=url,
@@ -307,14 +310,14 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
 
         The daemon lists all folders at once, where fsspec would list one folder after another.
         """
-        # The daemon's listing has no folders, and no limit of depth. It would take the characters
-        # of a pattern in the path for a pattern. In these cases fsspec lists the folders.
-        is_like_pattern = _PATTERN.search(self.url(path)) is not None
-        if maxdepth is None and not withdirs and not is_like_pattern:
-            # If there is no such folder, the path may be the path of a file. fsspec's own `find`,
-            # which is called below, then finds the file.
+        # The daemon's listing has no folders and no limit of depth, and would take a path with
+        # special characters for a pattern. In these cases fsspec lists the folders.
+        looks_like_pattern = _PATTERN.search(self.url(path)) is not None
+        if maxdepth is None and not withdirs and not looks_like_pattern:
+            # If there is no such folder, the path may be that of a file, which fsspec's own `find`
+            # below then finds.
             with suppress(NotFoundError):
-                files = {each["name"]: each for each in self._inside(path, "files")}
+                files = {each["name"]: each for each in self._contents(path, "files")}
                 return files if options.get("detail") else list(files)
         return super().find(path, maxdepth, withdirs, **options)
 
@@ -337,7 +340,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
     ) -> Any:
         """Return the paths that a path or pattern stands for, as fsspec's `expand_path` does.
 
-        A recursive glob finds an object twice, by its url and by its path: only the path stays.
+        A recursive glob finds an object both by its url and by its path. Only the path is returned.
         """
         expanded = super().expand_path(path, recursive, maxdepth, **options)
         return sorted({*self._strip_protocol(expanded)})
@@ -351,14 +354,14 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return f"shardcache://{url}"
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> "BufferedFile":
-        """Open a file for reading; fsspec's `open` calls this, and adds text modes."""
+        """Open a file for reading. fsspec's `open` calls this, and adds text modes."""
         if mode != "rb":
             self._refuse(path)
         details = self._file_details(path)
         options["block_size"] = options.get("block_size") or self._block_size
         options["size"] = details["size"]
         file = BufferedFile(self, path, mode, **options)
-        file.details = details  # fsspec would ask for them again
+        file.details = details  # spares fsspec a second request for them
         return file
 
     def _refuse(self, path: Any, *_arguments: Any, **_options: Any) -> NoReturn:
@@ -397,17 +400,19 @@ class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
         cache_type: str = ReadAhead.name,
         **options: Any,
     ) -> None:
-        # fsspec does not know `ReadAhead`, so it is told to use no cache, and gets ours below.
-        is_own_cache = cache_type == ReadAhead.name
-        fsspec_cache = "none" if is_own_cache else cache_type
-        super().__init__(fs, path, mode, cache_type=fsspec_cache, **options)
-        if is_own_cache:
+        if cache_type == ReadAhead.name:
+            # fsspec does not know this cache, so it is set after the initialisation.
+            super().__init__(fs, path, mode, cache_type="none", **options)
             self.cache = ReadAhead(self.blocksize, self._fetch_range, self.size)
+        else:
+            super().__init__(fs, path, mode, cache_type=cache_type, **options)
 
     def _fetch_range(self, start: int, end: int, ahead_to: int = 0) -> bytes:
         """Return bytes of the file; `ReadAhead` and fsspec's caches call this.
 
         Args:
+            start: offset of the first byte.
+            end: offset after the last byte.
             ahead_to: offset up to which cached bytes after `end` are returned as well; 0 for none,
                 as for fsspec's caches.
         """
@@ -416,13 +421,13 @@ class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
         try:
             return self._ranges.read(start, end, ahead_to)
         except (OutdatedError, ShardChangedError):
-            # The daemon's version of the file is out of date. After the invalidation, the file can
+            # The version that the daemon knows is out of date. After the invalidation, the file can
             # be opened again with the new version.
             self.fs.invalidate_cache()
             raise
 
     def _open_ranges(self) -> None:
-        """Open a session whose plan has only this file, and the file in it."""
+        """Open a session whose plan has only this file, and open the file."""
         fs = self.fs
         details = self.details
         ref = ShardRef(fs.url(details["name"]), details["version"], details["size"])

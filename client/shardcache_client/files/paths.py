@@ -1,6 +1,6 @@
-"""Any file through the cache: `cached_paths` and `open_cached`.
+"""Any file through the cache, by its path: `cached_paths` and `open_cached`.
 
-These functions are for libraries that read files themselves: the daemon fetches an object into the
+These functions are for libraries that read files themselves. The daemon fetches an object into the
 cache, and holds the file there while the caller uses its path.
 """
 
@@ -22,8 +22,7 @@ from shardcache_client.files.cached_file import CachedFile, session_of
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.ranks.environment import job_name
 
-# Rules for the arguments that both functions have. `OTHER_WORDS`, below, has advice for users who
-# write an argument of another library.
+# Rules for the arguments that both functions have.
 _RULES = {"job": JOB.or_none(), "socket": PATH.or_none(), "daemon": DAEMONS, "timeout_s": SECONDS}
 
 
@@ -39,22 +38,20 @@ def cached_paths(
 ) -> Iterator[list[str]]:
     """Fetch files and hold them in the cache until the `with` block ends.
 
-    Yields their paths, in the order of `urls`.
-
-    For libraries that read files themselves. The block begins once every file is on local disk and
-    verified:
+    Yields their paths, in the order of `urls`. The block begins once every file is on local disk
+    and verified:
 
         with cached_paths("s3://bucket/llama/model-{1..4}.safetensors") as paths:
             weights = [safetensors.torch.load_file(path) for path in paths]
 
     A path ends with the object's own name; the path of an inflated shard ends with `.tar`. The
-    files are read-only. Other processes of the node may read them, too, as long as this process is
-    in the block: the files stay cached, even across a restart of the daemon, and are released when
-    the block or the process ends. All of them must fit into the cache at the same time; one file
-    descriptor is open per file.
+    files are read-only, and other processes of the node may read them, too. They stay cached, even
+    across a restart of the daemon, until the block or the process ends. All of them must fit into
+    the cache at the same time. One file descriptor is open per file.
 
-    Shards, which are files with a name like `.tar` or `.tar.gz`, are checked to be whole tars, and
-    inflated. A prefix stands for the shards below it; if there are no shards, for all files.
+    A shard is a file whose name ends with `.tar` or `.tar.gz`, for example. It is inflated, and
+    checked to be a whole tar. A url prefix stands for the shards below it, or for all files below
+    it if none is a shard.
 
     Args:
         urls: as for `ShardDataset`, but of any files.
@@ -75,7 +72,7 @@ def cached_paths(
     """
     choice = DaemonChoice.of(socket, daemon)
     reader = ReaderIdentity(job or job_name())
-    # "either" means that each object is read as its name says: as a shard, or as any other file.
+    # The name of each object decides whether it is read as a shard, or as any other file.
     wanted: Wanted = "either"
     manifest = resolve(choice, reader, absolute_urls(urls), timeout_s, wanted)
     with ExitStack() as resources:
@@ -98,15 +95,14 @@ def open_cached(
     daemon: DaemonName = "auto",
     timeout_s: float = 300.0,
 ) -> io.BufferedReader:
-    """Fetch any file, whatever it holds, and open it for reading.
-
-    The file stays cached until it is closed.
+    """Fetch any file and open it for reading. It stays cached until it is closed.
 
         with open_cached("s3://bucket/model.pt") as file:
             weights = torch.load(file.name, mmap=True, weights_only=True)
 
-    The file's bytes are the object's own. Its attribute `name` is its path, which other processes
-    may read, too, while the file is open. Arguments and errors are the same as for `cached_paths`.
+    The file's bytes are the object's own, even if it is a shard. Its attribute `name` is its path,
+    which other processes may read, too, while the file is open. Arguments and errors are the same
+    as for `cached_paths`.
     """
     choice = DaemonChoice.of(socket, daemon)
     reader = ReaderIdentity(job or job_name())
@@ -117,7 +113,7 @@ def open_cached(
         )
         # The file is the only one of the plan, so its position is 0.
         cached = resources.enter_context(closing(CachedFile(session, 0, named=True)))
-        # The open file takes `resources` over, so the session outlives this block.
+        # The open file takes the resources out of this stack, so they outlive this block.
         return io.BufferedReader(_OpenCachedFile(cached.wait_whole(), resources))
 
 
@@ -126,12 +122,12 @@ class _OpenCachedFile(io.FileIO):
 
     Args:
         path: path of the file.
-        resources: the session that holds the file in the cache. They are moved into this object,
-            which closes them; the caller's stack is empty then.
+        resources: the session that holds the file in the cache. This object takes it out of the
+            stack, and closes it.
     """
 
     def __init__(self, path: Path, resources: ExitStack) -> None:
-        # `close` is also called if opening fails: it then must not close the caller's resources.
+        # If opening fails, FileIO calls `close`, which must not close the caller's resources.
         self._resources = ExitStack()
         super().__init__(str(path))
         self._resources = resources.pop_all()

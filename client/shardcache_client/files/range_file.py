@@ -1,9 +1,10 @@
-"""An object of a session's plan, of which ranges are fetched as they are read.
+"""An object whose byte ranges are fetched as they are read.
 
 A session is one reader's connection to the daemon, and its plan lists the objects that the reader
-may read. With a plan of ranges, the reader leases byte ranges of these objects, in any order. The
-daemon fetches the ranges into a file, or decides to fetch the whole object instead. The files of
-the fsspec filesystem (`BufferedFile`) read through this class.
+may read. A lease is the daemon's promise that what is leased stays cached. With a plan of ranges,
+the reader leases byte ranges of these objects, in any order. The daemon fetches the ranges into a
+file, or decides to fetch the whole object instead. The files of the fsspec filesystem
+(`BufferedFile`) read through this module.
 """
 
 import os
@@ -19,7 +20,7 @@ from shardcache_client.reading.leased.granted_file import open_granted, read_gra
 
 
 class RangeFile:
-    """An object of a plan of ranges, open for reading until `close`. Any thread.
+    """An object of a plan of ranges, open for reading until `close`. Can be used by any thread.
 
     The lease on a range is released after each read, so that the cache may evict the object between
     reads. Once the daemon has the whole object, the lease on it is kept until `close`.
@@ -33,12 +34,12 @@ class RangeFile:
         self._session = session
         self._position = position
         self._fd = -1  # descriptor of the open file; -1 if none is open
-        self._opened: Grant | None = None  # the grant of the open file
-        self._whole: LeaseRequest | None = None  # the lease on the whole object, once granted
+        self._open_grant: Grant | None = None  # the grant of the open file
+        self._whole_lease: LeaseRequest | None = None  # the lease on the whole object, once granted
         self._lock = Lock()
 
     def __repr__(self) -> str:
-        return f"RangeFile(position={self._position}, {self._opened})"
+        return f"RangeFile(position={self._position}, {self._open_grant})"
 
     def read(self, start: int, stop: int, ahead_to: int = 0) -> bytes:
         """Return the bytes from `start` to `stop`, or up to the end of the object.
@@ -51,49 +52,50 @@ class RangeFile:
         folder; ShardChangedError if the object was replaced after some of its bytes were read.
         """
         with self._lock:
-            if self._whole is not None:
+            if self._whole_lease is not None:
                 return read_span(self._fd, start, max(stop, ahead_to))
-            return self._read(start, stop, ahead_to)
+            return self._read_leased(start, stop, ahead_to)
 
-    def _read(self, start: int, stop: int, ahead_to: int) -> bytes:
-        """Read by a lease on the range; arguments as for `read`."""
-        wanted = (start, max(start + 1, stop))  # a leased range has at least one byte
+    def _read_leased(self, start: int, stop: int, ahead_to: int) -> bytes:
+        """Lease the range, and read it; arguments as for `read`."""
+        leased_range = (start, max(start + 1, stop))  # has at least one byte
 
         def request_range() -> LeaseRequest:
-            """Request the range, for which the reader is now waiting."""
-            ranges = [(self._position, wanted)]
+            """Request a lease on the range, for which the reader is now waiting."""
+            ranges = [(self._position, leased_range)]
             (lease,) = self._session.lease_ranges(ranges, needed=True, ahead_to=ahead_to)
             return lease
 
         def read_file(grant: Grant) -> bytes:
+            """Read the range from the file of a grant."""
             self._open(grant)
             return read_span(self._fd, start, max(stop, _ready_to(grant, ahead_to)))
 
         # `read_granted` requests the range again if the file is evicted before it is open.
-        first = request_range()
-        lease, data = read_granted(self._session, first, request_range, read_file)
+        first_lease = request_range()
+        lease, data = read_granted(self._session, first_lease, request_range, read_file)
         if lease.is_granted_whole:
-            self._whole = lease
+            self._whole_lease = lease
         else:
             self._session.release(lease)
         return data
 
     def _open(self, grant: Grant) -> None:
         """Open the file of a grant, unless it is the open file already."""
-        opened = self._opened
-        if opened is not None and opened["version"] != grant["version"]:
+        current = self._open_grant
+        if current is not None and current["version"] != grant["version"]:
             raise ShardChangedError(
                 "the file was replaced in the object store while being read",
                 url=grant["url"],
             )
-        is_open = opened is not None and _file_identity(opened) == _file_identity(grant)
+        is_open = current is not None and _file_identity(current) == _file_identity(grant)
         if is_open:
             return
         fd = open_granted(grant)
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = fd
-        self._opened = grant
+        self._open_grant = grant
 
     def close(self) -> None:
         """Close the file, and release the lease on the whole object, if there is one."""
@@ -101,14 +103,14 @@ class RangeFile:
             if self._fd >= 0:
                 os.close(self._fd)
             self._fd = -1
-            if self._whole is not None:
-                self._session.release(self._whole)
-            self._whole = None
+            if self._whole_lease is not None:
+                self._session.release(self._whole_lease)
+            self._whole_lease = None
 
 
 def _ready_to(grant: Grant, ahead_to: int) -> int:
     """Return the end of the bytes that can be read without waiting, but at most `ahead_to`."""
-    if grant["type"] != "arriving":
+    if grant["type"] != "arriving":  # all bytes have arrived
         return ahead_to
     return min(ahead_to, cast(Arriving, grant)["ready_bytes"])
 

@@ -1,9 +1,9 @@
 """Tables of rows that are made once per node and user, and mapped by all of the user's processes.
 
-A table is a file that joins samples with rows by key; see `row_index`. It lies in a folder of the
-user below the folder for temporary files (`TMPDIR`). Its name is a hash of everything that its
-content depends on. A table that was not opened for a week is removed when another table is made;
-processes that have mapped it keep it until they end.
+A table is a file in which a row is found by its key; see `row_index`. Samples are joined with its
+rows. It lies in a folder of the user below the folder for temporary files (`TMPDIR`). Its name is a
+hash of everything that its content depends on. A table that was not opened for a week is removed
+when another table is made; processes that have mapped it keep it until they end.
 """
 
 import fcntl
@@ -27,10 +27,10 @@ log = logging.getLogger("shardcache")
 _SUFFIX = ".rows"
 # Time for which a table is kept after it was last opened.
 _MAX_UNUSED_S = 7 * 24 * 3600.0
-# Interval at which a process that makes a table logs how far it is.
+# Interval at which a process that makes a table logs its progress.
 _REPORT_INTERVAL_S = 10.0
-# The clock is looked at after this number of rows.
-_ROWS_PER_LOOK = 4096
+# Number of rows after which the clock is read, which would take too long for each row.
+_ROWS_PER_CLOCK_READ = 4096
 
 
 class NodeTable:
@@ -40,7 +40,7 @@ class NodeTable:
         """Map a table's file. Raises OSError, CacheDirError."""
         self._path = path
         self.index = RowIndex(path)
-        os.utime(path)  # `_remove_unused` takes this for the time of the last use
+        os.utime(path)  # the time of the last use, for `_remove_unused`
 
     def __repr__(self) -> str:
         return f"NodeTable({self._path.name!r}, rows={len(self.index)})"
@@ -54,20 +54,20 @@ def shared_table(
     rows: Callable[[], Iterable[tuple[str, str]]],
     url: str,
 ) -> NodeTable:
-    """Return a table, making its file if it does not exist yet.
+    """Return a table. Make its file if it does not exist yet.
 
     If several processes want the table, one makes it. The others wait until it is made, or until
     that process ends. A file that was cut, as by a power failure, is made again.
 
     Args:
         identity: everything that the rows depend on, such as the version of their source.
-        rows: yields the rows, each as its key and its line in the table; see `row_index.write`.
+        rows: returns the rows, each as its key and its line in the table; see `row_index.write`.
         url: url of the source, for messages.
 
     Raises CacheDirError if the folder cannot be used, and any error of `rows`.
     """
     digest = hashlib.sha256("\0".join(identity).encode("utf-8", "surrogatepass")).hexdigest()
-    folder = _folder()
+    folder = _own_folder()
     path = folder / f"{digest[:32]}{_SUFFIX}"
     try:
         with suppress(FileNotFoundError, CacheDirError):
@@ -89,8 +89,8 @@ def shared_table(
         ) from exn
 
 
-def _folder() -> Path:
-    """Return the folder of this user's tables, creating it if it is missing.
+def _own_folder() -> Path:
+    """Return the folder of this user's tables. Create it if it is missing.
 
     Raises CacheDirError if the folder cannot be created, or if other users have access to it.
     """
@@ -114,7 +114,7 @@ def _folder() -> Path:
 
 
 class _MakingLock:
-    """The lock of the process that makes a table.
+    """The lock that a process holds while it makes a table. Others wait for it in `with`.
 
     Args:
         path: path of the lock's file.
@@ -140,15 +140,21 @@ class _MakingLock:
 
 
 def _make(path: Path, rows: Callable[[], Iterable[tuple[str, str]]], url: str) -> None:
-    """Write a table. The file gets its name only once it is complete."""
+    """Make a table's file, which gets its name only once it is complete.
+
+    Args:
+        path: path of the file.
+        rows: returns the rows; see `shared_table`.
+        url: url of the source, for the log.
+    """
     begun_s = time.monotonic()
     log.info("reading the rows of %s, once for this node", url)
     fd, draft = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as file:
             counts = row_index.write(file, _with_progress(rows(), url), path.parent)
-            # Without this, the file may have its name but not all of its bytes after a power
-            # failure, and its end alone is checked.
+            # Otherwise the file may have its name, but not all of its bytes, after a power failure.
+            # Only its end is checked when it is opened.
             file.flush()
             os.fsync(fd)
         Path(draft).rename(path)
@@ -166,11 +172,11 @@ def _make(path: Path, rows: Callable[[], Iterable[tuple[str, str]]], url: str) -
 
 
 def _with_progress(rows: Iterable[tuple[str, str]], url: str) -> Iterator[tuple[str, str]]:
-    """Yield the rows, and log how many there were so far, every `_REPORT_INTERVAL_S`."""
+    """Yield the rows, and log their number so far every `_REPORT_INTERVAL_S`."""
     begun_s = time.monotonic()
     next_report_s = begun_s + _REPORT_INTERVAL_S
     for count, row in enumerate(rows):
-        if count % _ROWS_PER_LOOK == 0 and time.monotonic() >= next_report_s:
+        if count % _ROWS_PER_CLOCK_READ == 0 and time.monotonic() >= next_report_s:
             took_s = time.monotonic() - begun_s
             log.warning("reading the rows of %s: %s rows in %.0f s", url, f"{count:,}", took_s)
             next_report_s = time.monotonic() + _REPORT_INTERVAL_S
@@ -178,7 +184,7 @@ def _with_progress(rows: Iterable[tuple[str, str]], url: str) -> Iterator[tuple[
 
 
 def _remove_unused(folder: Path) -> None:
-    """Remove tables that were not opened for a week, and drafts and locks of the same age."""
+    """Remove tables that were not opened for a week, and drafts and locks as old as that."""
     for path in folder.iterdir():
         with suppress(FileNotFoundError):  # another process may have removed the file
             if time.time() - path.stat().st_mtime > _MAX_UNUSED_S:

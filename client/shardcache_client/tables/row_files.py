@@ -1,8 +1,8 @@
 """Rows of files that hold tables: JSON lines, CSV, parquet.
 
-Each row is parsed as a whole, and kept as one text of JSON; `node_tables` writes these into a table
-that processes map. This module does not use `shardcache.formats`, which indexes the place of each
-cell in files of the same kinds: indexing a line takes longer than parsing it, and the index has two
+Each row is parsed as a whole, and turned into one line of JSON. `node_tables` writes these lines
+into a table that processes map. `shardcache.formats` reads files of the same kinds, but indexes the
+place of each cell. Here that would take longer than parsing the line, and the index would have two
 thirds of the file's size.
 """
 
@@ -23,32 +23,34 @@ from shardcache.formats.zstd_library import zstd_library
 from shardcache.shared.urls.url_names import path_of
 
 Row = dict[str, Any]
+Reader = Callable[[str, IO[bytes], Sequence[str] | None], Iterator[Row]]
+"""Yields the rows of an open file, and closes it. Called with url, file and wanted columns."""
 
 _REPAIR_REMEDY = "repair the file, or write it again"
 _PARQUET_BATCH_ROWS = 4_096
 _SHOWN_BYTES = 80  # number of bytes of an invalid line that an error shows
 
 
-# Each of these functions opens a file and returns its content uncompressed.
+# Each of these functions opens a file, to be read uncompressed.
 
 
-def _plain(path: Path) -> IO[bytes]:
+def _open_plain(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def _gzip(path: Path) -> IO[bytes]:
+def _open_gzip(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path))
 
 
-def _bzip2(path: Path) -> IO[bytes]:
+def _open_bzip2(path: Path) -> IO[bytes]:
     return bz2.open(path)
 
 
-def _xz(path: Path) -> IO[bytes]:
+def _open_xz(path: Path) -> IO[bytes]:
     return lzma.open(path)
 
 
-def _zstd(path: Path) -> IO[bytes]:
+def _open_zstd(path: Path) -> IO[bytes]:
     try:
         zstd = zstd_library()
     except ImportError as exn:
@@ -60,10 +62,10 @@ def _zstd(path: Path) -> IO[bytes]:
 
 
 _COMPRESSIONS: dict[str, Callable[[Path], IO[bytes]]] = {
-    ".gz": _gzip,
-    ".zst": _zstd,
-    ".bz2": _bzip2,
-    ".xz": _xz,
+    ".gz": _open_gzip,
+    ".zst": _open_zstd,
+    ".bz2": _open_bzip2,
+    ".xz": _open_xz,
 }
 
 
@@ -73,27 +75,32 @@ def rows_of(url: str, path: Path, columns: Sequence[str] | None) -> Iterator[Row
     Args:
         url: url of the file, whose suffixes name the format and the compression.
         path: path of the file on this node.
-        columns: names of the columns that are wanted, including the column of keys; None for all.
-            Rows may lack some of these columns, and have others as well.
+        columns: names of the wanted columns, including the column of keys; None for all. Rows may
+            lack some of these columns, and have others as well.
 
-    Raises ConfigError for an unknown format, MetadataError for a file that is not in the format
-    that its name says.
+    Raises ConfigError for an unknown format, MetadataError for a file that is damaged or not in the
+    format that its name says.
     """
     name = path_of(url).lower()
-    open_file: Callable[[Path], IO[bytes]] = _plain
+    open_file: Callable[[Path], IO[bytes]] = _open_plain
     for suffix, open_compressed in _COMPRESSIONS.items():
         if name.endswith(suffix):
             open_file = open_compressed
             name = name.removesuffix(suffix)
+    read = _reader_for(name, url)
+    try:
+        yield from read(url, open_file(path), columns)
+    except _damage_errors() as exn:
+        raise MetadataError(
+            f"the table cannot be read to its end ({exn})", url=url, remedy=_REPAIR_REMEDY
+        ) from exn
+
+
+def _reader_for(name: str, url: str) -> Reader:
+    """Return the reader for a file's name. Raises ConfigError for an unknown format."""
     for suffixes, read in _READERS.items():
         if name.endswith(suffixes):
-            try:
-                yield from read(url, open_file(path), columns)
-            except _damage_errors() as exn:
-                raise MetadataError(
-                    f"the table cannot be read to its end ({exn})", url=url, remedy=_REPAIR_REMEDY
-                ) from exn
-            return
+            return read
     known = ", ".join(suffix for suffixes in _READERS for suffix in suffixes)
     raise ConfigError(
         "a table of this kind cannot be read",
@@ -116,8 +123,8 @@ def _damage_errors() -> tuple[type[Exception], ...]:
         return errors
 
 
-# Each of these readers yields the rows of an open file, and closes it. Readers of text formats
-# ignore `columns`, as they have to parse whole lines anyway.
+# The readers of each format; see `Reader`. Those of text formats ignore `columns`, as they have to
+# parse whole lines anyway.
 
 
 def _json_lines(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Iterator[Row]:
@@ -139,7 +146,7 @@ def _json_lines(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Ite
             yield row
 
 
-def _separated(delimiter: str) -> Callable[[str, IO[bytes], Sequence[str] | None], Iterator[Row]]:
+def _separated(delimiter: str) -> Reader:
     """Return a reader of files whose fields are separated by a character."""
 
     def read(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Iterator[Row]:
@@ -148,8 +155,8 @@ def _separated(delimiter: str) -> Callable[[str, IO[bytes], Sequence[str] | None
             try:
                 _check_header(rows.fieldnames or (), url)
                 for row in rows:
-                    # DictReader puts fields beyond the header's under the key None. It puts the
-                    # value None for a missing field.
+                    # DictReader puts surplus fields under the key None, and the value None for a
+                    # missing field.
                     if None in row or None in row.values():
                         raise MetadataError(
                             f"line {rows.line_num} has another number of fields than the header",
@@ -169,10 +176,10 @@ def _separated(delimiter: str) -> Callable[[str, IO[bytes], Sequence[str] | None
 
 def _check_header(names: Sequence[str], url: str) -> None:
     """Raise MetadataError if two columns have the same name, as one of them would be lost."""
-    doubled = [name for name in names if names.count(name) > 1]
-    if doubled:
+    repeated = [name for name in names if names.count(name) > 1]
+    if repeated:
         raise MetadataError(
-            f"two columns have the name {doubled[0]!r}", url=url, remedy="rename one of them"
+            f"two columns have the name {repeated[0]!r}", url=url, remedy="rename one of them"
         )
 
 
@@ -186,8 +193,8 @@ def _parquet(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Iterat
             url=url,
             remedy="pip install pyarrow",
         ) from exn
-    # From a mapped file, pyarrow takes one page of a column at a time. From any other, it copies a
-    # row group's whole column into memory.
+    # From a mapped file, pyarrow reads one page of a column at a time. From any other file, it
+    # copies a row group's whole column into memory.
     is_plain = isinstance(file, io.BufferedReader)
     source = pyarrow.memory_map(file.name) if is_plain else file
     with file, source:
@@ -196,15 +203,15 @@ def _parquet(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Iterat
         wanted = set(names_in_file if columns is None else columns)
         read_columns = [name for name in names_in_file if name in wanted]
         _check_header(read_columns, url)
-        # Making Python objects of the values takes longer than decoding them, so threads would save
-        # little time. Each takes memory.
+        # Threads would only decode values, which takes less time than making Python objects of
+        # them, and each thread takes memory.
         for batch in table.iter_batches(
             _PARQUET_BATCH_ROWS, columns=read_columns, use_threads=False
         ):
             yield from batch.to_pylist()
 
 
-_READERS = {
+_READERS: dict[tuple[str, ...], Reader] = {
     (".jsonl", ".ndjson", ".json"): _json_lines,
     (".csv",): _separated(","),
     (".tsv",): _separated("\t"),
@@ -221,10 +228,9 @@ def line_of(key: str, row: Row, url: str) -> str:
         return _ENCODER.encode([key, row])
     except TypeError as exn:
         fault = str(exn)
-        for name, value in row.items():
-            if isinstance(value, bytes):
-                fault = f"the column {name!r} has bytes"
-                break
+        columns_of_bytes = [name for name, value in row.items() if isinstance(value, bytes)]
+        if columns_of_bytes:
+            fault = f"the column {columns_of_bytes[0]!r} has bytes"
         raise ConfigError(
             f"a table's values are text, numbers and lists or objects of them: {fault}",
             url=url,
@@ -240,5 +246,5 @@ def _as_text(value: object) -> str:
     raise TypeError(f"a value is of the type {type(value).__name__}")
 
 
-# Made once: `json.dumps` would make an encoder for every row, in nearly the time of encoding it.
+# `json.dumps` would make an encoder for every row, which takes nearly as long as encoding the row.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_as_text)

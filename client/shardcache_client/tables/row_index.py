@@ -1,17 +1,18 @@
 """A file of a table's rows, in which a row is found by its key. All processes map it into memory.
 
+It consists of:
+
     rows        each row on a line, as JSON: [key, row]
     entries     u64[rows]: some bits of the hash of a row's key, then the offset of the row
     starts      u64[groups + 1]: number of each group's first entry, then the number of all entries
     footer      magic, number of rows, offset of the entries, number of groups
 
-The first bits of a key's hash are the number of its group. Entries have the order of the whole
-hashes. Those of a group are therefore adjacent, and a search looks at one or two pages of them.
+The first bits of a key's hash are the number of its group. Entries are sorted by hash, so those of
+a group are adjacent, and a search reads one or two pages of them.
 
-Numbers are in native byte order, since the file never leaves its node. Only the pages that are
-looked at take memory: 8 bytes per row for the entries, and the rows that are read. `write` sorts
-the entries in buckets by the first byte of the hash, so that it never has more than one bucket in
-memory.
+Numbers are in native byte order, since the file never leaves its node. The entries take 8 bytes of
+memory per row, and only the pages that are read are in memory. `write` sorts the entries in
+buckets, by the first byte of the hash, and has only one bucket in memory at a time.
 """
 
 import hashlib
@@ -35,19 +36,19 @@ _NUMBER_BYTES = 8
 _ALIGNMENT_BYTES = 8  # the entries begin at a multiple of this, as they are 64-bit numbers
 
 _HASH_BITS = 64
-# The lower bits of an entry, for an offset: the rows may have 16 TiB.
+# The lower bits of an entry are an offset, so all rows together may have 16 TiB.
 _OFFSET_BITS = 44
 _MAX_OFFSET = (1 << _OFFSET_BITS) - 1
-# The upper bits of an entry, for the bits of the hash that follow the group's. Rows of a group
-# whose hashes have the same bits are told apart by their keys.
+# The upper bits of an entry are the bits of the hash that follow those of the group. Two rows of a
+# group may have the same bits here; then their keys are compared.
 _ENTRY_HASH_BITS = 64 - _OFFSET_BITS
 _MAX_ENTRY_HASH = (1 << _ENTRY_HASH_BITS) - 1
 # A large table has 64 to 128 entries in a group, on average.
 _GROUP_SIZE_BITS = 7
 
-# While a table is written, each row has a record in a bucket. The buckets are those of the hashes'
-# first bytes. A record is the hash and the offset, which are sorted as one 128-bit number. The
-# number of a group has at least as many bits as that of a bucket, so no group is in two buckets.
+# While a table is written, each row has a record in the bucket for the first byte of its hash. A
+# record is the hash and the offset, which are sorted as one 128-bit number. A group's number has at
+# least as many bits as a bucket's, so no group is in two buckets.
 _BUCKET_BITS = 8
 _RECORD = struct.Struct(">QQ")
 _RECORD_BITS = 128
@@ -62,7 +63,13 @@ def _hash_of(key: str) -> int:
 
 
 def _entry_of(key_hash: int, offset: int, group_bits: int) -> int:
-    """Return the entry of a row in its group."""
+    """Return the entry of a row in its group.
+
+    Args:
+        key_hash: hash of the row's key.
+        offset: offset of the row in the file.
+        group_bits: number of bits of a group's number.
+    """
     following_bits = key_hash >> (_HASH_BITS - group_bits - _ENTRY_HASH_BITS)
     return ((following_bits & _MAX_ENTRY_HASH) << _OFFSET_BITS) | offset
 
@@ -155,23 +162,29 @@ def _write_entries(file: IO[bytes], buckets: Sequence[IO[bytes]], group_bits: in
 
 
 def _sorted_records(bucket: IO[bytes]) -> list[int]:
-    """Return the records of a bucket as numbers, ascending."""
+    """Return the records of a bucket as 128-bit numbers, ascending."""
     bucket.seek(0)
     data = bucket.read()
-    # One number takes half the memory of a tuple of two.
+    # One number takes half the memory of a tuple of hash and offset.
     records = [
-        int.from_bytes(data[at : at + _RECORD.size], "big")
-        for at in range(0, len(data), _RECORD.size)
+        int.from_bytes(data[start : start + _RECORD.size], "big")
+        for start in range(0, len(data), _RECORD.size)
     ]
     records.sort()
     return records
 
 
 def _group_starts(records: list[int], bucket: int, group_bits: int) -> list[int]:
-    """Return the position in a bucket's records of the first one of each of its groups."""
+    """Return where the records of each of a bucket's groups begin.
+
+    Args:
+        records: the sorted records of the bucket.
+        bucket: number of the bucket.
+        group_bits: number of bits of a group's number.
+    """
     groups_per_bucket = 1 << (group_bits - _BUCKET_BITS)
     first_group = bucket * groups_per_bucket
-    # A group's least record is the group's number, followed by zeros.
+    # The smallest record that a group can have is the group's number, followed by zeros.
     return [
         bisect_left(records, group << (_RECORD_BITS - group_bits))
         for group in range(first_group, first_group + groups_per_bucket)
@@ -193,31 +206,34 @@ class RowIndex:
                 raise self._damaged()
             self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)  # 0: the whole file
         self._map.madvise(mmap.MADV_RANDOM)
-        magic, count, entries_at, groups = _FOOTER.unpack(self._map[-_FOOTER.size :])
-        starts_at = entries_at + count * _NUMBER_BYTES
-        end = starts_at + (groups + 1) * _NUMBER_BYTES
+        magic, count, entries_offset, groups = _FOOTER.unpack(self._map[-_FOOTER.size :])
+        starts_offset = entries_offset + count * _NUMBER_BYTES
+        end = starts_offset + (groups + 1) * _NUMBER_BYTES
         if magic != _MAGIC or end + _FOOTER.size != len(self._map):
             raise self._damaged()
         view = memoryview(self._map)
-        self._entries = view[entries_at:starts_at].cast("Q")
-        self._starts = view[starts_at:end].cast("Q")
+        self._entries = view[entries_offset:starts_offset].cast("Q")
+        self._starts = view[starts_offset:end].cast("Q")
         self._group_bits = groups.bit_length() - 1  # `groups` is a power of two
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def rows(self, key: str) -> list[dict[str, Any]]:
-        """Return the rows with a key: one, none, or several. Raises CacheDirError."""
+        """Return the rows with a key: one, none, or several.
+
+        Raises CacheDirError if the file was damaged after it was written.
+        """
         key_hash = _hash_of(key)
         group = key_hash >> (_HASH_BITS - self._group_bits)
         end = self._starts[group + 1]
-        # The least entry that a row with this key can have, and the least after all of them.
-        lowest = _entry_of(key_hash, 0, self._group_bits)
-        beyond = lowest + (1 << _OFFSET_BITS)
-        number = bisect_left(self._entries, lowest, self._starts[group], end)
+        # The smallest entry that a row with this key can have, and the smallest after all of these.
+        first_entry = _entry_of(key_hash, 0, self._group_bits)
+        stop_entry = first_entry + (1 << _OFFSET_BITS)
+        number = bisect_left(self._entries, first_entry, self._starts[group], end)
         rows = []
-        while number < end and self._entries[number] < beyond:
-            # Other keys may have the same bits, so the keys are compared as well.
+        while number < end and self._entries[number] < stop_entry:
+            # Hashes of other keys may have the same bits, so the keys are compared as well.
             row_key, row = self._row_at(self._entries[number] & _MAX_OFFSET)
             if row_key == key:
                 rows.append(row)
@@ -225,17 +241,22 @@ class RowIndex:
         return rows
 
     def some_keys(self, count: int) -> list[str]:
-        """Return the keys of some rows, for messages. Raises CacheDirError."""
+        """Return the keys of at most `count` rows, for messages. Raises as `rows` does."""
         offsets = sorted(entry & _MAX_OFFSET for entry in self._entries[:count])
-        return [self._row_at(offset)[0] for offset in offsets]
+        keys = []
+        for offset in offsets:
+            key, _ = self._row_at(offset)
+            keys.append(key)
+        return keys
 
     def _row_at(self, offset: int) -> tuple[str, dict[str, Any]]:
         """Return the key and the row of the line at an offset.
 
         Raises CacheDirError if there is no row, as the file was damaged after it was written.
         """
+        line_end = self._map.find(b"\n", offset)
         try:
-            key, row = json.loads(self._map[offset : self._map.find(b"\n", offset)])
+            key, row = json.loads(self._map[offset:line_end])
         except ValueError:
             raise self._damaged() from None
         return key, row
