@@ -1,8 +1,9 @@
-"""Reader of samples by their ranges of tars; nothing else of the tars is fetched.
+"""Reader of single samples, which fetches only their byte ranges of the tars.
 
-A sample's range is the part of its shard that has the sample's bytes. The daemon is asked by a plan
-of ranges, a plan whose leases are on byte ranges of objects instead of whole shards.
-`ScatteredSamples` and `ScatteredReader` read in this way.
+A sample's range is the part of its shard that has the sample's bytes. A plan tells the daemon which
+objects a session may read, and a lease is the daemon's promise that something stays cached while it
+is read. In a plan of ranges, leases are on byte ranges instead of whole shards. `ScatteredSamples`
+and `ScatteredReader` read in this way.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ class RangeRequest:
 class RangeReader:
     """Reads samples by their ranges. All samples that were asked for are fetched at the same time.
 
-    The lease of a sample that was taken is released together with the next requests, or before a
-    wait, or by `flush`. So a reader of ranges protects hardly more from eviction than the samples
-    that it has yet to take.
+    The lease of a sample that was taken is released soon: together with the next requests, or
+    before a wait, or by `flush`. So hardly more is protected from eviction than the samples that
+    are still to be taken.
     """
 
     def __init__(
@@ -55,9 +56,9 @@ class RangeReader:
         """Declare a plan of ranges of a manifest's shards.
 
         Args:
-            session: declares the plan; it must have no leases of an earlier plan.
-            manifest: the shards, by whose numbers ranges name them.
-            view_of: returns the form in which samples of a shard are read.
+            session: the session, which must have no leases of an earlier plan.
+            manifest: the shards. A range names its shard by the number in the manifest.
+            view_of: returns the form in which the samples of a shard are read, given its number.
         """
         self._session = session
         self._view_of = view_of
@@ -72,19 +73,22 @@ class RangeReader:
         """Request samples without waiting for them. Each request has to be taken, or dropped.
 
         Args:
-            needed: True if the reader can do nothing but wait for the first of these samples now.
+            byte_ranges: ranges of the samples.
+            needed: True if the reader waits for the first of these samples now.
         """
-        leases = self._leases(byte_ranges, needed=needed)
-        each = zip(byte_ranges, leases, strict=True)
-        return [RangeRequest(byte_range, lease) for byte_range, lease in each]
+        leases = self._request_leases(byte_ranges, needed=needed)
+        ranges_and_leases = zip(byte_ranges, leases, strict=True)
+        return [RangeRequest(byte_range, lease) for byte_range, lease in ranges_and_leases]
 
-    def _leases(self, byte_ranges: Sequence[SampleRange], *, needed: bool) -> list[LeaseRequest]:
-        """Request a lease for each range; `needed` as in `ask`."""
-        ranges = [(of.shard, (of.start, of.stop)) for of in byte_ranges]
+    def _request_leases(
+        self, byte_ranges: Sequence[SampleRange], *, needed: bool
+    ) -> list[LeaseRequest]:
+        """Request a lease for each range; arguments as for `ask`."""
+        ranges = [(each.shard, (each.start, each.stop)) for each in byte_ranges]
         return self._session.lease_ranges(ranges, needed=needed)
 
     def flush(self) -> None:
-        """Release all samples that were taken."""
+        """Release the leases of all samples that were taken."""
         self._session.flush()
 
     def drop(self, request: RangeRequest) -> None:
@@ -92,11 +96,11 @@ class RangeReader:
         self._session.release(request.lease)
 
     def take(self, request: RangeRequest) -> Sample:
-        """Wait for a sample, and return it.
+        """Wait for a sample, and return it. This ends the request, even with an error.
 
         Raises any error of `Session.wait`; CacheDirError if this process cannot read the cache
         folder; ShardChangedError if the shard was replaced since its table was written; ConfigError
-        if the table is wrong. The request has then ended.
+        if the table is wrong.
         """
         byte_range = request.byte_range
         data, grant = self._read(request)
@@ -109,8 +113,8 @@ class RangeReader:
             )
         return _cut_sample(data, byte_range, grant["url"], self._view_of(byte_range.shard))
 
-    def is_whole(self, request: RangeRequest) -> bool:
-        """Return whether a sample that was taken came from a shard that is cached as a whole."""
+    def came_from_whole_shard(self, request: RangeRequest) -> bool:
+        """Return True if the shard of a sample that was taken is cached as a whole."""
         return request.lease.is_granted_whole
 
     def _read(self, request: RangeRequest) -> tuple[bytes, Grant]:
@@ -119,33 +123,42 @@ class RangeReader:
 
         def request_again() -> LeaseRequest:
             """Request the bytes by a new lease, for which the reader is now waiting."""
-            (request.lease,) = self._leases([byte_range], needed=True)
+            (request.lease,) = self._request_leases([byte_range], needed=True)
             return request.lease
 
         def read(grant: Grant) -> tuple[bytes, Grant]:
+            """Read the bytes from the file of a grant."""
             return _read_range(grant, byte_range), grant
 
         lease, (data, grant) = read_granted(self._session, request.lease, request_again, read)
         self._session.release_later(lease)
-        # The daemon gives a needed lease space in addition to the space for samples requested
-        # ahead. So this space is released immediately.
+        # A needed lease takes space in addition to that for samples requested ahead. So it is
+        # released immediately.
         if lease.needed:
             self._session.flush()
         return data, grant
 
 
 def _read_range(grant: Grant, byte_range: SampleRange) -> bytes:
-    """Return the bytes of a range. Raises CorruptShardError, CacheDirError."""
+    """Return the bytes of a range.
+
+    Raises CorruptShardError if the path has another file, CacheDirError if it cannot be read.
+    """
     fd = open_granted(grant)
     try:
-        data = read_span(fd, byte_range.start, byte_range.stop)
+        return read_span(fd, byte_range.start, byte_range.stop)
     finally:
         os.close(fd)
-    return data
 
 
 def _cut_sample(data: bytes, byte_range: SampleRange, url: str, view: View) -> Sample:
     """Return the sample in the bytes of a range.
+
+    Args:
+        data: the bytes.
+        byte_range: the range.
+        url: url of the shard.
+        view: the form in which the sample is read.
 
     Raises ConfigError if the bytes are not one sample, or not the sample that the table lists.
     """
@@ -160,7 +173,7 @@ def _cut_sample(data: bytes, byte_range: SampleRange, url: str, view: View) -> S
         view.reads,
         view.prefix,
     )
-    (sample,) = slicing.cut(tables, columns, url, 0, 1)  # from sample 0 up to sample 1
+    (sample,) = slicing.cut(tables, columns, url, 0, 1)  # the first and only sample
     if key_hash(sample["__key__"]) != byte_range.key_hash:
         raise _wrong_range(byte_range, url)
     return sample

@@ -1,7 +1,7 @@
 """Numbers of samples by their keys, in little memory.
 
-A dataset that is indexed by number uses this to find samples by key, and near keys for the error
-about a key that does not exist. Of each key, only a hash of 32 bits is kept.
+A dataset that is indexed by number finds samples by key in this way: only a hash of 32 bits is kept
+of each key. `near_keys` finds similar keys for the error about a key that does not exist.
 """
 
 import difflib
@@ -15,8 +15,8 @@ _SAMPLES_PER_BUCKET = 64
 _HASH_BITS = 32
 # Maximum number of keys among which similar keys are looked for.
 _MAX_COMPARED = 1_000_000
-# Maximum number of keys with the same beginning, of which the most similar are chosen.
-_MAX_NEAR = 1_000
+# Maximum number of keys whose similarity is measured.
+_MAX_CANDIDATES = 1_000
 _MAX_SHOWN = 3  # number of similar keys that are returned
 
 
@@ -36,41 +36,45 @@ class SampleKeys:
             count: number of samples.
         """
         buckets = count // _SAMPLES_PER_BUCKET + 1
-        # The remainder of its hash says which bucket a sample is in. Its entry there is an integer
-        # with the hash in the lower 32 bits, and the number of the sample in the higher bits.
+        # The bucket of a sample is its hash modulo the number of buckets. The sample's entry there
+        # is an integer with the hash in the lower 32 bits, and the number in the higher bits.
         self._buckets = [array("Q") for _ in range(buckets)]
-        for number, hashed in enumerate(key_hashes):
-            self._buckets[hashed % buckets].append(hashed | (number << _HASH_BITS))
+        for number, sample_hash in enumerate(key_hashes):
+            entry = sample_hash | (number << _HASH_BITS)
+            self._buckets[sample_hash % buckets].append(entry)
 
     def numbers(self, key: str) -> list[int]:
         """Return the numbers of the samples that may have a key, ascending."""
-        hashed = key_hash(key)
+        wanted_hash = key_hash(key)
         mask = (1 << _HASH_BITS) - 1
-        bucket = self._buckets[hashed % len(self._buckets)]
-        return [entry >> _HASH_BITS for entry in bucket if entry & mask == hashed]
+        bucket = self._buckets[wanted_hash % len(self._buckets)]
+        return [entry >> _HASH_BITS for entry in bucket if entry & mask == wanted_hash]
 
 
 def near_keys(key: str, keys: Iterable[str]) -> list[str]:
-    """Return a few of the first million keys that are spelt nearly like `key`, nearest first."""
-    # Comparing two keys in full is slow. So only the keys that share the longest beginning with
-    # `key` are compared in full.
-    longest = ""
-    near: list[str] = []
+    """Return the keys that are spelt most like `key`, the most similar first.
+
+    Only the first million keys are searched.
+    """
+    # Measuring the similarity of two keys is slow. So it is measured only for the keys that share
+    # the longest prefix with `key`.
+    longest_prefix = ""
+    candidates: list[str] = []
     for other in islice(keys, _MAX_COMPARED):
-        if not other.startswith(longest):
+        if not other.startswith(longest_prefix):
             continue
-        shared = _shared_beginning(key, other)
-        if len(shared) > len(longest):
-            longest = shared
-            near.clear()
-        if len(near) < _MAX_NEAR:
-            near.append(other)
-    return difflib.get_close_matches(key, near, n=_MAX_SHOWN)
+        prefix = _shared_prefix(key, other)
+        if len(prefix) > len(longest_prefix):
+            longest_prefix = prefix
+            candidates.clear()
+        if len(candidates) < _MAX_CANDIDATES:
+            candidates.append(other)
+    return difflib.get_close_matches(key, candidates, n=_MAX_SHOWN)
 
 
-def _shared_beginning(one: str, other: str) -> str:
-    """Return the characters with which both strings begin."""
-    for place, (character, other_character) in enumerate(zip(one, other, strict=False)):
+def _shared_prefix(one: str, other: str) -> str:
+    """Return the longest string with which both strings begin."""
+    for index, (character, other_character) in enumerate(zip(one, other, strict=False)):
         if character != other_character:
-            return one[:place]
+            return one[:index]
     return one[: len(other)]

@@ -1,9 +1,10 @@
-"""Ranges of a dataset's samples in their tars, from the tables of samples beside its index files.
+"""Ranges of a dataset's samples in their tars, from the tables of samples next to its index files.
 
-A table of samples is a shard that lists, in rows, the keys of other shards' samples and the bytes
-that each member takes. `shardcache index --samples` writes one beside each index file. A row
-describes some successive samples of one shard. A sample's range is the part of the tar that has the
-sample's bytes; by its range, the sample is fetched alone.
+A sample's range is the part of its tar that has the sample's bytes; `tarindex` calls it a span.
+With its range, the sample is fetched alone. A table of samples is itself a shard, which lists the
+keys of other shards' samples and the bytes that each member takes. Each of its rows describes some
+successive samples of one shard. `shardcache index --samples` writes a table next to each index
+file.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class SampleRange:
 
 
 class SampleRanges:
-    """Ranges of samples by shard and number, as far as tables list them. One thread at a time.
+    """Ranges of samples by shard and number, as far as tables list them. Not thread-safe.
 
     The tables stay cached, and mapped, until `close`. A row of a table is parsed when one of the
     row's samples is first asked for. From then on, each sample of the row takes 12 bytes of memory.
@@ -62,8 +63,8 @@ class SampleRanges:
 
     Args:
         manifest: the shards.
-        tables: urls of the tables beside the manifest's index files; empty if the shards were not
-            listed by index files, so that there cannot be any tables.
+        tables: urls of the tables next to the manifest's index files; empty if no index files list
+            the shards, so that there cannot be any tables.
         sessions: opens the session that reads the tables.
         pipeline: chooses the members that are read.
     """
@@ -80,10 +81,10 @@ class SampleRanges:
         self._sessions = sessions
         self._pipeline = pipeline
         self._rows: TableRows | None = None
-        # Rows opened by the process that this process was forked from. The reference is kept, so
-        # that their finalizers do not run in this process.
+        # Rows that the parent process has opened. The reference is kept so that their finalizers do
+        # not run in this process.
         self._rows_of_parent: TableRows | None = None
-        self._has_tables = bool(tables)  # False as well once the tables were found missing
+        self._may_have_tables = bool(tables)  # False once the tables were found missing
         # By number of the row: the spans of its samples, and the version of their tar.
         self._spans: dict[int, tuple[RowSpans, str | None]] = {}
 
@@ -97,7 +98,7 @@ class SampleRanges:
         self._rows = None
 
     def forget(self) -> None:
-        """Leave the open tables to the process that this one was forked from."""
+        """Leave the open tables to the parent process, after a fork. This process opens its own."""
         self._rows_of_parent = self._rows
         self._rows = None
 
@@ -111,24 +112,24 @@ class SampleRanges:
             return None
         row = rows.row_with(shard, number)
         spans, version = self._spans_of(rows, shard, row)
-        nth = number - rows.first_of(row)  # the sample's number in the row
-        span = spans.span(nth)
+        number_in_row = number - rows.first_of(row)
+        span = spans.span(number_in_row)
         if span is None:
             return None
         start, stop = span
-        return SampleRange(shard, start, stop, spans.key_hashes[nth], version)
+        return SampleRange(shard, start, stop, spans.key_hashes[number_in_row], version)
 
-    def are_listed(self, shard: int, number: int) -> bool:
-        """Return whether a table lists the ranges of the samples in the same row as this sample.
+    def has_ranges_in_row(self, shard: int, number: int) -> bool:
+        """Return True if any sample in the same row of the table as this sample has a range.
 
-        If it does, a sample that has no range is an exception, which has to be read with its shard.
-        If it does not, ranges are unknown for the whole shard. Raises as `range_of` does.
+        Then a sample without a range is an exception, which has to be read with its shard.
+        Otherwise ranges are unknown for the whole shard. Raises as `range_of` does.
         """
         rows = self._open_rows()
         if rows is None:
             return False
         spans, _ = self._spans_of(rows, shard, rows.row_with(shard, number))
-        # A sample without a span has a start equal to its stop. So the arrays are equal only if no
+        # For a sample without a span, start and stop are equal. So the arrays are equal only if no
         # sample of the row has a span.
         return spans.starts != spans.stops
 
@@ -164,16 +165,18 @@ class SampleRanges:
         return rows
 
     def _open_rows(self) -> TableRows | None:
-        """Return the rows of the tables, opening the tables if necessary; None without tables.
+        """Return the rows of the tables; None if there are no tables. Open the tables if necessary.
 
         Raises ConfigError if the tables describe another number of shards than the manifest has.
         """
-        if self._rows is not None or not self._has_tables:
-            return self._rows  # None if there are no tables
+        if not self._may_have_tables:
+            return None
+        if self._rows is not None:
+            return self._rows
         try:
             rows = TableRows.open(self._tables, self._sessions)
         except _NO_TABLE:
-            self._has_tables = False
+            self._may_have_tables = False
             return None
         if rows.shards != len(self.manifest):
             rows.close()
@@ -187,7 +190,7 @@ class SampleRanges:
         return rows
 
     def _spans_of(self, rows: TableRows, shard: int, row: int) -> tuple[RowSpans, str | None]:
-        """Return the spans of a row's samples, and the version of their tar."""
+        """Return the spans of a row's samples, and the version of their tar when it was indexed."""
         if row not in self._spans:
             self._spans[row] = self._parse(rows, shard, row)
         return self._spans[row]
@@ -198,8 +201,8 @@ class SampleRanges:
         try:
             spans = RowSpans.of(row, self._choice_of_members(shard))
             if compression_of(self.manifest.shards.urls[shard]) is not None:
-                # The object is compressed, so offsets in the tar are not offsets in the object. No
-                # sample gets a span: each stop is set equal to its start.
+                # The object is compressed, so offsets in the tar are not offsets in the object.
+                # With each stop equal to its start, no sample has a span.
                 spans = RowSpans(spans.starts, spans.starts, spans.key_hashes)
             return spans, row["version"]
         except INVALID_ROW as exn:
@@ -209,12 +212,12 @@ class SampleRanges:
         """Return a row by its number. Raises ConfigError if it belongs to another shard."""
         row = rows.row(number)
         ref = self.manifest[shard]
-        # Number of the sample in the shard at which the next row, or the shard's end, comes.
+        # Number in the shard of the first sample after this row.
         is_last_of_shard = number + 1 == rows.rows_of(shard).stop
         end = ref.samples if is_last_of_shard else rows.first_of(number + 1)
         try:
-            # The row was found by the order of the tables. It belongs to the shard only if it has
-            # the shard's number of samples, and the version that the index file names.
+            # The row was found by its position in the tables. It belongs to the shard only if it
+            # names the shard's number of samples, and the version that the index file has.
             is_of_shard = row["samples"] == ref.samples
             is_complete = row["first"] + len(row["keys"]) == end
             is_same_version = ref.version in (None, row["version"])
@@ -231,9 +234,9 @@ class SampleRanges:
     def _choice_of_members(self, shard: int) -> Callable[[str], bool] | None:
         """Return a function that chooses a shard's members by extension; None to read them all."""
         view = self._pipeline.view(shard)
-        reads = view.reads  # True for the name of a member that is read; None if all are
+        reads = view.reads  # returns True for the name of a member that is read; None if all are
         if reads is None:
             return None
-        # In a join, the name of a member in a sample is its extension after the source's prefix.
+        # In a join, a member's name in a sample is the source's prefix and the member's extension.
         prefix = view.prefix
-        return lambda name: reads(prefix + name)
+        return lambda extension: reads(prefix + extension)

@@ -1,7 +1,8 @@
-"""Ranges of the scattered samples: samples that are read one by one, not shard by shard.
+"""Ranges of scattered samples, which are read one by one and not shard by shard.
 
-Samples are scattered if their source has `shuffle="global"`. Each is fetched by the range of its
-bytes in the tar. A mixture may have scattered sources beside other sources.
+Samples are scattered if their dataset has `shuffle="global"`. Each is fetched by the range of its
+bytes in the tar. A mixture reads from several datasets, its sources, and some of them may be
+scattered.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from shardcache_client.reading.single.table_rows import TABLES_REMEDY
 
 
 class ScatteredRanges:
-    """Ranges of samples in their tars, for a dataset or for sources of a mixture. Any thread.
+    """Ranges of samples in their tars, for a dataset or for sources of a mixture. Thread-safe.
 
     Ranges are kept from one epoch to the next, in 12 bytes per sample. A copy of this object in
     another process looks the ranges up again.
 
     Args:
         sources: for each scattered source, the number of its first shard in the manifest, and the
-            ranges of its samples by the shards' numbers in the source.
+            ranges of its samples. In these ranges, shards are numbered within the source.
     """
 
     def __init__(self, sources: Sequence[tuple[int, SampleRanges]]) -> None:
@@ -42,15 +43,15 @@ class ScatteredRanges:
         return f"ScatteredRanges(firsts={[first for first, _ in self._sources]})"
 
     def sources_from(self, first_shard: int) -> list[tuple[int, SampleRanges]]:
-        """Return copies of the sources for a mixture that has these shards after other shards.
+        """Return copies of the sources for a mixture whose manifest has these shards as well.
 
         Args:
-            first_shard: number in the mixture's manifest of the shard that is the first here.
+            first_shard: number in the mixture's manifest of the first of these shards.
         """
         return [(first_shard + own_first, copy(ranges)) for own_first, ranges in self._sources]
 
     def has(self, shard: int) -> bool:
-        """Return whether the samples of a shard are read one by one."""
+        """Return True if the samples of a shard are scattered."""
         return self._source_of(shard) is not None
 
     def range_of(self, shard: int, number: int) -> SampleRange | None:
@@ -67,13 +68,12 @@ class ScatteredRanges:
         with self._lock:
             byte_range = ranges.range_of(shard - first, number)
             # A single sample without a range is read with its shard. But if no sample in its row of
-            # the table has a range, all of them would be read in this way, which is an error.
-            if byte_range is None and not ranges.are_listed(shard - first, number):
+            # the table has a range, every sample would be read in this way, which is an error.
+            if byte_range is None and not ranges.has_ranges_in_row(shard - first, number):
                 raise _unlisted(ranges, shard - first)
-        # The range has the shard's number in the source: change it to the number in the manifest.
         if byte_range is None or first == 0:
             return byte_range
-        return replace(byte_range, shard=shard)
+        return replace(byte_range, shard=shard)  # the shard's number in the manifest
 
     def close(self) -> None:
         """Release the tables; they are opened again when they are needed."""
@@ -83,7 +83,7 @@ class ScatteredRanges:
                 ranges.close()
 
     def _source_of(self, shard: int) -> tuple[int, SampleRanges] | None:
-        """Return the first shard's number and the ranges of a shard's source; None if none."""
+        """Return the item of `sources` for a shard; None if its samples are not scattered."""
         for first, ranges in self._sources:
             if first <= shard < first + len(ranges.manifest):
                 return first, ranges

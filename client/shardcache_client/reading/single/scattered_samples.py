@@ -26,7 +26,7 @@ MAX_ASKED = 256
 ASKED_TOGETHER = 64
 """Number of samples that each message after the first requests.
 
-Such a message is sent once this number of samples has been taken since the last one.
+A message is sent whenever this number of samples has been taken since the previous message.
 """
 
 
@@ -64,33 +64,32 @@ class ScatteredSamples:
         """
         if not byte_ranges:
             return
-        with self._lent() as reader:
-            # `needed` is True because the reader waits for the first of these samples now. The
-            # requests further down are for samples that it takes later.
+        with self._borrowed() as reader:
+            # The reader waits for the first of these samples now.
             requests = deque(reader.ask(byte_ranges[:MAX_ASKED], needed=True))
             next_number = MAX_ASKED
             try:
                 while requests:
                     request = requests.popleft()
                     sample = reader.take(request)
-                    # More samples are requested once one message can ask for many.
                     has_more = next_number < len(byte_ranges)
-                    if has_more and len(requests) <= MAX_ASKED - ASKED_TOGETHER:
+                    has_room = len(requests) <= MAX_ASKED - ASKED_TOGETHER
+                    if has_more and has_room:
                         more = byte_ranges[next_number : next_number + ASKED_TOGETHER]
                         requests += reader.ask(more, needed=False)
                         next_number += ASKED_TOGETHER
-                    yield RangedSample(sample, is_cached=reader.is_whole(request))
+                    yield RangedSample(sample, is_cached=reader.came_from_whole_shard(request))
             finally:
                 for request in requests:
                     reader.drop(request)
                 reader.flush()
 
     @contextmanager
-    def _lent(self) -> Iterator[RangeReader]:
-        """Lend the reader of an idle session, or of a new one.
+    def _borrowed(self) -> Iterator[RangeReader]:
+        """Provide the reader of an idle session, or of a new one.
 
-        An error of shardcache leaves the session usable. After any other error, such as an
-        interrupt in the middle of a message, the session is closed.
+        Afterwards the session is idle, even after an error of shardcache. After any other error,
+        such as an interrupt in the middle of a message, it is closed.
         """
         if self._idle:
             session, reader = self._idle.pop()

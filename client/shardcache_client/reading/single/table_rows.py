@@ -1,8 +1,9 @@
-"""Rows of sample tables, found by shard and sample without reading the other rows.
+"""Rows of tables of samples, found by shard and sample without reading the other rows.
 
-A sample table is itself a shard, written by `shardcache index --samples`. Each of its samples is a
-row, a JSON object about some successive samples of one shard that the table describes. A row's key
-is the number of that shard, a dash, and the number of the first sample that the row describes.
+A table of samples is itself a shard, written by `shardcache index --samples`, that describes other
+shards. Each of its samples is a row: a JSON object about some successive samples of one described
+shard. A row's key is the number of that shard, a dash, and the number of the first sample that the
+row describes.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ NO_TABLES_REMEDY = (
 """Remedy if there are no tables, or no index file next to them."""
 
 INVALID_ROW = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
-"""Errors that code meets in a row whose fields, or the types of whose values, are invalid."""
+"""Errors that using a row may raise if it lacks fields, or has values of a wrong type."""
 
 
 class TableRows:
-    """The rows of some sample tables. The tables stay cached until `close`.
+    """The rows of some tables of samples. The tables stay cached until `close`.
 
-    Rows and shards are numbered through all tables. `open` makes this object.
+    The numbers of rows and shards count through all tables. `open` makes this object.
     """
 
     def __init__(self, tables: Sequence[LeasedShard]) -> None:
         self._tables = tables
         self._opened = ExitStack()  # holds the session and the open tables until `close`
-        self._ends = array("Q")  # for each table: number of all rows up to its last row
+        self._table_ends = array("Q")  # for each table: number of the row after its last row
+        self._shard_ends = array("Q")  # for each shard: number of the row after its last row
         self._firsts = array("Q")  # for each row: number in the shard of the row's first sample
-        self._shard_ends = array("Q")  # for each shard: number of all rows up to its last row
 
     @classmethod
     def open(cls, urls: Sequence[str], sessions: ReaderSessions) -> Self:
@@ -65,7 +66,7 @@ class TableRows:
             window = ShardWindow(session, plan, partial=False)
             opened.callback(window.empty)
             window.ask(len(urls))
-            # None: the number of rows in a table is not known before it is open.
+            # The number of samples in a table, here None, is not known before it is open.
             tables = [window.take(number, None) for number in range(len(urls))]
             # The window refers to the session, and `on_wait` refers back to the window. Such a
             # cycle would keep the session open after both are out of use.
@@ -73,13 +74,13 @@ class TableRows:
             rows = cls(tables)
             for url, table in zip(urls, tables, strict=True):
                 table.open()
-                rows._add(url, table)
+                rows._add_table(url, table)
             rows._opened = opened.pop_all()
             return rows
 
-    def _add(self, url: str, table: LeasedShard) -> None:
+    def _add_table(self, url: str, table: LeasedShard) -> None:
         """Add the rows of the next table, by their keys. Raises ConfigError for invalid keys."""
-        # Keys count shards from the table's own first shard.
+        # In the keys, shards are numbered within the table.
         shards_before = len(self._shard_ends)
         try:
             for key in keys_of(table.whole.index):
@@ -89,7 +90,7 @@ class TableRows:
             raise ConfigError(
                 f"the table of samples is invalid ({exn})", url=url, remedy=TABLES_REMEDY
             ) from exn
-        self._ends.append(len(self._firsts))
+        self._table_ends.append(len(self._firsts))
 
     def _add_row(self, shard: int, first: int) -> None:
         """Add the next row; raise ValueError if it is out of order.
@@ -134,9 +135,9 @@ class TableRows:
 
         Raises ConfigError if the table has no valid row there.
         """
-        table = bisect_right(self._ends, number)
-        start = self._ends[table - 1] if table else 0
-        sample = self._tables[table].sample(number - start)
+        table = bisect_right(self._table_ends, number)
+        first_row = self._table_ends[table - 1] if table else 0
+        sample = self._tables[table].sample(number - first_row)
         try:
             row = json.loads(sample["json"])
             return {"table": sample["__url__"], **row}
@@ -145,5 +146,5 @@ class TableRows:
 
 
 def invalid_row(exn: Exception, url: str) -> ConfigError:
-    """Return the error for a table, given the error that one of its rows has raised."""
+    """Return the error for a table, given the error that using one of its rows has raised."""
     return ConfigError(f"the table of samples is invalid ({exn!r})", url=url, remedy=TABLES_REMEDY)
