@@ -1,13 +1,16 @@
-"""Writing of a whole input to shards, by parallel processes; an interrupted run can be resumed.
+"""Conversion of a whole input to shards by parallel processes; an interrupted run can be resumed.
 
-The command `shardcache write` calls `convert`. The process of the command plans the shards: it cuts
-the input into runs of samples, one run per shard. Writer processes then write the shards and upload
-them. The journal (`journal`) in the destination records the shards that are complete, so that the
-next run keeps them.
+The command `shardcache write` calls `convert`. The command's own process plans the shards: it cuts
+the input into sequences of samples, one per shard. Writer processes write the shards and upload
+them. The journal, an object in the destination, records the complete shards, so that the next run
+can keep them.
+
+Besides shards and their index, a run stores the table of samples, which lists each sample with its
+place in its shard. Each shard's part of the table is made together with the shard.
 
 As a program, this module is a writer process. It reads JSON from standard input, one value per
-line: first a `_Setup`, then a `_Request` for each shard. It writes one answer per line. It ends
-when its input does, and so ends with the command even if the command is killed.
+line: first a `_Setup`, then a `_Request` for each shard. It writes one answer per line: a
+`ShardRecord`, or an error. It ends when its input does.
 """
 
 import asyncio
@@ -26,22 +29,23 @@ from shardcache.shared.protocol import Json
 from shardcache.store.indexing.helper_process import HelperProcess
 from shardcache.store.indexing.helper_program import end_with_parent, requests, send_answer
 from shardcache.tarindex.named_members import TokenMember
-from shardcache.writing.destination import INDEX, TABLE, Destination, check_empty
+from shardcache.writing.destination import INDEX, TABLE, Destination, check_has_no_shards
 from shardcache.writing.inputs import WriteOptions, open_source, recognize
 from shardcache.writing.journal import JOURNAL, Journal, ShardRecord, resume
+from shardcache.writing.sample_tar import Position
 from shardcache.writing.shard_cuts import Cut, cut
 from shardcache.writing.shard_file import ShardFile
 from shardcache.writing.sources import Input, Source
 
 CLASSES = "classes.json"
-"""Name of the list of classes in the destination."""
+"""Name of the object in the destination that lists the classes of the input's folders."""
 
 Progress = Callable[[Json], object]
-"""Called with `done_bytes` of `total_bytes` and `done_shards` of `shards`.
+"""Called with the values `done_bytes`, `total_bytes`, `done_shards` and `shards`.
 
-The totals grow until all shards are planned. If the destination has shards already, the function is
-first called with `files`, the number of the input's files that are compared with the journal; 0 if
-the number is unknown.
+`total_bytes` and `shards` grow until all shards are planned. If a run is resumed, the function is
+first called once with the single value `files`: the number of the input's files that are compared
+with the journal, or 0 if the number is unknown.
 """
 
 
@@ -52,7 +56,7 @@ class _Setup(NamedTuple):
         kind: kind of the input, as in `Input`.
         arguments: arguments from which the process constructs the `Source` of the input.
         url: url of the destination.
-        tables: access settings of object stores.
+        origin_tables: access settings of object stores, from `[[origin]]` tables.
         tokens: the member whose tokens are counted; None to count no tokens.
         scratch: folder for drafts, the local files of unfinished shards.
     """
@@ -60,32 +64,32 @@ class _Setup(NamedTuple):
     kind: str
     arguments: Json
     url: str
-    tables: list[Json]
+    origin_tables: list[Json]
     tokens: str | None
     scratch: str
 
 
 class _Request(NamedTuple):
-    """A shard that a writer process shall write.
+    """A request to a writer process to write a shard.
 
     Attributes:
         number: number of the shard in the index.
         name: name of the shard.
         first: position of the shard's first sample in the input.
         last: position of the shard's last sample.
-        kept: the shard's record if it is stored already; then only its part of the table of
+        kept_record: the shard's record if it is stored already; then only its part of the table of
             samples is written. None for a shard that has to be written.
     """
 
     number: int
     name: str
-    first: Any
-    last: Any
-    kept: ShardRecord | None
+    first: Position
+    last: Position
+    kept_record: ShardRecord | None
 
 
 class _PlannedShard(NamedTuple):
-    """A shard that has been planned.
+    """A shard in the queue, for the next writer process that is free.
 
     Attributes:
         number: number of the shard in the index.
@@ -99,41 +103,44 @@ class _PlannedShard(NamedTuple):
 
 
 async def convert(
-    names: Sequence[str],
+    inputs: Sequence[str],
     destination: str,
     options: WriteOptions,
     *,
     workers: int,
-    tables: Sequence[OriginTable] = (),
+    origin_tables: Sequence[OriginTable] = (),
     progress: Progress = lambda _event: None,
 ) -> Json:
     """Write files, folders or a dataset to shards with an index; return a summary.
 
     An interrupted run is resumed: shards in its journal are kept if the destination still has them
-    in the same size and version. When the destination has all shards, the table of their samples is
-    written, and then the index. For the table, the samples of kept shards are read again, unless an
-    earlier run has written the table. Shards of packed lines get no table.
+    with the same size and version. When the destination has all shards, the table of their samples
+    is written, and then the index. For the table, the samples of kept shards are read again, unless
+    an earlier run has written the table. Shards of packed lines (`tarindex.packed_lines`) get no
+    table.
 
     Args:
-        names: names of the files, the folders or the dataset.
+        inputs: paths of the files or folders, or the name of one dataset.
         destination: folder or url that the shards are written to.
         options: options that determine the bytes of the shards.
         workers: number of writer processes.
-        tables: access settings of object stores.
+        origin_tables: access settings of object stores, from `[[origin]]` tables.
         progress: called as the run proceeds.
 
-    Raises ConfigError for a wrong option, or a destination with other shards, or with those of
-    other input or settings; InputError, SampleError if the input cannot be read or written;
-    OriginError, DiskError if a shard cannot be stored.
+    Raises:
+        ConfigError: an option is wrong, or the destination holds shards that were not made from
+            this input with these options.
+        InputError, SampleError: the input cannot be read, or a sample cannot be written.
+        OriginError, DiskError: a shard cannot be stored.
     """
     with tempfile.TemporaryDirectory(prefix="shardcache-write-") as scratch:
-        async with Destination(destination, tables, Path(scratch)) as target:
-            input_ = await asyncio.to_thread(recognize, names, options, Path(scratch))
+        async with Destination(destination, origin_tables, Path(scratch)) as target:
+            input_ = await asyncio.to_thread(recognize, inputs, options, Path(scratch))
             setup = _Setup(
                 kind=input_.kind,
                 arguments=input_.arguments,
                 url=target.url,
-                tables=[table.model_dump() for table in tables],
+                origin_tables=[table.model_dump() for table in origin_tables],
                 tokens=None if options.tokens is None else str(options.tokens),
                 scratch=scratch,
             )
@@ -157,18 +164,18 @@ class _Conversion:
         self._setup = setup
         self._progress = progress
         self._journal = Journal(options.for_journal(input_))
-        # The objects that the destination had when the run began.
-        self._objects: dict[str, RemoteObject] = {}
-        # The planned shards that no task has taken yet; None says that no more will follow.
+        # The objects that the destination had when the run began, by name.
+        self._initial_objects: dict[str, RemoteObject] = {}
+        # The planned shards that no task has taken yet. None follows the last shard.
         self._queue: asyncio.Queue[_PlannedShard | None] = asyncio.Queue()
         self._needs_table = not options.pack
         self._shard_names: list[str] = []  # names of the shards planned so far
         self._planned_bytes = 0
-        self._written = 0  # number of shards that this run has written
-        self._kept = 0  # number of shards that were stored already
-        self._done_bytes = 0
+        self._written_count = 0  # number of shards that this run has written
+        self._kept_count = 0  # number of shards that were stored already
+        self._done_bytes = 0  # bytes of the written and kept shards
         self._save_lock = asyncio.Lock()
-        self._unsaved = 0  # number of shards that were written since the journal was last stored
+        self._has_unsaved_records = False  # True if the stored journal lacks a written shard
         self._failure: ShardcacheError | None = None  # the first error of any task
 
     async def run(self, workers: int) -> Json:
@@ -176,7 +183,7 @@ class _Conversion:
 
         After an error, the shards in progress are completed, and no others are begun.
         """
-        await self._begin()
+        await self._load_or_start_journal()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._plan())
             for _ in range(workers):
@@ -185,22 +192,26 @@ class _Conversion:
             raise self._failure
         return await self._finish()
 
-    async def _begin(self) -> None:
-        """Read the journal of an interrupted run, or begin one."""
-        self._objects = await self._target.objects()
-        if JOURNAL in self._objects:
-            self._progress({"files": self._input.files})
-            journal_text = await self._target.read(JOURNAL)
-            self._journal = resume(journal_text, self._journal.settings, self._target.url)
-            # The interrupted run has left shards that follow the pattern; no others may be there.
-            other_shards = self._options.names.shards_not_matching(self._objects)
-            check_empty(other_shards, self._target.url)
-            if TABLE in self._journal.shards and all(map(self._is_unchanged, self._journal.shards)):
-                # All objects of the journal are unchanged, so the stored table lists these shards.
-                self._needs_table = False
-        else:
-            check_empty(self._objects, self._target.url)
+    async def _load_or_start_journal(self) -> None:
+        """Load the journal of an interrupted run, or store a new one if there is none.
+
+        Raises ConfigError if the destination has shards of any other origin.
+        """
+        self._initial_objects = await self._target.objects()
+        if JOURNAL not in self._initial_objects:
+            check_has_no_shards(self._initial_objects, self._target.url)
             await self._target.store_bytes(self._journal.to_json(), JOURNAL)
+            return
+
+        self._progress({"files": self._input.files})
+        journal_text = await self._target.read(JOURNAL)
+        self._journal = resume(journal_text, self._journal.settings, self._target.url)
+        # The interrupted run has left shards that follow the pattern; no others may be there.
+        other_shards = self._options.names.shards_not_matching(self._initial_objects)
+        check_has_no_shards(other_shards, self._target.url)
+        # If all objects of the journal are unchanged, the stored table lists just these shards.
+        if TABLE in self._journal.shards and all(map(self._is_unchanged, self._journal.shards)):
+            self._needs_table = False
 
     async def _plan(self) -> None:
         """Cut the whole input into planned shards, and queue them.
@@ -210,7 +221,7 @@ class _Conversion:
         """
         try:
             source = await asyncio.to_thread(open_source, self._input.kind, self._input.arguments)
-            cuts = cut(source.positions(), self._options.shard_size_bytes)
+            cuts = cut(source.sized_positions(), self._options.shard_size_bytes)
             while self._failure is None:
                 next_cut = await asyncio.to_thread(next, cuts, None)
                 if next_cut is None:
@@ -228,7 +239,7 @@ class _Conversion:
         self._queue.put_nowait(None)  # no more shards will follow
 
     async def _write_shards(self) -> None:
-        """Let one writer process write planned shards, until no more are left or a task failed."""
+        """Let one writer process write planned shards until none are left or a task has failed."""
         writer = _WriterProcess(self._setup)
         try:
             while True:
@@ -247,19 +258,21 @@ class _Conversion:
 
     async def _write_or_keep(self, writer: "_WriterProcess", shard: _PlannedShard) -> None:
         """Let a process write a planned shard unless it is stored already, and record the shard."""
-        kept = self._kept_record(shard)
-        # The process writes only a kept shard's part of the table, if that is needed.
-        if kept is None or self._needs_table:
-            request = _Request(shard.number, shard.name, shard.cut.first, shard.cut.last, kept)
+        kept_record = self._find_kept_record(shard)
+        # Of a kept shard, the process writes only the part of the table, if a table is needed.
+        if kept_record is None or self._needs_table:
+            first = shard.cut.first
+            last = shard.cut.last
+            request = _Request(shard.number, shard.name, first, last, kept_record)
             self._journal.shards[shard.name] = await writer.write(request)
-        if kept is not None:
-            self._kept += 1
+        if kept_record is not None:
+            self._kept_count += 1
             return
-        self._written += 1
-        self._unsaved += 1
-        await self._save()
+        self._written_count += 1
+        self._has_unsaved_records = True
+        await self._save_journal()
 
-    def _kept_record(self, shard: _PlannedShard) -> ShardRecord | None:
+    def _find_kept_record(self, shard: _PlannedShard) -> ShardRecord | None:
         """Return the journal's record of a shard that an interrupted run has stored.
 
         Returns None if the shard has to be written: it is not in the journal, it had other samples,
@@ -274,20 +287,21 @@ class _Conversion:
 
     def _is_unchanged(self, name: str) -> bool:
         """Return True if the destination has the object that the journal records."""
-        obj = self._objects.get(name)
+        obj = self._initial_objects.get(name)
         if obj is None:
             return False
         record = self._journal.shards[name]
         return (record.size_bytes, record.version) == (obj.size_bytes, obj.version)
 
-    async def _save(self) -> None:
-        """Store the journal.
+    async def _save_journal(self) -> None:
+        """Store the journal, unless a concurrent call has already stored it with this shard.
 
-        Nothing is stored if another call has just stored the journal with all complete shards.
+        Calls that wait while the journal is being uploaded share the next upload.
         """
         async with self._save_lock:
-            if self._unsaved:
-                self._unsaved = 0
+            if self._has_unsaved_records:
+                # Reset before the upload, during which further shards may be completed.
+                self._has_unsaved_records = False
                 await self._target.store_bytes(self._journal.to_json(), JOURNAL)
 
     def _report_progress(self) -> None:
@@ -295,41 +309,45 @@ class _Conversion:
             {
                 "done_bytes": self._done_bytes,
                 "total_bytes": self._planned_bytes,
-                "done_shards": self._written + self._kept,
+                "done_shards": self._written_count + self._kept_count,
                 "shards": len(self._shard_names),
             },
         )
 
     async def _finish(self) -> Json:
-        """Store the table, then the index; return the summary.
+        """Store the classes, the table and the index; return the summary.
 
         The index is stored last, since readers take it as the sign of a complete dataset.
         """
-        shards = {name: self._journal.shards[name] for name in self._shard_names}
-        samples = sum(shard.samples for shard in shards.values())
+        records = {name: self._journal.shards[name] for name in self._shard_names}
         if self._input.classes:
             # In ASCII, since a folder's name may have bytes that are not UTF-8.
             classes = json.dumps(self._input.classes, separators=(",", ":"))
             await self._target.store_bytes(classes.encode(), CLASSES)
         if self._needs_table:
             table = await self._target.store_table(self._shard_names)
+            samples = sum(record.samples for record in records.values())
             self._journal.shards[TABLE] = ShardRecord(table.size_bytes, table.version, samples)
             await self._target.store_bytes(self._journal.to_json(), JOURNAL)
-        await self._target.store_index(shards.items())
+        await self._target.store_index(records.items())
+        return self._summary(list(records.values()))
+
+    def _summary(self, records: Sequence[ShardRecord]) -> Json:
+        """Return the summary of the run, given the records of all shards."""
         members = Counter[str]()
-        for shard in shards.values():
-            members.update(shard.members or {})
+        for record in records:
+            members.update(record.members or {})
         summary = {
             "index": self._target.url + INDEX,
-            "shards": len(shards),
-            "written": self._written,
-            "kept": self._kept,
-            "samples": samples,
+            "shards": len(records),
+            "written": self._written_count,
+            "kept": self._kept_count,
+            "samples": sum(record.samples for record in records),
             "members": dict(sorted(members.items())),
         }
         if self._options.tokens is not None:
-            summary["tokens"] = sum(shard.tokens or 0 for shard in shards.values())
-        summary["bytes"] = sum(shard.size_bytes for shard in shards.values())
+            summary["tokens"] = sum(record.tokens or 0 for record in records)
+        summary["bytes"] = sum(record.size_bytes for record in records)
         summary["skipped_files"] = self._input.skipped
         return summary
 
@@ -344,7 +362,7 @@ class _WriterProcess:
     async def write(self, request: _Request) -> ShardRecord:
         """Let the process write a shard, or only its part of the table; return the shard's record.
 
-        Raises what the process raises; CacheError if the process ended or hangs.
+        Raises the process's errors; CacheError if it ended or hangs.
         """
         if self._process is None:
             self._process = await HelperProcess.start(__name__)
@@ -359,8 +377,9 @@ class _WriterProcess:
                 "ended it, and try fewer --workers; to resume, run the same command "
                 "again",
             )
+        # An error is a JSON object, and a record is a list.
         result = json.loads(answer)
-        if isinstance(result, dict):  # an error; a record is a list
+        if isinstance(result, dict):
             raise from_json(result["error"])
         return ShardRecord(*result)
 
@@ -370,32 +389,32 @@ class _WriterProcess:
             await self._process.end()
 
 
-async def _serve(values: Iterator[Any], setup: _Setup) -> None:
+async def _serve(messages: Iterator[Any], setup: _Setup) -> None:
     """Write the shards that the command asks for, and answer each request.
 
     Args:
-        values: yields the requests, as JSON values.
-        setup: the first value that the command has sent.
+        messages: yields the values of each `_Request`, as a list.
+        setup: the settings that the command has sent first.
     """
     # Drafts lie in a folder that the command removes, even if this process is killed.
     tempfile.tempdir = setup.scratch
     source: Source | None = None
     token_member = None if setup.tokens is None else TokenMember.parse(setup.tokens)
-    origins = [OriginTable.model_validate(table) for table in setup.tables]
-    async with Destination(setup.url, origins, Path(setup.scratch)) as destination:
+    origin_tables = [OriginTable.model_validate(table) for table in setup.origin_tables]
+    async with Destination(setup.url, origin_tables, Path(setup.scratch)) as destination:
         while True:
-            value = await asyncio.to_thread(next, values, None)
-            if value is None:
+            values = await asyncio.to_thread(next, messages, None)
+            if values is None:
                 break
-            answer: Any
             try:
+                # The source is opened here, so that an error is sent as the answer to a request.
                 if source is None:
                     source = open_source(setup.kind, setup.arguments)
-                request = _Request(*value)
-                answer = await _write_shard(source, destination, token_member, request)
+                record = await _write_shard(source, destination, token_member, _Request(*values))
             except ShardcacheError as exn:
-                answer = {"error": exn.to_json()}
-            send_answer(answer)
+                send_answer({"error": exn.to_json()})
+            else:
+                send_answer(record)
 
 
 async def _write_shard(
@@ -418,9 +437,10 @@ async def _write_shard(
         for sample in source.read(request.first, request.last):
             shard.add(sample)
         shard.finish()
-        # A record comes from JSON as a list.
-        kept = None if request.kept is None else ShardRecord(*request.kept)
-        return await destination.store_shard(shard, request.name, request.number, kept)
+        kept_record = request.kept_record
+        if kept_record is not None:
+            kept_record = ShardRecord(*kept_record)  # JSON has turned it into a list
+        return await destination.store_shard(shard, request.name, request.number, kept_record)
     finally:
         shard.discard()
 
@@ -432,9 +452,9 @@ def main() -> None:
     same shard.
     """
     end_with_parent(int(sys.argv[1]))
-    values = requests()
-    setup = _Setup(*next(values))
-    asyncio.run(_serve(values, setup))
+    messages = requests()
+    setup = _Setup(*next(messages))
+    asyncio.run(_serve(messages, setup))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """The folder or prefix of an object store that a dataset is written to.
 
 `ShardWriter` and the processes of `shardcache write` store shards through a `Destination`. A draft
-is the local file of an object before it is stored. The table of samples is written in parts: each
-shard's part lies in a scratch folder until all shards are stored.
+is the local file of an object before it is stored. The table of samples lists each sample with its
+place in its shard. It is written in parts: the rows of a shard lie in a scratch folder until all
+shards are stored.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ from shardcache.tarindex.contents import SUFFIX
 from shardcache.transport.between.flow import Flow, nothing
 from shardcache.writing.journal import ShardRecord
 from shardcache.writing.sample_tar import END
-from shardcache.writing.shard_file import ShardFile, writing
+from shardcache.writing.shard_file import ShardFile, disk_errors
 
 INDEX = "index.json"
 """Name of the index in the destination."""
@@ -55,14 +56,14 @@ class Destination:
     def __init__(
         self,
         url: str,
-        tables: Sequence[OriginTable],
+        origin_tables: Sequence[OriginTable],
         scratch: Path | None = None,
     ) -> None:
         """Check the url; `async with` opens the destination.
 
         Args:
             url: url of the folder or prefix.
-            tables: access settings of object stores.
+            origin_tables: access settings of object stores, from `[[origin]]` tables.
             scratch: a local folder for parts of the table of samples. Several processes that write
                 one dataset share it. None for a temporary folder that only this object uses.
 
@@ -74,7 +75,7 @@ class Destination:
                 "the destination is empty",
                 remedy="name a folder, or the url of a prefix in an object store",
             )
-        self._tables = tables
+        self._origin_tables = origin_tables
         self._scratch = scratch
         folder_url = absolute_url(url).rstrip("/") + "/"
         checked(folder_url)  # raises ConfigError for `..` and other deceptive urls
@@ -86,7 +87,7 @@ class Destination:
         self.url = place_of(folder_url) if self._is_local else folder_url
 
     async def __aenter__(self) -> Self:
-        self._origins = Origins(self._tables, max_connections=_CONNECTIONS)
+        self._origins = Origins(self._origin_tables, max_connections=_CONNECTIONS)
         self._own_scratch = tempfile.TemporaryDirectory(prefix="shardcache-write-")
         return self
 
@@ -103,7 +104,7 @@ class Destination:
         if not self._is_local:
             return Path(self._own_scratch.name) / name
         folder = Path(self.url)
-        with writing(folder):
+        with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         return folder / f".{name}.part"
 
@@ -137,20 +138,20 @@ class Destination:
         shard: ShardFile,
         name: str,
         number: int,
-        kept: ShardRecord | None = None,
+        kept_record: ShardRecord | None = None,
     ) -> ShardRecord:
         """Store a finished shard, write its part of the table of samples, and remove its draft.
 
-        Raises the origin's errors; temporary errors are raised only after several attempts.
+        Raises the errors of `Origin.upload`, temporary ones only after several attempts.
 
         Args:
             shard: the finished shard.
             name: name of the shard.
             number: number of the shard in the index.
-            kept: the record of a shard that the destination has already. Such a shard is not stored
-                again; only its part of the table is written.
+            kept_record: the record of a shard that the destination has already. Such a shard is not
+                stored again; only its part of the table is written.
         """
-        stored = kept or await self.store_file(shard.path, name)
+        stored = kept_record or await self.store_file(shard.path, name)
         # A local file's version changes when the file is copied elsewhere, so it is left out.
         version_in_table = None if self._is_local else stored.version
         shard.write_rows(self._rows_path(name), number, version_in_table)
@@ -163,12 +164,12 @@ class Destination:
         )
 
     async def store_table(self, names: Iterable[str]) -> RemoteObject:
-        """Join the parts of these shards to the table of samples, and store it.
+        """Join the parts of the table of samples that belong to these shards, and store the table.
 
         Raises as `store_shard`.
         """
         draft = self.draft(TABLE)
-        with writing(draft), draft.open("wb") as table:
+        with disk_errors(draft), draft.open("wb") as table:
             for name in names:
                 table.write(self._rows_path(name).read_bytes())
             table.write(END)
@@ -177,19 +178,20 @@ class Destination:
     async def store_bytes(self, data: bytes, name: str) -> None:
         """Store bytes under a name. Raises as `store_shard`."""
         draft = self.draft(name)
-        with writing(draft):
+        with disk_errors(draft):
             draft.write_bytes(data)
         await self.store_file(draft, name)
 
     async def store_index(self, shards: Iterable[tuple[str, ShardRecord]]) -> None:
         """Store the index of the shards, in their order, with relative names."""
-        rows = []
+        refs = []
         for name, record in shards:
             # The version is left out for local files, as in the table of samples.
             version = None if self._is_local else record.version
             url = self.url + name
-            rows.append(ShardRef(url, version, record.size_bytes, record.samples, record.tokens))
-        await self.store_bytes(shardlist.write(rows, self.url).encode(), INDEX)
+            refs.append(ShardRef(url, version, record.size_bytes, record.samples, record.tokens))
+        index = shardlist.write(refs, self.url)
+        await self.store_bytes(index.encode(), INDEX)
 
     async def store_file(self, draft: Path, name: str, replaced: str | None = None) -> RemoteObject:
         """Store a local file as an object, and remove the file. Raises as `store_shard`.
@@ -203,7 +205,7 @@ class Destination:
             with _explaining_denied_access():
                 return await self._upload(draft, self.url + name, replaced)
         finally:
-            draft.unlink(missing_ok=True)  # noqa: ASYNC240  # one call of the system
+            draft.unlink(missing_ok=True)  # noqa: ASYNC240  # a single system call
 
     def _rows_path(self, name: str) -> Path:
         """Return the path of a shard's part of the table of samples."""
@@ -229,17 +231,18 @@ class Destination:
             await asyncio.sleep(BACKOFF.pause_s(failures, random.random()))
 
 
-def check_empty(objects: Iterable[str], url: str) -> None:
+def check_has_no_shards(names: Iterable[str], url: str) -> None:
     """Raise ConfigError if any of these objects is a shard or an index, by its name.
 
     Args:
-        objects: names of objects in the destination.
+        names: names of objects in the destination.
         url: url of the destination, for the error.
     """
-    present = [name for name in objects if name == INDEX or is_tar(name)]
-    if present:
+    conflicting = [name for name in names if name == INDEX or is_tar(name)]
+    if conflicting:
         raise errors.ConfigError(
-            f"the destination already holds other shards or their index, such as {min(present)}",
+            "the destination already holds other shards or their index, such as "
+            f"{min(conflicting)}",
             url=url,
             remedy="choose an empty folder or prefix, or delete what is there",
         )

@@ -2,8 +2,10 @@
 
 `list_folders` walks the folders once and writes a listing to a scratch folder: the key, the files
 and the size of each sample. Each writer process then opens a `FolderSource` on the same listing,
-and reads the files of the samples that it has to write. A sample's key is the path of its files up
-to a dot of their names, so `a/17.jpg` and `a/17.txt` are members of the sample `a/17`.
+and reads the files of the samples that it has to write.
+
+A sample's key is the path of its files up to a dot of their names, and an extension is what follows
+that dot. So `a/17.jpg` and `a/17.txt` are the members `jpg` and `txt` of the sample `a/17`.
 """
 
 import hashlib
@@ -19,24 +21,25 @@ from typing import BinaryIO
 from shardcache.errors import ConfigError, InputError
 from shardcache.tarindex.grouping import split_name
 from shardcache.tarindex.key_splits import LAST_DOT, KeySplit
-from shardcache.writing.merged_names import RareWords, numbers_apart
+from shardcache.writing.merged_names import MergeFinder, find_numbered_pair
 from shardcache.writing.sample_tar import Sample, checked, tar_bytes
 from shardcache.writing.sources import (
     IDENTITY_CHARS,
     Input,
     InputFile,
     is_left_out,
-    unreadable,
+    read_error,
 )
 
-# The files of a listing. `_LISTING` has a row of JSON for each sample, sorted: the key, the
-# members, and the class number or null. A member is an extension and the values of its `InputFile`.
-# The other two are tables of the rows' offsets and of the samples' sizes, in the order in which
-# samples are read.
-_LISTING = "listing.jsonl"
+# The files of a listing. `_ROWS` has a line of JSON for each sample, in the order in which the
+# folders were walked: the key, the members, and the class number or null. A member is its
+# extension and the values of its `InputFile`.
+_ROWS = "listing.jsonl"
+# The other two have a number for each sample, in the order in which the samples are read: the
+# offset of the sample's row, and the space that the sample takes in a tar. Both are in bytes.
 _OFFSETS = "offsets"
 _SIZES = "sizes"
-_NUMBER_BYTES = 8  # size of an entry of the tables
+_NUMBER_BYTES = 8  # size of a number in `_OFFSETS` and `_SIZES`, which are arrays of type "Q"
 
 
 class FolderSource:
@@ -51,24 +54,25 @@ class FolderSource:
     def __init__(self, listing: str) -> None:
         self._listing = Path(listing)
 
-    def positions(self) -> Iterator[tuple[int, int]]:
-        """Yield size and position of each sample, as `Source.positions`; the sizes are exact."""
-        for number, size_bytes in enumerate(array("Q", (self._listing / _SIZES).read_bytes())):
+    def sized_positions(self) -> Iterator[tuple[int, int]]:
+        """Yield size and position of each sample, as `Source.sized_positions`; sizes are exact."""
+        sizes = array("Q", (self._listing / _SIZES).read_bytes())
+        for number, size_bytes in enumerate(sizes):
             yield size_bytes, number
 
     def read(self, first: int, last: int) -> Iterator[Sample]:
         """Yield samples from the files of the listing, as `Source.read`."""
         with open(self._listing / _OFFSETS, "rb") as file:
-            table_bytes = _NUMBER_BYTES * (last + 1 - first)
-            offsets = array("Q", os.pread(file.fileno(), table_bytes, _NUMBER_BYTES * first))
-        with open(self._listing / _LISTING, "rb") as rows:
+            file.seek(_NUMBER_BYTES * first)
+            offsets = array("Q", file.read(_NUMBER_BYTES * (last + 1 - first)))
+        with open(self._listing / _ROWS, "rb") as rows:
             for offset in offsets:
                 rows.seek(offset)
-                key, members, label = json.loads(rows.readline())
-                contents = [(extension, _content(InputFile(*file))) for extension, file in members]
-                if label is not None:
-                    contents.append(("cls", b"%d" % label))
-                yield checked(Sample(key, tuple(contents)))
+                key, files, class_number = json.loads(rows.readline())
+                members = [(extension, _content(InputFile(*file))) for extension, file in files]
+                if class_number is not None:
+                    members.append(("cls", b"%d" % class_number))
+                yield checked(Sample(key, tuple(members)))
 
 
 def list_folders(
@@ -76,28 +80,29 @@ def list_folders(
     scratch: Path,
     *,
     seed: int | None,
-    classes: bool,
+    add_classes: bool,
     key_at: KeySplit | None = None,
 ) -> Input:
     """List the files of folders as samples. Takes 16 bytes of memory per sample.
 
-    The key of a file's sample is the file's path below the folder, up to a dot of its name. If
-    there are several folders, each key begins with the name of its folder. Files in whose names
-    readers would find no key are left out and counted. Hidden files and folders, and files that
-    macOS adds, are left out without being counted.
+    A key is a path below the folder. If there are several folders, each key begins with the name
+    of its folder. Files in whose names readers would find no key are left out and counted. Hidden
+    files and folders, and files that macOS adds, are left out without being counted.
 
     Args:
         roots: the folders.
         scratch: folder for the listing, which has to stay there while the input is read.
         seed: seed of a random order of the samples; None to sort them.
-        classes: True to add a member `cls` to each sample: the number of its folder among all
+        add_classes: True to add a member `cls` to each sample: the number of its folder among all
             first-level folders with samples, sorted.
         key_at: the dot before which keys end. With "last-dot", the dots before the last one become
-            underscores. None means the first dot, but then it is an error if numbered files would
-            become one sample.
+            underscores. None means the first dot, but files that look like several samples with
+            one key are then an error.
 
-    Raises ConfigError for two folders of the same name, a sample in no class folder, a loop of
-    links, and files of several samples that would become one; InputError.
+    Raises:
+        ConfigError: two folders have the same name, a sample is in no class folder, a link leads
+            to a folder that contains it, or the files of several samples would become one sample.
+        InputError: a file or folder cannot be read, or there are no samples.
     """
     names = [root.resolve().name for root in roots]
     if len(set(names)) < len(names):
@@ -105,11 +110,11 @@ def list_folders(
             "two of the folders have the same name",
             remedy="rename one, or write them separately",
         )
-    labels = None
-    if classes:
-        labels = {name: number for number, name in enumerate(_class_names(roots))}
-    with open(scratch / _LISTING, "wb") as rows:
-        listing = _Listing(rows, labels)
+    class_numbers = None
+    if add_classes:
+        class_numbers = {name: number for number, name in enumerate(_class_names(roots))}
+    with open(scratch / _ROWS, "wb") as rows:
+        listing = _Listing(rows, class_numbers)
         for root, name in zip(roots, names, strict=True):
             prefix = f"{name}/" if len(roots) > 1 else ""
             listing.add(root, prefix, key_at)
@@ -119,34 +124,35 @@ def list_folders(
             url=str(roots[0]),
             remedy="name files KEY.EXTENSION, such as 000017.jpg",
         )
-    listing.store_tables(scratch, seed)
+    listing.store_order(scratch, seed)
     return Input(
         "folder",
         {"listing": str(scratch)},
         listing.digest.hexdigest()[:IDENTITY_CHARS],
         files=listing.files,
         skipped=listing.skipped,
-        classes=tuple(labels or ()),
+        classes=tuple(class_numbers or ()),
     )
 
 
 class _Listing:
-    """The samples of folders, as rows of a file.
+    """A listing while it is being made; its rows are written at once.
 
     Attributes:
         offsets: for each sample, the offset of its row in bytes.
         sizes: for each sample, the space that it takes in a tar, in bytes.
-        files: number of files seen.
+        files: number of files listed or skipped.
         skipped: number of files that have no key.
         digest: hash of the keys, and of the extension, size and modification time of each member.
     """
 
-    def __init__(self, rows: BinaryIO, labels: dict[str, int] | None) -> None:
+    def __init__(self, rows: BinaryIO, class_numbers: dict[str, int] | None) -> None:
         """Begin without samples.
 
         Args:
             rows: the file that the rows are written to.
-            labels: the number of each class by the name of its folder; None without classes.
+            class_numbers: the number of each class by the name of its folder; None to add no
+                classes.
         """
         self.offsets = array("Q")
         self.sizes = array("Q")
@@ -154,7 +160,7 @@ class _Listing:
         self.skipped = 0
         self.digest = hashlib.sha256()
         self._rows = rows
-        self._labels = labels
+        self._class_numbers = class_numbers
 
     def add(self, root: Path, prefix: str, key_at: KeySplit | None) -> None:
         """Add the samples of a folder.
@@ -169,15 +175,15 @@ class _Listing:
             if not key:
                 self.skipped += len(members)
                 continue
-            label = None
-            if self._labels is not None:
-                label = _class_number(key, self._labels, root)
-            self._add_sample(prefix + key, members, label)
+            class_number = None
+            if self._class_numbers is not None:
+                class_number = _class_number(key, self._class_numbers, root)
+            self._add_sample(prefix + key, members, class_number)
 
-    def store_tables(self, folder: Path, seed: int | None) -> None:
+    def store_order(self, folder: Path, seed: int | None) -> None:
         """Write offsets and sizes to a folder, in the order of the rows or shuffled by a seed."""
         if seed is not None:
-            # Each table has a generator with the same seed, so that both get the same order.
+            # Two generators with the same seed give both arrays the same order.
             random.Random(seed).shuffle(self.offsets)
             random.Random(seed).shuffle(self.sizes)
         (folder / _OFFSETS).write_bytes(self.offsets.tobytes())
@@ -187,49 +193,56 @@ class _Listing:
         self,
         key: str,
         members: list[tuple[str, InputFile]],
-        label: int | None,
+        class_number: int | None,
     ) -> None:
         self.offsets.append(self._rows.tell())
         sizes = [(extension, file.size_bytes) for extension, file in members]
-        if label is not None:
-            sizes.append(("cls", len(str(label))))
+        if class_number is not None:
+            sizes.append(("cls", len(str(class_number))))
         self.sizes.append(tar_bytes(key, sizes))
-        self._rows.write(json.dumps((key, members, label)).encode() + b"\n")
+        self._rows.write(json.dumps((key, members, class_number)).encode() + b"\n")
         # The digest leaves out the files' paths, so that a run can be resumed after the folder was
         # moved.
-        facts = [(extension, (file.size_bytes, file.modified_ns)) for extension, file in members]
-        self.digest.update(json.dumps((key, facts, label)).encode())
+        without_paths = [
+            (extension, (file.size_bytes, file.modified_ns)) for extension, file in members
+        ]
+        self.digest.update(json.dumps((key, without_paths, class_number)).encode())
 
 
 def _members_by_key(
     root: Path,
     key_at: KeySplit | None,
 ) -> Iterator[tuple[str, list[tuple[str, InputFile]]]]:
-    """Yield each key of a folder's files, with each of its files and the file's extension.
+    """Yield each key of a folder's files, with the extension of each of its files and the file.
 
     The key is empty for files without a key. Raises ConfigError if the files of several samples
     would become one sample.
     """
     split = _split_at_last_dot if key_at == LAST_DOT else _split
-    rare_words = RareWords()
+    merge_finder = MergeFinder()
 
-    def key_of(walked: tuple[str, InputFile]) -> str:
-        path, _ = walked
+    def key_of(path_and_file: tuple[str, InputFile]) -> str:
+        path, _ = path_and_file
         key, _ = split(path)
         return key
 
     for key, group in groupby(_walk(root, "", key_at=key_at), key=key_of):
-        walked = list(group)
-        paths = [path for path, _ in walked]
-        extensions = [extension for _, extension in map(split, paths)]
+        paths = []
+        extensions = []
+        files = []
+        for path, file in group:
+            _, extension = split(path)
+            paths.append(path)
+            extensions.append(extension)
+            files.append(file)
         if key:
-            _check_names(key, paths, key_at, root)
-            rare_words.add(dict(zip(extensions, paths, strict=True)))
-        files = [file for _, file in walked]
+            _check_not_merged(key, paths, key_at, root)
+            merge_finder.add(dict(zip(extensions, paths, strict=True)))
         yield key, list(zip(extensions, files, strict=True))
 
     if key_at is None:
-        merged = rare_words.merged_files()
+        # Which words are rare is known only after all keys.
+        merged = merge_finder.merged_files()
         if merged is not None:
             raise _merge_error(*merged, root)
 
@@ -241,7 +254,7 @@ def _walk(
     *,
     key_at: KeySplit | None = None,
 ) -> Iterator[tuple[str, InputFile]]:
-    """Yield every file, with its path below the root.
+    """Yield the path of every file below the root, and the file.
 
     Files with the same key come one after another.
 
@@ -262,24 +275,27 @@ def _walk(
             )
         ancestors |= {folder_id}
         visible = [entry for entry in os.scandir(folder) if not is_left_out(entry.name)]
-        # Names are sorted by their stems first, and files come before folders of the same stem, so
-        # that files with the same key are neighbours.
+        # Sorting by stem makes files with the same key neighbours. Of one stem, files come before
+        # folders, so that no folder's content comes between them.
         stem_of = _stem_to_last_dot if key_at == LAST_DOT else _stem
-        entries = sorted((stem_of(entry.name), entry.is_dir(), entry.name) for entry in visible)
-        for _, is_folder, name in entries:
+        ordered = sorted((stem_of(entry.name), entry.is_dir(), entry.name) for entry in visible)
+        for _, is_folder, name in ordered:
             if is_folder:
                 yield from _walk(folder / name, f"{prefix}{name}/", ancestors, key_at=key_at)
             else:
                 yield f"{prefix}{name}", InputFile.at(folder / name)
     except OSError as exn:
-        raise unreadable(exn, Path(exn.filename or folder)) from exn
+        raise read_error(exn, Path(exn.filename or folder)) from exn
 
 
 def _split(path: str) -> tuple[str, str]:
-    """Return key and extension that readers will find in a member's name; both empty if none."""
+    """Return the key and the extension that readers will find in a path.
+
+    Both are empty if readers will find none.
+    """
     key, extension = split_name(os.fsencode(path))
-    # Readers skip `__x__` members, which describe the tar. To be safe, every key that begins in
-    # this way counts as none.
+    # Readers skip `__x__` members, which describe the tar. To be safe, every path that begins with
+    # `__` counts as one of them.
     if key.startswith(b"__"):
         return "", ""
     return os.fsdecode(key), os.fsdecode(extension)
@@ -304,17 +320,17 @@ def _stem_to_last_dot(name: str) -> str:
     return name.rpartition(".")[0].replace(".", "_")
 
 
-def _check_names(key: str, files: Sequence[str], key_at: KeySplit | None, root: Path) -> None:
+def _check_not_merged(key: str, paths: Sequence[str], key_at: KeySplit | None, root: Path) -> None:
     """Raise ConfigError if files that are probably several samples would have the same key.
 
     Args:
         key: the key.
-        files: paths of the files with this key, below the root.
+        paths: paths of the files with this key, below the root.
         key_at: the dot before which keys end; None if the user has not chosen one.
         root: the folder, for the error.
     """
     if key_at == LAST_DOT:
-        stems = sorted({file.rpartition(".")[0] for file in files})
+        stems = sorted({path.rpartition(".")[0] for path in paths})
         if len(stems) > 1:
             raise ConfigError(
                 f"with underscores for dots, files of two samples have the key {key!r}: "
@@ -323,10 +339,10 @@ def _check_names(key: str, files: Sequence[str], key_at: KeySplit | None, root: 
                 remedy="rename the files of one of them",
             )
         return
-    if key_at is not None:  # the user has chosen the first dot
+    if key_at is not None:  # the user has chosen the first dot, and knows what it merges
         return
-    extensions = [file.removeprefix(f"{key}.") for file in files]
-    merged = numbers_apart(extensions)
+    extensions = [path.removeprefix(f"{key}.") for path in paths]
+    merged = find_numbered_pair(extensions)
     if merged is not None:
         first, second = (f"{key}.{extension}" for extension in merged)
         raise _merge_error(first, second, root)
@@ -347,22 +363,22 @@ def _class_names(roots: Sequence[Path]) -> list[str]:
     try:
         folders = [entry for root in roots for entry in os.scandir(root) if entry.is_dir()]
     except OSError as exn:
-        raise unreadable(exn, Path(exn.filename)) from exn
+        raise read_error(exn, Path(exn.filename)) from exn
     visible = [entry for entry in folders if not is_left_out(entry.name)]
     return sorted({entry.name for entry in visible if _has_samples(entry)})
 
 
 def _has_samples(folder: os.DirEntry[str]) -> bool:
     """Return True if any file below a folder has a key."""
-    for file, _ in _walk(Path(folder.path), f"{folder.name}/"):
-        key, _ = _split(file)
+    for path, _ in _walk(Path(folder.path), f"{folder.name}/"):
+        key, _ = _split(path)
         if key:
             return True
     return False
 
 
-def _class_number(key: str, labels: dict[str, int], root: Path) -> int:
-    """Return the number of a sample's class.
+def _class_number(key: str, class_numbers: dict[str, int], root: Path) -> int:
+    """Return the number of a sample's class, which is its first-level folder.
 
     Raises ConfigError for a sample that is not in a class folder.
     """
@@ -373,13 +389,13 @@ def _class_number(key: str, labels: dict[str, int], root: Path) -> int:
             url=str(root),
             remedy="move it into one, or omit --classes",
         )
-    return labels[folder]
+    return class_numbers[folder]
 
 
 def _content(file: InputFile) -> bytes:
     """Return the bytes of a file. Raises InputError if the file has changed."""
-    with file.open() as content:
-        data = content.read()
+    with file.open() as opened:
+        data = opened.read()
     if len(data) != file.size_bytes:
         raise InputError(
             "the file became shorter while it was being read",

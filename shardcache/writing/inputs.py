@@ -1,8 +1,10 @@
 """Options of a run of `shardcache write`, and recognition of the format of its input.
 
 `recognize` turns the names on the command line into an `Input`, a description that can be sent to
-other processes. `open_source` makes from it, in any process, a `Source`, which yields the samples.
-A kind of input is "folder", "jsonl", "parquet" or "datasets".
+other processes. In any process, `open_source` makes a `Source` from it, which yields the samples.
+
+An input is of one of four kinds: "folder", "jsonl", "parquet" or "datasets". The last is a dataset
+of Hugging Face's, either on the hub (`hf:NAME`) or saved in a local folder.
 """
 
 import dataclasses
@@ -23,8 +25,8 @@ from shardcache.writing.shard_cuts import ShardNames
 
 _PARQUET_SUFFIXES = (".parquet",)
 _SHUFFLE_REMEDY = (
-    "shuffle the lines before: shuf lines.jsonl > shuffled.jsonl; if their order tells nothing, "
-    "omit it: ShardDataset(shuffle=True) mixes the samples of several shards as it reads them"
+    "shuffle the lines first: shuf lines.jsonl > shuffled.jsonl; if they are not sorted, just omit "
+    "--shuffle: ShardDataset(shuffle=True) mixes the samples of several shards as it reads them"
 )
 # A folder with any of these files is a dataset that Hugging Face's `save_to_disk` has written.
 _SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")
@@ -39,7 +41,7 @@ class WriteOptions:
         names: pattern of the shards' names.
         tokens: the member whose tokens are counted; None to count no tokens.
         field: for JSONL, the field that becomes a sample's text; None for whole lines.
-        pack: for JSONL, True to write many lines per member.
+        pack: for JSONL, True to write many lines per member of the tar.
         columns: for tables, the extension of each column to write; empty for all columns.
         split: for a dataset with several splits, the split to read.
         classes: for folders, True to add the number of a sample's first-level folder as `cls`.
@@ -69,18 +71,20 @@ class WriteOptions:
 
 
 def recognize(names: Sequence[str], options: WriteOptions, scratch: Path) -> sources.Input:
-    """Return the input that these files, these folders or this one dataset are.
+    """Return the input that the user has named.
 
-    Blocks, as folders are listed. Files are taken in the order of their paths. A folder with
-    nothing but parquet or JSONL files stands for its files.
+    Blocks while folders are listed. Files are taken in the order of their paths. A folder that has
+    only parquet files, or only JSONL files, stands for its files.
 
     Args:
         names: paths, or one `hf:NAME`.
         options: the run's options.
-        scratch: folder for listings, which has to stay while the input is read.
+        scratch: folder for the listing of folders; it has to stay while the input is read.
 
-    Raises ConfigError if formats are unknown or mixed, or an option does not apply; InputError;
-    MissingPackageError.
+    Raises:
+        ConfigError: the formats are unknown or mixed, or an option does not apply to them.
+        InputError: a file or folder cannot be read.
+        MissingPackageError: the input needs a package that is not installed.
     """
     for name in names:
         if "://" in name:
@@ -100,7 +104,7 @@ def recognize(names: Sequence[str], options: WriteOptions, scratch: Path) -> sou
             [Path(path) for path in paths],
             scratch,
             seed=options.shuffle,
-            classes=options.classes,
+            add_classes=options.classes,
             key_at=options.key_at,
         )
     if kind == "datasets":
@@ -124,8 +128,8 @@ def _dataset_input(paths: Sequence[str], options: WriteOptions) -> sources.Input
     with _importing_extra("datasets"):
         from shardcache.writing.row_tables import HuggingFace
 
-        # The number of a dataset's files is unknown: 0.
-        return sources.Input("datasets", arguments, HuggingFace(**arguments).identity, files=0)
+        identity = HuggingFace(**arguments).identity
+        return sources.Input("datasets", arguments, identity, files=0)  # 0 for an unknown number
 
 
 def _files_input(kind: str, paths: Sequence[str], options: WriteOptions) -> sources.Input:
@@ -147,7 +151,7 @@ def _files_input(kind: str, paths: Sequence[str], options: WriteOptions) -> sour
 
 
 def open_source(kind: str, arguments: Mapping[str, Any]) -> sources.Source:
-    """Return the source of an input. Blocks.
+    """Return the source of the samples of an `Input`, given its kind and arguments. Blocks.
 
     Raises InputError, ConfigError, MissingPackageError.
     """
@@ -177,18 +181,17 @@ def _importing_extra(extra: str) -> Iterator[None]:
 
 
 def _files_of(name: str) -> list[str]:
-    """Return the files that a name stands for.
+    """Return the files in a folder that has only parquet files, or only JSONL files.
 
-    A folder of only parquet files, or only JSONL files, stands for these files. Any other name
-    stands for itself.
+    For any other folder, a file or a dataset, return just its name.
     """
     path = Path(name)
-    if name.startswith(sources.HUB) or not path.is_dir():
+    if name.startswith(sources.HUB_PREFIX) or not path.is_dir():
         return [name]
     try:
         entries = [entry for entry in path.iterdir() if not sources.is_left_out(entry.name)]
     except OSError as exn:
-        raise sources.unreadable(exn, path) from exn
+        raise sources.read_error(exn, path) from exn
     for suffixes in (_PARQUET_SUFFIXES, LINE_SUFFIXES):
         if entries and all(entry.name.endswith(suffixes) for entry in entries):
             return [str(entry) for entry in entries]
@@ -196,13 +199,13 @@ def _files_of(name: str) -> list[str]:
 
 
 def _kind(name: str) -> str:
-    """Return the kind of input that a path or `hf:NAME` is.
+    """Return the kind of the input at a path, or of `hf:NAME`.
 
     Raises ConfigError for a file of an unknown format, InputError if nothing is at the path.
     """
     path = Path(name)
     is_saved_dataset = any((path / file).exists() for file in _SAVED_DATASET_FILES)
-    if name.startswith(sources.HUB) or is_saved_dataset:
+    if name.startswith(sources.HUB_PREFIX) or is_saved_dataset:
         return "datasets"
     if path.is_dir():
         return "folder"
@@ -211,7 +214,7 @@ def _kind(name: str) -> str:
     if path.suffix in _PARQUET_SUFFIXES:
         return "parquet"
     if not path.exists():
-        raise sources.missing(path)
+        raise sources.missing_error(path)
     raise ConfigError(
         "the format of this file is unknown",
         url=name,
@@ -228,7 +231,7 @@ def _check_options(kind: str, options: WriteOptions) -> None:
             remedy="omit one of them",
         )
     # For each option: True if it was given, and the kinds of input to which it applies.
-    uses = {
+    restricted_options = {
         "--field": (options.field is not None, {"jsonl"}),
         "--pack": (options.pack, {"jsonl"}),
         "--columns": (bool(options.columns), {"parquet", "datasets"}),
@@ -237,7 +240,7 @@ def _check_options(kind: str, options: WriteOptions) -> None:
         "--key-at": (options.key_at is not None, {"folder"}),
         "--shuffle": (options.shuffle is not None, {"folder", "parquet", "datasets"}),
     }
-    for option, (is_given, kinds) in uses.items():
-        if is_given and kind not in kinds:
+    for option, (is_given, allowed_kinds) in restricted_options.items():
+        if is_given and kind not in allowed_kinds:
             remedy = _SHUFFLE_REMEDY if option == "--shuffle" else "omit it"
             raise ConfigError(f"{option} does not apply to this input ({kind})", remedy=remedy)

@@ -1,8 +1,8 @@
 """The journal of a run: the settings of a dataset, and its complete shards.
 
-`shardcache write` keeps the journal as an object in the destination. The next run of the command
-reads it with `resume`, and keeps the complete shards if input and settings are still the same.
-Nothing in this module reads or writes files.
+`shardcache write` keeps the journal as an object in the destination. If a run is interrupted, the
+next run of the command reads the journal with `resume`. It keeps the complete shards if input and
+settings are still the same. Nothing in this module reads or writes files.
 """
 
 import json
@@ -16,9 +16,9 @@ JOURNAL = ".shardcache-write.json"
 """Name of the journal in the destination."""
 
 FORMAT = 1
-"""Number of the layout of written shards.
+"""Version of the bytes that this release writes for the same input and settings.
 
-The layout of another release may differ, and shards of two layouts must not be mixed.
+The bytes of another release may differ, and shards of two versions must not be mixed.
 """
 
 _SHOWN_CHARS = 60  # messages show at most this much of the value of a setting
@@ -32,7 +32,8 @@ class ShardRecord(NamedTuple):
         version: version of the object.
         samples: number of samples in the shard, or in all shards for the table.
         tokens: number of the shard's tokens; None if they are not counted, and for the table.
-        members: for each extension, the number of samples that have it; None for the table.
+        members: for each extension, the number of the shard's samples that have it; None for the
+            table.
     """
 
     size_bytes: int
@@ -60,11 +61,11 @@ class Journal:
         return json.dumps(content, ensure_ascii=True, indent=1).encode()
 
 
-def resume(text: bytes, settings: Mapping[str, Any], url: str) -> Journal:
+def resume(journal_text: bytes, settings: Mapping[str, Any], url: str) -> Journal:
     """Return the journal of an interrupted run.
 
     Args:
-        text: the journal in the destination.
+        journal_text: the journal in the destination, as from `Journal.to_json`.
         settings: settings of this run, as from `WriteOptions.for_journal`.
         url: url of the destination, for errors.
 
@@ -73,9 +74,9 @@ def resume(text: bytes, settings: Mapping[str, Any], url: str) -> Journal:
     """
     remedy = "empty the destination, or choose another"
     try:
-        content = json.loads(text)
+        content = json.loads(journal_text)
         old_settings = dict(content["settings"])
-        shards = {name: ShardRecord(*row) for name, row in content["shards"].items()}
+        shards = {name: ShardRecord(*values) for name, values in content["shards"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as exn:
         raise ConfigError(f"{JOURNAL} is damaged ({exn})", url=url, remedy=remedy) from exn
     if content.get("format") != FORMAT:
@@ -88,7 +89,7 @@ def resume(text: bytes, settings: Mapping[str, Any], url: str) -> Journal:
         old = old_settings.get(name)
         new = new_settings.get(name)
         if new != old:
-            changes.append(f"{name}: {_brief(old)} then, {_brief(new)} now")
+            changes.append(f"{name}: {_shown(old)} then, {_shown(new)} now")
     if changes:
         raise ConfigError(
             f"the destination holds shards of other input or settings ({'; '.join(changes)})",
@@ -98,8 +99,8 @@ def resume(text: bytes, settings: Mapping[str, Any], url: str) -> Journal:
     return Journal(new_settings, shards)
 
 
-def _brief(value: object) -> str:
-    """Return a setting's value as JSON, cut to a length for messages."""
+def _shown(value: object) -> str:
+    """Return a setting's value as JSON for an error, cut to a maximum length."""
     text = json.dumps(value)
     if len(text) <= _SHOWN_CHARS:
         return text

@@ -1,8 +1,8 @@
 """Files of lines as an input: each line of JSONL becomes a sample.
 
 `JsonLines` is the `Source` for files in JSON Lines, plain or compressed. Lines may be packed: many
-lines are then written to one member of the tar, since a member per line would take a kilobyte for a
-line of a hundred bytes (`tarindex.packed_lines`).
+lines are then written as one member of the tar. A member of its own would take a kilobyte even for
+a line of a hundred bytes. `tarindex.packed_lines` finds the lines again.
 """
 
 import json
@@ -24,22 +24,22 @@ LINE_SUFFIXES = tuple(
 )
 _KEY = "%09d"  # a sample's key is the number of its line
 _MEMBER_NAME_BYTES = len("000000000.json")
-_BLOCK_BYTES = 1024**2  # a member of packed lines has about this size
+_PACKED_MEMBER_BYTES = 1024**2  # a member of packed lines has about this size
 # When lines are cut into shards, a packed line counts as at least this size, since its entry in the
 # index takes as much space on a reader's disk.
-_MIN_LINE_BYTES = 64
+_MIN_PACKED_LINE_BYTES = 64
 
 
 class JsonLines:
     """The lines of JSONL files, one after another.
 
     Each line becomes a sample, whose key is the line's number. Lines are counted from 0 through all
-    files. Blank lines are counted, but make no samples. The position of a sample is the number of
-    its file, the offset of its line in the file's content in bytes, and the line's number.
+    files. Blank lines are counted, but make no samples. The position of a sample is (file number,
+    offset, line number); the offset is that of the line in the file's decompressed content, in
+    bytes.
 
-    An offset in a compressed file is reached only by decompressing all bytes before it. A
-    compressed file therefore stays open after a read, so that reads at ascending positions
-    decompress it once.
+    To reach an offset in a compressed file, all bytes before it have to be decompressed. The file
+    therefore stays open after a read, so that reads at ascending positions decompress it once.
 
     Args:
         files: the files, each as the values of an `InputFile`.
@@ -52,11 +52,12 @@ class JsonLines:
         self._files = [InputFile(*values) for values in files]
         self._field = field
         self._pack = pack
-        # The compressed file read last: its number in `files`, and its content.
-        self._inflated: tuple[int, BinaryIO] | None = None
+        # The compressed file that was opened last, and its number; both None before the first.
+        self._inflated: BinaryIO | None = None
+        self._inflated_number: int | None = None
 
-    def positions(self) -> Iterator[tuple[int, tuple[int, int, int]]]:
-        """Yield size and position of each sample, as `Source.positions`.
+    def sized_positions(self) -> Iterator[tuple[int, tuple[int, int, int]]]:
+        """Yield size and position of each sample, as `Source.sized_positions`.
 
         The sizes are those of whole lines, even if only a field of each line is written.
         """
@@ -67,7 +68,8 @@ class JsonLines:
                 for line in lines:
                     line_bytes = len(line)
                     if not line.isspace():
-                        yield self._space_bytes(line_bytes), (file_number, offset, number)
+                        position = (file_number, offset, number)
+                        yield self._space_bytes(line_bytes), position
                     offset += line_bytes
                     number += 1
 
@@ -82,16 +84,19 @@ class JsonLines:
                 yield Sample(_KEY % number, (self._member(line, number, path),))
 
     def _space_bytes(self, line_bytes: int) -> int:
-        """Return the space of a line in a shard, with its share of headers and padding."""
+        """Return the space that a line takes in a shard, including headers and padding."""
         if not self._pack:
             return member_bytes(_MEMBER_NAME_BYTES, line_bytes)
-        # The header and the padding of a member are shared by its lines. They are at most 1/1024 of
-        # a member of packed lines, so 1/512 is a safe estimate.
+        # Packed lines share the header and the padding of their member, which are at most 1/1024 of
+        # it. So 1/512 is a safe estimate.
         share_bytes = line_bytes // 512 + 1
-        return max(_MIN_LINE_BYTES, line_bytes + share_bytes)
+        return max(_MIN_PACKED_LINE_BYTES, line_bytes + share_bytes)
 
     def _lines(self, first: Sequence[int], last: Sequence[int]) -> Iterator[tuple[int, bytes, str]]:
-        """Yield number, content and path of each line between two positions, blank or not."""
+        """Yield (number, content, path of its file) for each line between two positions.
+
+        Blank lines are yielded, too.
+        """
         first_file, offset, number = first
         last_file, _, last_number = last
         for file_number in range(first_file, last_file + 1):
@@ -106,7 +111,7 @@ class JsonLines:
 
     @contextmanager
     def _opened(self, file_number: int, offset: int) -> Iterator[BinaryIO]:
-        """Yield a file's content, decompressed, from an offset on. Raises InputError."""
+        """Open a file's decompressed content at an offset. Raises InputError."""
         file = self._files[file_number]
         codec = _CODECS.get(Path(file.path).suffix.lower())
         if codec is None:
@@ -130,15 +135,14 @@ class JsonLines:
     def _inflated_file(self, file_number: int, codec: Codec) -> BinaryIO:
         """Return the content of a compressed file; it stays open until another file is read."""
         if self._inflated is not None:
-            opened_number, inflated = self._inflated
-            if opened_number == file_number:
-                return inflated
-            inflated.close()
+            if self._inflated_number == file_number:
+                return self._inflated
+            self._inflated.close()
         file = self._files[file_number]
         file.open().close()  # raises if the file has changed since it was listed
-        inflated = codec.open(Path(file.path))
-        self._inflated = file_number, inflated
-        return inflated
+        self._inflated = codec.open(Path(file.path))
+        self._inflated_number = file_number
+        return self._inflated
 
     def _member(self, line: bytes, number: int, path: str) -> tuple[str, bytes]:
         """Return extension and content of the member for a line. Raises InputError.
@@ -169,29 +173,33 @@ class JsonLines:
 
 
 def _packed(lines: Iterator[tuple[int, bytes, str]]) -> Iterator[Sample]:
-    """Yield members of packed lines: blocks of about a mebibyte, named by their first line.
+    """Yield members of packed lines, each of about a mebibyte and named by its first line.
 
-    Blank lines become empty lines, which readers count and leave out.
+    Args:
+        lines: the number, the content and the file's path of each line, as from `_lines`.
     """
-    block: list[bytes] = []
-    block_bytes = 0
+    pending: list[bytes] = []
+    pending_bytes = 0
     first_number = 0
     for number, line, _ in lines:
-        if not block:
+        if not pending:
             first_number = number
-        block.append(line)
-        block_bytes += len(line)
-        if block_bytes >= _BLOCK_BYTES:
-            yield _packed_block(first_number, block)
-            block = []
-            block_bytes = 0
-    if block:
-        yield _packed_block(first_number, block)
+        pending.append(line)
+        pending_bytes += len(line)
+        if pending_bytes >= _PACKED_MEMBER_BYTES:
+            yield _packed_member(first_number, pending)
+            pending = []
+            pending_bytes = 0
+    if pending:
+        yield _packed_member(first_number, pending)
 
 
-def _packed_block(first_number: int, lines: list[bytes]) -> Sample:
-    """Return the member with these lines, whose `count` is the number of lines not blank."""
+def _packed_member(first_number: int, lines: list[bytes]) -> Sample:
+    """Return the member with these lines, whose `count` is the number of lines that are not blank.
+
+    Blank lines become empty lines, which readers count, so that the numbers of lines stay right.
+    """
     texts = [b"" if line.isspace() else line.rstrip(b"\r\n") for line in lines]
     content = b"\n".join(texts) + b"\n"
-    samples = sum(1 for text in texts if text)
-    return Sample(f"{LINES_FOLDER}/{_KEY % first_number}", (("json", content),), samples)
+    count = sum(1 for text in texts if text)
+    return Sample(f"{LINES_FOLDER}/{_KEY % first_number}", (("json", content),), count)

@@ -1,7 +1,10 @@
 """Tables as an input: each row of parquet files, or of Hugging Face's datasets, becomes a sample.
 
-Rows are read in blocks, since both formats read many rows at a time: a row group of a parquet file,
-or some thousand rows of a dataset. `member_columns` makes the samples. The module needs pyarrow.
+Rows are read in blocks, since both formats read many rows at a time. A block is a row group of a
+parquet file, or a thousand rows of a dataset. The rows of a block come in batches, so that a large
+row group need not be in memory as a whole. `member_columns` makes the samples.
+
+The module needs pyarrow.
 """
 
 from __future__ import annotations
@@ -10,29 +13,53 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardcache.errors import ConfigError, InputError
-from shardcache.writing.member_columns import MemberColumn, columns_of, samples, sizes
+from shardcache.writing.member_columns import (
+    MemberColumn,
+    columns_of,
+    samples_of_rows,
+    sizes_of_rows,
+)
 from shardcache.writing.sample_tar import Sample
-from shardcache.writing.sources import HUB, InputFile
+from shardcache.writing.sources import HUB_PREFIX, InputFile
 
 if TYPE_CHECKING:
     import datasets
 
-_BLOCK_ROWS = 1024  # number of rows that are read at a time
+_BATCH_ROWS = 1024  # maximum number of rows of a batch, and of a dataset's block
+
+
+class _Batch(NamedTuple):
+    """Some rows of a block, in the order in which they are read.
+
+    Attributes:
+        columns: the columns to write.
+        rows: the rows.
+        numbers: the number of each row in the input.
+    """
+
+    columns: list[MemberColumn]
+    rows: pa.Table
+    numbers: Sequence[int]
+
+    def samples(self, begin: int, end: int) -> Iterator[Sample]:
+        """Yield the samples of the rows from place `begin` to before place `end` in the batch."""
+        rows = self.rows.slice(begin, end - begin)
+        yield from samples_of_rows(rows, self.columns, self.numbers[begin:end])
 
 
 class _RowBlocks(ABC):
     """The common part of the sources in this module: rows in blocks.
 
     A sample's key is its row's number in the input. With a seed, the blocks are read in random
-    order, and so are the rows of each block, which is in memory as a whole then. The position of a
-    sample is two numbers in the order of reading: the place of its block among all blocks, and that
-    of its row in the block.
+    order, and so are the rows of each block, which is then in memory as a whole. A sample's
+    position is (block place, row place): the place of its block among all blocks, and the place of
+    its row in the block. Both are places in the order of reading.
     """
 
     def __init__(self, blocks: list[range], seed: int | None) -> None:
@@ -47,65 +74,69 @@ class _RowBlocks(ABC):
         if seed is not None:
             random.Random(seed).shuffle(self._blocks)
 
-    def positions(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Yield size and position of each sample, as `Source.positions`."""
-        for place in range(len(self._blocks)):
-            row = 0
-            for columns, rows, _ in self._batches(place):
-                for size_bytes in sizes(rows, columns):
-                    yield size_bytes, (place, row)
-                    row += 1
+    def sized_positions(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Yield size and position of each sample, as `Source.sized_positions`."""
+        for block_place in range(len(self._blocks)):
+            row_place = 0
+            for batch in self._batches(block_place):
+                for size_bytes in sizes_of_rows(batch.rows, batch.columns):
+                    yield size_bytes, (block_place, row_place)
+                    row_place += 1
 
     def read(self, first: Sequence[int], last: Sequence[int]) -> Iterator[Sample]:
         """Yield the samples between two positions, as `Source.read`."""
-        first_place, first_row = first
-        last_place, last_row = last
-        for place in range(first_place, last_place + 1):
-            # The range of rows to read, counted from the first row of the next batch.
-            start = first_row if place == first_place else 0
-            stop = last_row + 1 if place == last_place else len(self._blocks[place])
-            for columns, rows, numbers in self._batches(place):
-                begin = min(start, len(numbers))
-                end = min(stop, len(numbers))
-                yield from samples(rows.slice(begin, end - begin), columns, numbers[begin:end])
-                start -= begin
-                stop -= end
-                if stop == 0:
+        first_block, first_row = first
+        last_block, last_row = last
+        for block_place in range(first_block, last_block + 1):
+            start = first_row if block_place == first_block else 0
+            stop = last_row + 1 if block_place == last_block else len(self._blocks[block_place])
+            batch_start = 0  # place of the batch's first row in the block
+            for batch in self._batches(block_place):
+                batch_stop = batch_start + len(batch.numbers)
+                begin = max(start, batch_start)
+                end = min(stop, batch_stop)
+                if begin < end:
+                    yield from batch.samples(begin - batch_start, end - batch_start)
+                batch_start = batch_stop
+                if batch_stop >= stop:
                     break
 
-    @abstractmethod
-    def _rows(
-        self, block: range, *, at_once: bool
-    ) -> Iterator[tuple[list[MemberColumn], pa.Table]]:
-        """Yield the columns to write, and rows of a block, in the order of the table.
-
-        Args:
-            block: numbers of the block's rows.
-            at_once: True to yield all rows of the block together, False to yield some at a time.
-        """
-
-    def _batches(self, place: int) -> Iterator[tuple[list[MemberColumn], pa.Table, Sequence[int]]]:
-        """Yield the rows of the block at a place, in the order of reading.
-
-        Each batch is the columns to write, some rows, and the numbers of these rows in the input.
-        """
-        block = self._blocks[place]
+    def _batches(self, block_place: int) -> Iterator[_Batch]:
+        """Yield the rows of a block in the order of reading."""
+        block = self._blocks[block_place]
         if self._seed is None:
             first = block.start
-            for columns, rows in self._rows(block, at_once=False):
-                yield columns, rows, range(first, first + rows.num_rows)
+            for columns, rows in self._tables(block, whole=False):
+                yield _Batch(columns, rows, range(first, first + rows.num_rows))
                 first += rows.num_rows
             return
         order = list(range(len(block)))
         random.Random(f"{self._seed}/{block.start}").shuffle(order)
-        for columns, rows in self._rows(block, at_once=True):
-            for start in range(0, len(order), _BLOCK_ROWS):
-                chosen = order[start : start + _BLOCK_ROWS]
-                yield columns, rows.take(chosen), [block[row] for row in chosen]
+        for columns, rows in self._tables(block, whole=True):
+            for start in range(0, len(order), _BATCH_ROWS):
+                chosen = order[start : start + _BATCH_ROWS]
+                yield _Batch(columns, rows.take(chosen), [block[row] for row in chosen])
+
+    @abstractmethod
+    def _tables(
+        self, block: range, *, whole: bool
+    ) -> Iterator[tuple[list[MemberColumn], pa.Table]]:
+        """Yield the columns to write, and the rows of a block, in the order of the input.
+
+        Args:
+            block: numbers of the block's rows.
+            whole: True to yield all rows of the block together, False to yield some at a time.
+        """
 
 
 class Parquet(_RowBlocks):
-    """The rows of parquet files, counted from 0 through all files. A block is a row group."""
+    """The rows of parquet files, counted from 0 through all files. A block is a row group.
+
+    Args:
+        files: the files, each as the values of an `InputFile`.
+        columns: the extension of each column to write; empty for all columns.
+        seed: seed of a random order; None for the order of the files.
+    """
 
     def __init__(
         self,
@@ -113,9 +144,8 @@ class Parquet(_RowBlocks):
         columns: Mapping[str, str],
         seed: int | None,
     ) -> None:
-        self._wanted_columns = columns
-        # For each row group, by the numbers of its rows: its file, and the group's number in the
-        # file.
+        self._extensions = columns
+        # By the numbers of its rows, the place of each row group: its file, and its number in it.
         self._groups: dict[range, tuple[InputFile, int]] = {}
         number = 0
         for values in files:
@@ -127,17 +157,17 @@ class Parquet(_RowBlocks):
                     number += rows
         super().__init__(list(self._groups), seed)
 
-    def _rows(
-        self, block: range, *, at_once: bool
+    def _tables(
+        self, block: range, *, whole: bool
     ) -> Iterator[tuple[list[MemberColumn], pa.Table]]:
         file, group = self._groups[block]
         with _opened(file) as parquet:
-            columns = columns_of(parquet.schema_arrow, self._wanted_columns, file.path)
+            columns = columns_of(parquet.schema_arrow, self._extensions, file.path)
             names = [column.name for column in columns]
-            if at_once:
+            if whole:
                 yield columns, parquet.read_row_group(group, columns=names)
                 return
-            for batch in parquet.iter_batches(_BLOCK_ROWS, row_groups=[group], columns=names):
+            for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=[group], columns=names):
                 yield columns, pa.Table.from_batches([batch])
 
 
@@ -182,13 +212,13 @@ class HuggingFace(_RowBlocks):
         self._columns = columns_of(rows.features.arrow_schema, columns, name)
         self._dataset = rows.select_columns([column.name for column in self._columns])
         numbers = range(len(self._dataset))
-        blocks = [numbers[first : first + _BLOCK_ROWS] for first in numbers[::_BLOCK_ROWS]]
+        blocks = [numbers[first : first + _BATCH_ROWS] for first in numbers[::_BATCH_ROWS]]
         super().__init__(blocks, seed)
 
-    def _rows(
-        self, block: range, *, at_once: bool
+    def _tables(
+        self, block: range, *, whole: bool
     ) -> Iterator[tuple[list[MemberColumn], pa.Table]]:
-        # `at_once` does not matter, since these blocks are small enough to be read as a whole.
+        # `whole` does not matter, since these blocks are no larger than a batch.
         yield self._columns, self._dataset[block.start : block.stop]
 
 
@@ -196,12 +226,12 @@ def _load_split(name: str, split: str | None) -> datasets.Dataset:
     """Load one split of a dataset. Raises InputError, ConfigError for a missing or wrong split."""
     import datasets  # here, since only users of such datasets need it
 
-    is_saved = not name.startswith(HUB)
+    is_saved = not name.startswith(HUB_PREFIX)
     try:
         if is_saved:
             dataset = datasets.load_from_disk(name)
         else:
-            dataset = datasets.load_dataset(name.removeprefix(HUB), split=split)
+            dataset = datasets.load_dataset(name.removeprefix(HUB_PREFIX), split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as exn:
         raise InputError(
             f"cannot load the dataset ({exn})",
@@ -216,7 +246,8 @@ def _load_split(name: str, split: str | None) -> datasets.Dataset:
             url=name,
             remedy=f"choose one with --split: {', '.join(dataset)}",
         )
-    # A saved dataset without splits may be one split of another dataset, and then has its name.
+    # A saved dataset without splits may itself be a split of another dataset. It then knows the
+    # name of that split, which the user may give.
     if is_saved and split not in (None, str(dataset.split)):
         raise ConfigError(
             f"the dataset has no split {split}",

@@ -1,8 +1,8 @@
 """Samples and their bytes in a tar. No function here reads or writes files.
 
-Every input of `shardcache write` yields `Sample`s, and so does `ShardWriter` (`sample_of`);
-`ShardFile` appends their bytes to a shard. `checked` rejects a sample whose key or extensions
-readers would find differently, since a reader has only the members' names to go by.
+A sample has a key and some members. Each member is a file in the tar whose name is the sample's
+key, a dot, and the member's extension. A reader has only these names to go by, so `checked` rejects
+a sample whose names readers would split into another key or other extensions.
 """
 
 import io
@@ -22,24 +22,30 @@ from shardcache.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, padded
 END = 2 * ZERO_BLOCK
 """The end of an archive, two blocks of zeros."""
 
-_METADATA = re.compile(r"__[^/]*__($|/)")  # readers skip such keys
-_SHOWN_CHARS = 200
+Position = Any
+"""The place of a sample in an input, as a JSON value.
+
+Each kind of input has its own: a number, or a tuple, which arrives in another process as a list.
+"""
+
+_METADATA_KEY = re.compile(r"__[^/]*__($|/)")  # readers skip such keys
+_SHOWN_CHARS = 200  # errors show at most this much of a key or extension
 # The extensions whose values webdataset's writers write as decimal integers.
-_INTEGERS = frozenset({"cls", "cls2", "class", "count", "id", "index", "inx"})
-# A plain header has room for names of this length, and for sizes below this size.
+_INTEGER_EXTENSIONS = frozenset({"cls", "cls2", "class", "count", "id", "index", "inx"})
+# Maximum length of a name in a plain header, and the size from which a member does not fit one.
 _NAME_BYTES = 100
-_MAX_OCTAL_BYTES = 8 * 1024**3
+_MIN_LARGE_BYTES = 8 * 1024**3
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample, or a member of packed lines.
+    """One sample; or packed lines, a single member in which each line is a sample.
 
     Attributes:
         key: the sample's key, without a dot in its last component.
         members: extension and content of each member, in the order in which they are written.
-        count: number of samples that readers will find here. It is more than 1 only for a member
-            of packed lines (`tarindex.packed_lines`).
+        count: number of samples that readers will find here. It may differ from 1 only for packed
+            lines (`tarindex.packed_lines`).
     """
 
     key: str
@@ -52,22 +58,23 @@ class Sample:
         return tar_bytes(self.key, ((extension, len(data)) for extension, data in self.members))
 
     def tar(self) -> Iterator[bytes]:
-        """Yield the pieces of the sample's members in a tar.
+        """Yield the bytes of the sample's members in a tar, in pieces.
 
         The caller has to write `END` after the last sample.
         """
         for extension, data in self.members:
             yield header(utf8(f"{self.key}.{extension}"), len(data))
             yield data
-            surplus = len(data) % BLOCK_BYTES
-            if surplus:
-                yield ZERO_BLOCK[surplus:]
+            surplus_bytes = len(data) % BLOCK_BYTES
+            if surplus_bytes:
+                yield ZERO_BLOCK[surplus_bytes:]
 
 
-def as_table(number: int, version: str | None, rows: Iterable[Row]) -> Iterator[bytes]:
-    """Yield the part of a sample table that describes one shard, in pieces.
+def table_part(number: int, version: str | None, rows: Iterable[Row]) -> Iterator[bytes]:
+    """Yield the part of the table of samples that describes one shard, in pieces.
 
-    The caller has to write `END` after the last part.
+    The table is itself a tar of samples, one for each row. The caller has to write `END` after the
+    last part.
 
     Args:
         number: number of the shard in the index.
@@ -84,8 +91,9 @@ def as_table(number: int, version: str | None, rows: Iterable[Row]) -> Iterator[
 
 
 def sample_of(fields: Mapping[str, Any]) -> Sample:
-    """Return the sample of a mapping as webdataset's writers take it: `__key__` and extensions.
+    """Return the sample of a mapping as webdataset's writers take it.
 
+    The mapping has the sample's key under `__key__`, and each member's value under its extension.
     `bytes` are written as they are, and `str` in UTF-8. Other values are written by the last part
     of their extension: `json` as JSON, `npy` as a NumPy array, and `cls`, `id`, `index` and their
     like as a decimal number. Names other than `__key__` that begin with `__`, such as `__url__`,
@@ -101,33 +109,34 @@ def sample_of(fields: Mapping[str, Any]) -> Sample:
             remedy='give each sample a key of its own: {"__key__": "000017"}',
         )
     members = []
-    for name, value in fields.items():
-        if not name.startswith("__"):
-            members.append((name, encoded(key, name, value)))
+    for extension, value in fields.items():
+        if not extension.startswith("__"):
+            members.append((extension, encoded(key, extension, value)))
     return checked(Sample(key, tuple(members)))
 
 
 def checked(sample: Sample) -> Sample:
-    """Return the sample if readers will find the same key and extensions in it.
+    """Return the sample if readers will find the same key and extensions in its members' names.
 
-    Raise SampleError otherwise.
+    Raises SampleError otherwise.
     """
     key = sample.key
     if not sample.members:
         raise SampleError(f"the sample {shown(key)} has no members, so readers would not see it")
-    if _METADATA.match(key):
+    if _METADATA_KEY.match(key):
         raise SampleError(
             f"readers skip keys such as {shown(key)}, which mark metadata",
             remedy="rename the sample",
         )
-    seen = set()
+    seen_extensions = set()
     for extension, _ in sample.members:
         _check_name(key, extension)
-        if extension.lower() in seen:
+        # Readers compare extensions in lower case.
+        if extension.lower() in seen_extensions:
             raise SampleError(
                 f"the sample {shown(key)} has two members with the extension {shown(extension)}",
             )
-        seen.add(extension.lower())
+        seen_extensions.add(extension.lower())
     return sample
 
 
@@ -162,7 +171,7 @@ def _check_name(key: str, extension: str) -> None:
 
 
 def encoded(key: str, extension: str, value: Any) -> bytes:
-    """Return a member's content; `sample_of` describes how values are encoded.
+    """Return a member's content, encoded as `sample_of` describes.
 
     Raises SampleError for a value that the extension cannot encode.
 
@@ -180,7 +189,7 @@ def encoded(key: str, extension: str, value: Any) -> bytes:
             return as_json(value, default=None)
         if isinstance(value, str):
             return _text(value)
-        if suffix in _INTEGERS:
+        if suffix in _INTEGER_EXTENSIONS:
             return b"%d" % operator.index(value)
         if suffix == "npy":
             return as_npy(value)
@@ -221,13 +230,19 @@ def as_npy(value: object, dtype: str | None = None) -> bytes:
 
 
 def utf8(text: str) -> bytes:
-    """Return a text in UTF-8; undecodable bytes of a file's name become the same bytes again."""
+    """Return a name in UTF-8.
+
+    A file's name may have bytes that are not UTF-8. Python decodes them to surrogate escapes, which
+    become the same bytes again.
+    """
     return text.encode("utf-8", "surrogateescape")
 
 
 def _text(value: str) -> bytes:
-    """Return a text in UTF-8. Raises UnicodeEncodeError, which is a ValueError."""
-    # Surrogate escapes are for file names only; readers of a text would not get the same text back.
+    """Return the content of a text member in UTF-8. Raises UnicodeEncodeError, a ValueError.
+
+    Unlike in names (`utf8`), surrogate escapes are errors: readers would not get the text back.
+    """
     return value.encode()
 
 
@@ -257,12 +272,21 @@ def member_bytes(name_bytes: int, content_bytes: int) -> int:
 def header(name: bytes, size_bytes: int) -> bytes:
     """Return the header of a regular file in GNU format, ten times as fast as tarfile does."""
     # Long names and large sizes, which are rare, need GNU's extensions.
-    if len(name) > _NAME_BYTES or size_bytes >= _MAX_OCTAL_BYTES:
+    if len(name) > _NAME_BYTES or size_bytes >= _MIN_LARGE_BYTES:
         return _tarfile_header(name, size_bytes)
-    size = b"%011o\0" % size_bytes
-    checksum = b"%06o\0 " % (_FIXED_SUM + sum(name) + sum(size))
     name_field = name.ljust(_NAME_BYTES, b"\0")
-    return b"".join((name_field, _BEFORE_SIZE, size, _BEFORE_SUM, checksum, _AFTER_SUM))
+    size_field = b"%011o\0" % size_bytes
+    checksum = _FIXED_SUM + sum(name) + sum(size_field)
+    return b"".join(
+        (
+            name_field,
+            _BEFORE_SIZE,
+            size_field,
+            _BEFORE_CHECKSUM,
+            b"%06o\0 " % checksum,
+            _AFTER_CHECKSUM,
+        )
+    )
 
 
 def _tarfile_header(name: bytes, size_bytes: int) -> bytes:
@@ -274,10 +298,10 @@ def _tarfile_header(name: bytes, size_bytes: int) -> bytes:
 
 # The bytes that are the same in every header. Only three fields differ from header to header: the
 # name (bytes 0 to 100), the size (124 to 136) and the checksum (148 to 156).
-_PLAIN = _tarfile_header(b"", 0)
-_BEFORE_SIZE = _PLAIN[_NAME_BYTES:124]
-_BEFORE_SUM = _PLAIN[136:148]
-_AFTER_SUM = _PLAIN[156:]
-# In the sum, the field of the checksum itself counts as eight spaces.
+_EMPTY_HEADER = _tarfile_header(b"", 0)
+_BEFORE_SIZE = _EMPTY_HEADER[_NAME_BYTES:124]
+_BEFORE_CHECKSUM = _EMPTY_HEADER[136:148]
+_AFTER_CHECKSUM = _EMPTY_HEADER[156:]
+# The checksum is the sum of all bytes, where its own field counts as eight spaces.
 _BLANKS_SUM = 8 * ord(" ")
-_FIXED_SUM = sum(_BEFORE_SIZE) + sum(_BEFORE_SUM) + _BLANKS_SUM + sum(_AFTER_SUM)
+_FIXED_SUM = sum(_BEFORE_SIZE) + sum(_BEFORE_CHECKSUM) + _BLANKS_SUM + sum(_AFTER_CHECKSUM)

@@ -1,17 +1,16 @@
 """Division of a dataset into shards: the samples of each shard, and the shards' names.
 
-`conversion` plans its shards with `cut`: a cut is a run of consecutive samples that become one
-shard. `ShardNames` gives the names to `conversion` and to `ShardWriter`.
+`shardcache write` plans its shards with `cut`: a cut is a number of consecutive samples that become
+one shard. Both `shardcache write` and `ShardWriter` name their shards by `ShardNames`.
 """
 
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from shardcache.errors import ConfigError
 from shardcache.shared.urls.url_names import is_tar
-from shardcache.writing.sample_tar import END
+from shardcache.writing.sample_tar import END, Position
 
 SHARD_NAMES = "shard-%06d.tar"
 
@@ -24,37 +23,38 @@ class Cut:
 
     Attributes:
         first: position of the first sample in the input.
-        last: position of the last sample.
+        last: position of the last sample in the input.
         samples: number of samples.
         size_bytes: size of the tar; exact if the input gives exact sizes.
     """
 
-    first: Any
-    last: Any
+    first: Position
+    last: Position
     samples: int
     size_bytes: int
 
 
-def cut(samples: Iterable[tuple[int, Any]], shard_size_bytes: int) -> Iterator[Cut]:
+def cut(samples: Iterable[tuple[int, Position]], shard_size_bytes: int) -> Iterator[Cut]:
     """Cut samples into shards of at most `shard_size_bytes`.
 
     Each shard is filled before the next begins. A sample that is larger is a shard by itself.
 
     Args:
-        samples: size in bytes and position of each sample.
+        samples: size in bytes and position of each sample, as from `Source.sized_positions`.
         shard_size_bytes: maximum size of a shard.
     """
-    shard: Cut | None = None
+    current: Cut | None = None
     for size_bytes, position in samples:
-        if shard is None or shard.size_bytes + size_bytes > shard_size_bytes:
-            if shard is not None:
-                yield shard
-            shard = Cut(first=position, last=position, samples=0, size_bytes=len(END))
-        shard.last = position
-        shard.samples += 1
-        shard.size_bytes += size_bytes
-    if shard is not None:
-        yield shard
+        if current is not None and current.size_bytes + size_bytes > shard_size_bytes:
+            yield current
+            current = None
+        if current is None:
+            current = Cut(first=position, last=position, samples=0, size_bytes=len(END))
+        current.last = position
+        current.samples += 1
+        current.size_bytes += size_bytes
+    if current is not None:
+        yield current
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,12 @@ class ShardNames:
     pattern: str = SHARD_NAMES
 
     def __post_init__(self) -> None:
-        text = _NUMBER.sub("", self.pattern, count=1)
-        has_one_number = text != self.pattern and "%" not in text
-        is_visible_file = "/" not in text and not text.startswith(".")
-        if not (has_one_number and is_visible_file and text.endswith(".tar")):
+        without_number = _NUMBER.sub("", self.pattern, count=1)
+        has_one_number = without_number != self.pattern and "%" not in without_number
+        is_in_folder = "/" in without_number
+        is_hidden = without_number.startswith(".")
+        has_suffix = without_number.endswith(".tar")
+        if is_in_folder or is_hidden or not (has_one_number and has_suffix):
             raise ConfigError(
                 f"not a pattern for names of shards: {self.pattern!r}",
                 remedy="write one number with %, and the suffix .tar: train-%06d.tar",
@@ -81,11 +83,12 @@ class ShardNames:
         return self.pattern % number
 
     def shards_not_matching(self, names: Iterable[str]) -> list[str]:
-        """Return, sorted, those names that are of shards but do not follow the pattern."""
+        """Return the names of shards that do not follow the pattern, sorted."""
         return sorted(name for name in names if is_tar(name) and not self._matches(name))
 
     def _matches(self, name: str) -> bool:
         """Return True for a name that the pattern gives to some number."""
         head, tail = _NUMBER.split(self.pattern)
         digits = name.removeprefix(head).removesuffix(tail)
+        # The number is formatted again, since head, tail or leading zeros may be missing.
         return digits.isdecimal() and self.name(int(digits)) == name

@@ -1,7 +1,8 @@
-"""One shard while it is being written: a local tar.
+"""One shard while it is being written, as a local tar.
 
 `ShardWriter` and the processes of `shardcache write` add samples to a `ShardFile`, finish it, and
-let `Destination` store it.
+let a `Destination` store it. The table of samples lists each sample with its place in its shard;
+each `ShardFile` writes its own part of the table, the rows of its samples.
 """
 
 from collections import Counter
@@ -18,7 +19,7 @@ from shardcache.tarindex.members import padded
 from shardcache.tarindex.named_members import TokenMember
 from shardcache.tarindex.spans import blocks_of
 from shardcache.tarindex.token_runs import tokens_in
-from shardcache.writing.sample_tar import END, Sample, as_table, member_bytes, shown, utf8
+from shardcache.writing.sample_tar import END, Sample, member_bytes, shown, table_part, utf8
 
 
 class ShardFile:
@@ -27,7 +28,7 @@ class ShardFile:
     Attributes:
         path: path of the tar.
         samples: number of samples so far.
-        members: number of members so far, by extension.
+        members: number of members so far, by lower-case extension.
         tokens: number of tokens so far; None if they are not counted.
     """
 
@@ -45,7 +46,7 @@ class ShardFile:
         self._token_member = token_member
         self._last_key: str | None = None
         self._grouping = Grouping()
-        with writing(path):
+        with disk_errors(path):
             self._file: BinaryIO = path.open("wb", buffering=MIB)
 
     @property
@@ -56,7 +57,8 @@ class ShardFile:
     def add(self, sample: Sample) -> None:
         """Append a sample.
 
-        Raises SampleError if the previous sample has the same key, TokensError for a bad array.
+        Raises SampleError if the previous sample has the same key, TokensError if the tokens are
+        not a valid array.
         """
         if sample.key == self._last_key:
             raise errors.SampleError(
@@ -64,19 +66,20 @@ class ShardFile:
                 "would take them for one",
                 remedy="give each sample its own key",
             )
-        # Nothing of the sample is recorded if this raises, so that the caller may correct it.
+        # This may raise, so it comes before anything is recorded: the caller may then correct the
+        # sample and add it again.
         self._count_tokens(sample)
         self._last_key = sample.key
-        end = self._file.tell()
-        with writing(self.path):
+        member_end = self._file.tell()  # offset of the end of the member before
+        with disk_errors(self.path):
             self._file.writelines(sample.tar())
         for extension, data in sample.members:
             self.members[extension.lower()] += sample.count
             name = utf8(f"{sample.key}.{extension}")
-            end += member_bytes(len(name), len(data))
-            start = end - padded(len(data))  # the content follows the member's headers
-            fault = None  # of a member that was just written
-            self._grouping.add([(name, start, start + len(data), fault)])
+            member_end += member_bytes(len(name), len(data))
+            start = member_end - padded(len(data))  # the content follows the member's headers
+            no_fault = None
+            self._grouping.add([(name, start, start + len(data), no_fault)])
         self.samples += sample.count
 
     def finish(self) -> None:
@@ -84,14 +87,15 @@ class ShardFile:
 
         Raises SampleError if two samples have the same key and different members.
         """
-        torn = Adjacency(self._grouping.finish()).find_torn()
-        if torn is not None:
+        # Readers would take the two for one sample whose members are not adjacent: a torn sample.
+        torn_member = Adjacency(self._grouping.finish()).find_torn()
+        if torn_member is not None:
             raise errors.SampleError(
-                f"two samples with different members have the key {shown(torn.key)}; "
+                f"two samples with different members have the key {shown(torn_member.key)}; "
                 "readers would reject the shard",
                 remedy="give each sample its own key, or write all of its members at once",
             )
-        with writing(self.path):
+        with disk_errors(self.path):
             self._file.write(END)
             self._file.close()
 
@@ -104,10 +108,10 @@ class ShardFile:
             version: version of the shard for the table; None for a local shard.
         """
         samples = self._grouping.finish()
-        # Spans of a tar that was just written need not be tried by reading it, so it is not given.
+        # The tar was just written, so `blocks_of` need not read it to verify the samples' places.
         rows = rows_of(samples, blocks=blocks_of(samples, tar=None))
-        with writing(path), path.open("wb") as file:
-            file.writelines(as_table(number, version, rows))
+        with disk_errors(path), path.open("wb") as file:
+            file.writelines(table_part(number, version, rows))
 
     def discard(self) -> None:
         """Close and remove the tar, finished or not."""
@@ -126,8 +130,8 @@ class ShardFile:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn OSError from the block into DiskError for the local file at `path`."""
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn OSError from the block, which writes the local file at `path`, into DiskError."""
     try:
         yield
     except OSError as exn:

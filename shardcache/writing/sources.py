@@ -1,8 +1,8 @@
 """Common interface of the inputs that shards are made from, and access to their files.
 
 An `Input` describes an input in JSON, so that it can be sent to writer processes. Each process
-constructs a `Source` from it, which yields the samples. An `InputFile` has the size and the
-modification time of a file, which tell later whether the file has changed.
+constructs a `Source` from it, which yields the samples. An `InputFile` records the size and the
+modification time of a file, by which a later change of the file is noticed.
 """
 
 import os
@@ -10,19 +10,16 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, Self
+from typing import BinaryIO, NamedTuple, Protocol, Self
 
 from shardcache.errors import InputError
 from shardcache.shared.protocol import Json
 from shardcache.suggestions import did_you_mean
 from shardcache.tarindex.grouping import is_of_macos
-from shardcache.writing.sample_tar import Sample
+from shardcache.writing.sample_tar import Position, Sample
 
-HUB = "hf:"
+HUB_PREFIX = "hf:"
 """Prefix of a dataset's name on Hugging Face's hub."""
-
-Position = Any
-"""A place in the input, as a JSON value; a tuple arrives in another process as a list."""
 
 IDENTITY_CHARS = 16
 """Length of an input's `identity` if that is the beginning of a digest."""
@@ -31,21 +28,23 @@ _WILDCARDS = "*?["
 
 
 class Source(Protocol):
-    """Samples in a fixed order, any run of which can be read in another process.
+    """Samples in a fixed order, any consecutive ones of which can be read in another process.
 
     A source is constructed from a JSON object, the `arguments` of an `Input`. Both methods block.
     """
 
-    def positions(self) -> Iterator[tuple[int, Position]]:
-        """Yield the size in a tar, in bytes, and the position of each sample, in order.
+    def sized_positions(self) -> Iterator[tuple[int, Position]]:
+        """Yield (size_bytes, position) for each sample, in order.
 
-        A size may be an estimate, but it is the same in each call. Raises InputError.
+        The size is the space that the sample takes in a tar. It may be an estimate, but it is the
+        same in each call. Raises InputError.
         """
 
     def read(self, first: Position, last: Position) -> Iterator[Sample]:
         """Yield the samples from the first position to the last, both included.
 
-        Raises InputError for a file that is malformed or has changed, SampleError.
+        Raises InputError for a file that is malformed or has changed; SampleError for a sample that
+        cannot be written.
         """
 
 
@@ -58,7 +57,7 @@ class Input:
         arguments: arguments from which any process can construct the `Source`.
         identity: short hash of names, sizes and modification times, which changes with the content.
         files: number of the input's files; 0 if unknown.
-        skipped: number of files that belong to no sample.
+        skipped: number of files that are left out, since they have no key.
         classes: names of the classes, in the order of their numbers; empty without classes.
     """
 
@@ -87,11 +86,11 @@ class InputFile(NamedTuple):
 
     @classmethod
     def at(cls, path: Path) -> Self:
-        """Look at a regular file. Raises InputError for anything else."""
+        """Return the file at a path as it is now. Raises InputError unless it is a regular file."""
         try:
             status = path.stat()
         except OSError as exn:
-            raise unreadable(exn, path) from exn
+            raise read_error(exn, path) from exn
         if not stat.S_ISREG(status.st_mode):
             raise InputError(
                 "it is a pipe, socket or device, not a regular file",
@@ -105,7 +104,7 @@ class InputFile(NamedTuple):
         try:
             file = open(self.path, "rb", buffering=1024**2)  # noqa: SIM115  # the caller closes it
         except OSError as exn:
-            raise unreadable(exn, Path(self.path)) from exn
+            raise read_error(exn, Path(self.path)) from exn
         status = os.fstat(file.fileno())
         if (status.st_size, status.st_mtime_ns) != (self.size_bytes, self.modified_ns):
             file.close()
@@ -118,8 +117,9 @@ class InputFile(NamedTuple):
         return file
 
 
-def missing(path: Path) -> InputError:
-    """Return the error for a file or folder that does not exist; it may name a similar one."""
+def missing_error(path: Path) -> InputError:
+    """Return the error for a file or folder that does not exist; it may suggest a similar name."""
+    # A shell leaves a pattern as it is if no file matches.
     if any(wildcard in str(path) for wildcard in _WILDCARDS):
         return InputError(
             "no file matches",
@@ -130,8 +130,8 @@ def missing(path: Path) -> InputError:
         names = [entry.name for entry in path.parent.iterdir()]
     except OSError:
         return InputError("there is no such folder", url=str(path.parent), remedy="check the path")
-    # A name that differs only by its suffix is the best suggestion (`cutoff=0` accepts any of
-    # them); otherwise, a name that is spelled alike.
+    # The best suggestion is a name that differs only by its suffix, however different the suffix
+    # is (`cutoff=0`). Otherwise, a name that is spelled alike is suggested.
     same_stem = [name for name in names if Path(name).stem == path.stem]
     if same_stem:
         hint = did_you_mean(path.name, same_stem, cutoff=0)
@@ -144,10 +144,10 @@ def missing(path: Path) -> InputError:
     )
 
 
-def unreadable(exn: OSError, path: Path) -> InputError:
-    """Return the error for a file or folder that cannot be read."""
+def read_error(exn: OSError, path: Path) -> InputError:
+    """Return the error for a file or folder that cannot be read because of `exn`."""
     if isinstance(exn, FileNotFoundError):
-        return missing(path)
+        return missing_error(path)
     return InputError(
         f"cannot read it ({exn.strerror})",
         url=str(path),
@@ -156,5 +156,5 @@ def unreadable(exn: OSError, path: Path) -> InputError:
 
 
 def is_left_out(name: str) -> bool:
-    """Return True for a file or folder of an input that is not data: hidden, or added by macOS."""
+    """Return True for a name that inputs leave out: a hidden file or folder, or one of macOS's."""
     return name.startswith(".") or is_of_macos(os.fsencode(name))

@@ -1,7 +1,7 @@
-"""`ShardWriter`: shards from the samples of a program.
+"""`ShardWriter`, which writes the samples of a program to shards.
 
-The program's thread appends samples to a local tar. Finished shards are uploaded by a second
-thread, which runs an event loop.
+The program's thread appends samples to a local tar. A second thread, which runs an event loop,
+uploads finished shards.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from shardcache import errors
 from shardcache.config.amounts import MIB
 from shardcache.config.settings import Settings
 from shardcache.tarindex.named_members import TokenMember
-from shardcache.writing.destination import Destination, check_empty
+from shardcache.writing.destination import Destination, check_has_no_shards
 from shardcache.writing.journal import ShardRecord
 from shardcache.writing.sample_tar import sample_of
 from shardcache.writing.shard_cuts import SHARD_NAMES, ShardNames
@@ -31,9 +31,9 @@ class ShardWriter:
             shards.write({"__key__": "000017", "jpg": data, "cls": 3})
 
     A shard is uploaded while the next is written; it appears in the destination whole or not at
-    all. The same samples give the same bytes. The table of samples that `select` needs is written,
-    too. If the block raises, no index is written, and the unfinished shard is discarded; complete
-    shards stay. A writer must not be used by several threads.
+    all. The same samples give the same bytes. The table of samples, which `select` needs, is
+    written, too. If the block raises, no index is written, and the unfinished shard is discarded;
+    complete shards stay. A writer must not be used by several threads.
 
     Args:
         destination: folder or url for the shards and `index.json`, without other shards.
@@ -68,19 +68,19 @@ class ShardWriter:
         self._target = Destination(os.fspath(destination), Settings.load({}, config).origin)
         self._token_member = None if tokens is None else TokenMember.parse(tokens)
         self._shard: ShardFile | None = None  # the shard being written
-        # The number of the shard being written, counted from 0, and so the number of finished ones.
-        self._number = 0
+        # Number of the shard being written, counted from 0; also the count of finished shards.
+        self._shard_number = 0
         self._upload: Future[ShardRecord] | None = None  # the upload of the shard finished last
-        self._records: list[ShardRecord] = []  # of the uploaded shards, in order
+        self._records: list[ShardRecord] = []  # records of the uploaded shards, in order
         self._is_open = False
 
     def __enter__(self) -> Self:
-        # A single thread runs the event loop, to which the destination's connections belong.
+        # The destination's connections belong to one event loop, so one thread runs all coroutines.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shardcache-upload")
         self._runner = self._thread.submit(asyncio.Runner).result()
         self._call(self._target.__aenter__())
         try:
-            check_empty(self._call(self._target.objects()), self._target.url)
+            check_has_no_shards(self._call(self._target.objects()), self._target.url)
         except BaseException:
             self._close()
             raise
@@ -91,18 +91,7 @@ class ShardWriter:
         self._is_open = False
         try:
             if exc_type is None:
-                self._finish_shard()
-                self._await_upload()
-                if not self._number:
-                    raise errors.ConfigError(
-                        f"no samples were written to {self._target.url}, and readers "
-                        "reject an empty index",
-                        remedy="find out why there were no samples; nothing was stored",
-                    )
-                names = [self._names.name(number) for number in range(self._number)]
-                # The index is stored last, since readers take it as the sign of a complete dataset.
-                self._call(self._target.store_table(names))
-                self._call(self._target.store_index(zip(names, self._records, strict=True)))
+                self._finish_dataset()
         finally:
             if self._shard is not None:
                 self._shard.discard()
@@ -114,9 +103,12 @@ class ShardWriter:
         `bytes` are written as they are, `str` in UTF-8, a number as `cls`, an array as `npy`,
         anything as `json`. Other names that begin with `__`, such as `__url__`, are left out.
 
-        Raises SampleError for a sample that cannot be encoded, or that readers would find under
-        another key or other extensions; TokensError for one whose tokens are not an array; the
-        errors of the class for an upload that has failed.
+        Raises:
+            SampleError: the sample cannot be encoded, or readers would find it under another key or
+                other extensions.
+            TokensError: the sample's tokens are not an array.
+            AccessDeniedError, OriginUnavailableError, OriginError, DiskError: the upload of an
+                earlier shard has failed, or this shard cannot be written to the local disk.
         """
         if not self._is_open:
             raise errors.ConfigError(
@@ -125,29 +117,43 @@ class ShardWriter:
             )
         encoded_sample = sample_of(sample)
         if self._shard is not None:
-            size_bytes = self._shard.size_bytes + encoded_sample.size_bytes
-            if size_bytes > self._shard_size_bytes:
+            new_size_bytes = self._shard.size_bytes + encoded_sample.size_bytes
+            if new_size_bytes > self._shard_size_bytes:
                 self._finish_shard()
         if self._shard is None:
-            draft = self._target.draft(self._names.name(self._number))
+            draft = self._target.draft(self._names.name(self._shard_number))
             self._shard = ShardFile(draft, self._token_member)
         self._shard.add(encoded_sample)
 
     def _finish_shard(self) -> None:
-        """Start the upload of the shard being written, once the shard before it is uploaded.
+        """Finish the shard being written, and start its upload when the shard before is uploaded.
 
-        So at most two shards take space on the local disk. A shard whose first sample was refused
-        has no samples: it stays open for the next one.
+        So at most two shards take space on the local disk.
         """
+        # If the first sample was refused, the shard has no samples. It stays open for the next one.
         if self._shard is None or not self._shard.samples:
             return
         self._shard.finish()
         self._await_upload()
-        name = self._names.name(self._number)
-        store = self._target.store_shard(self._shard, name, self._number)
+        name = self._names.name(self._shard_number)
+        store = self._target.store_shard(self._shard, name, self._shard_number)
         self._upload = self._thread.submit(self._runner.run, store)
         self._shard = None
-        self._number += 1
+        self._shard_number += 1
+
+    def _finish_dataset(self) -> None:
+        """Store the last shard, the table of samples and the index."""
+        self._finish_shard()
+        self._await_upload()
+        if not self._records:
+            raise errors.ConfigError(
+                f"no samples were written to {self._target.url}, and readers reject an empty index",
+                remedy="find out why there were no samples; nothing was stored",
+            )
+        names = [self._names.name(number) for number in range(self._shard_number)]
+        # The index is stored last, since readers take it as the sign of a complete dataset.
+        self._call(self._target.store_table(names))
+        self._call(self._target.store_index(zip(names, self._records, strict=True)))
 
     def _await_upload(self) -> None:
         """Wait for the shard being uploaded, if there is one. Raises the upload's errors."""
@@ -161,7 +167,7 @@ class ShardWriter:
         return self._thread.submit(self._runner.run, work).result()
 
     def _close(self) -> None:
-        """Close the destination, the event loop and its thread, in this order."""
+        """Close the destination in its event loop, then the loop, and then its thread."""
         self._call(self._target.__aexit__(None, None, None))
         self._thread.submit(self._runner.close).result()
         self._thread.shutdown()

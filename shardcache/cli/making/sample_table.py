@@ -17,7 +17,7 @@ from shardcache.shared.urls.url_names import is_stored_as_is
 from shardcache.tarindex.contents import read_metadata, rows_of
 from shardcache.tarindex.named_members import MetadataMember
 from shardcache.tarindex.spans import blocks_of
-from shardcache.writing.sample_tar import END, as_table
+from shardcache.writing.sample_tar import END, table_part
 from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.patience import Patience
@@ -109,7 +109,7 @@ def _add_shard(
         is_plain = is_tar and is_stored_as_is(facts["url"])
         blocks = blocks_of(index, shard.tar, facts["url"]) if is_plain else None
         rows = rows_of(index, metadata, blocks=blocks)
-        file.writelines(as_table(number, facts["version"], rows))
+        file.writelines(table_part(number, facts["version"], rows))
         return ShardRef(facts["url"], facts["version"], facts["origin_bytes"], len(shard))
     finally:
         window.give_back(leased_shard)

@@ -183,7 +183,7 @@ def write(
             destination,
             write_options,
             workers=processes,
-            tables=tables,
+            origin_tables=tables,
             progress=show,
         )
         summary = asyncio.run(work)

@@ -22,7 +22,7 @@ from shardcache.store.codecs import zstd
 from shardcache.tarindex.members import parse_header
 from shardcache.writing.inputs import WriteOptions, open_source, recognize
 from shardcache.writing.journal import Journal, ShardRecord, resume
-from shardcache.writing.member_columns import columns_of, samples
+from shardcache.writing.member_columns import columns_of, samples_of_rows
 from shardcache.writing.sample_tar import END, Sample, header, sample_of
 from shardcache.writing.shard_cuts import Cut, ShardNames, cut
 
@@ -182,7 +182,7 @@ def test_input_that_cannot_be_used_is_named(tmp_path: Path, name: str) -> None:
     found = recognize([str(path)], options(field=None if path.suffix == ".parquet" else "text"), tmp_path)
     with pytest.raises(InputError, match=reason) as caught:
         source = open_source(found.kind, found.arguments)
-        positions = [position for _, position in source.positions()]
+        positions = [position for _, position in source.sized_positions()]
         list(source.read(positions[0], positions[-1]))
     assert caught.value.url == str(path)
 
@@ -245,4 +245,4 @@ def test_a_text_that_is_not_utf_8_is_an_error() -> None:
     text = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")])
     table = pa.table({"text": text})
     with pytest.raises(InputError, match="not UTF-8"):
-        list(samples(table, columns_of(table.schema, {}, "a.parquet"), range(1)))
+        list(samples_of_rows(table, columns_of(table.schema, {}, "a.parquet"), range(1)))
