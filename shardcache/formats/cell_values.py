@@ -1,10 +1,11 @@
-"""Values of cells in the tables that the cache keeps of parquet files, by encoding.
+"""Values of cells in the tables that the cache makes of parquet files, by encoding.
 
-The process that converts a parquet file names the encoding of each column, and encodes values that
-have no simple type (`tagged`); readers decode cells with `DECODERS`. Numbers are little-endian, as
-in Arrow. A value that is neither a number, a bool, a text nor bytes is tagged: it is JSON, in which
-an object with the single field `!` stands for a value of a type that JSON lacks, such as
-`{"!": ["date", "2026-01-31"]}`.
+The process that converts a parquet file names the encoding of each column; readers decode the
+column's cells with `DECODERS`. Numbers are little-endian, as in Arrow.
+
+Only numbers, bools, texts and bytes have encodings of their own. Any other value is tagged JSON, in
+which an object with the single field `!` stands for a value of a type that JSON lacks. For a date,
+it is `{"!": ["date", "2026-01-31"]}`.
 """
 
 import base64
@@ -19,15 +20,15 @@ from typing import Any
 from shardcache.formats.format import Decoder, RunDecoder
 from shardcache.formats.plain_values import number_decoder, text
 
+# The encodings besides those of numbers. Cells of bytes need no decoder.
 TEXT = "text"
-# An empty encoding means that a cell's bytes are the value, so no decoder is looked up.
 BYTES = ""
 BOOL = "bool"
 TAGGED = "tagged"
 
 _TAG = "!"
-# The codes of numbers in the module `struct`, by encoding.
-_NUMBERS: Mapping[str, str] = {
+# The code in the module `struct` of each encoding of numbers.
+_NUMBER_CODES: Mapping[str, str] = {
     "int8": "b",
     "int16": "h",
     "int32": "l",
@@ -40,7 +41,7 @@ _NUMBERS: Mapping[str, str] = {
     "float": "f",
     "double": "d",
 }
-NUMBERS = frozenset(_NUMBERS)
+NUMBERS = frozenset(_NUMBER_CODES)
 """Encodings of numbers, by Arrow's names of their types."""
 
 
@@ -55,45 +56,45 @@ def tagged(value: Any) -> bytes:
 
 def _tag(value: object) -> dict[str, list[Any]]:
     """Return the object that stands for a value that JSON lacks. Raises TypeError."""
-    form: list[Any]
+    tagged_value: list[Any]  # the name of the type, and the value in JSON
     match value:
         case bytes():
-            form = ["bytes", base64.b64encode(value).decode()]
-        case datetime():
-            form = ["datetime", value.isoformat()]
+            tagged_value = ["bytes", base64.b64encode(value).decode()]
+        case datetime():  # before `date`, of which it is a subclass
+            tagged_value = ["datetime", value.isoformat()]
         case date():
-            form = ["date", value.isoformat()]
+            tagged_value = ["date", value.isoformat()]
         case time():
-            form = ["time", value.isoformat()]
+            tagged_value = ["time", value.isoformat()]
         case timedelta():
-            form = ["timedelta", [value.days, value.seconds, value.microseconds]]
+            tagged_value = ["timedelta", [value.days, value.seconds, value.microseconds]]
         case Decimal():
-            form = ["decimal", str(value)]
+            tagged_value = ["decimal", str(value)]
         case _:
             raise TypeError(f"a value is of type {type(value).__name__}")
-    return {_TAG: form}
+    return {_TAG: tagged_value}
 
 
 def _untag(fields: dict[str, Any]) -> Any:
     """Return the value for which a tagged object stands; return other objects as they are."""
     if fields.keys() != {_TAG}:
         return fields
-    kind, form = fields[_TAG]
-    match kind:
+    type_name, value = fields[_TAG]
+    match type_name:
         case "bytes":
-            return base64.b64decode(form)
+            return base64.b64decode(value)
         case "datetime":
-            return datetime.fromisoformat(form)
+            return datetime.fromisoformat(value)
         case "date":
-            return date.fromisoformat(form)
+            return date.fromisoformat(value)
         case "time":
-            return time.fromisoformat(form)
+            return time.fromisoformat(value)
         case "timedelta":
-            return timedelta(*form)
+            return timedelta(*value)
         case "decimal":
-            return Decimal(form)
+            return Decimal(value)
         case _:
-            raise ValueError(f"an unknown type {kind!r}")
+            raise ValueError(f"an unknown type {type_name!r}")
 
 
 def _bool(cell: bytes) -> bool:
@@ -109,18 +110,14 @@ DECODERS: Mapping[str, Decoder] = {
     TEXT: text,
     BOOL: _bool,
     TAGGED: _untagged,
-    **{name: number_decoder(code) for name, code in _NUMBERS.items()},
+    **{encoding: number_decoder(code) for encoding, code in _NUMBER_CODES.items()},
 }
 """The decoder of each encoding, except that of bytes, which need no decoding."""
 
 
-# Decoders of consecutive cells of one column, as `RunDecoder` describes them. `cells` has the bytes
-# of all these cells. `begin` is the offset in the shard of the first of these bytes, and `ends` has
-# the offset in the shard at which each cell ends.
-
-
 def _texts(cells: bytes, begin: int, ends: memoryview) -> list[str]:
     """Return consecutive texts; a `RunDecoder`."""
+    # The offsets in `cells` at which a text ends and the next one begins.
     borders = [0, *[end - begin for end in ends.tolist()]]
     if borders != sorted(borders):
         raise ValueError("a text that ends before it begins")
@@ -131,7 +128,7 @@ def _texts(cells: bytes, begin: int, ends: memoryview) -> list[str]:
     return [text(cells[start:stop]) for start, stop in pairwise(borders)]
 
 
-def _run_decoder(code: str) -> RunDecoder:
+def _numbers_decoder(code: str) -> RunDecoder:
     """Return the `RunDecoder` of numbers with this code in `struct`."""
 
     def numbers(cells: bytes, begin: int, ends: memoryview) -> tuple[Any, ...]:
@@ -142,7 +139,7 @@ def _run_decoder(code: str) -> RunDecoder:
 
 RUN_DECODERS: Mapping[str, RunDecoder] = {
     TEXT: _texts,
-    BOOL: _run_decoder("?"),
-    **{name: _run_decoder(code) for name, code in _NUMBERS.items()},
+    BOOL: _numbers_decoder("?"),
+    **{encoding: _numbers_decoder(code) for encoding, code in _NUMBER_CODES.items()},
 }
 """The `RunDecoder` of each encoding for which decoding many cells at once is faster."""

@@ -1,7 +1,8 @@
 """A table of samples whose members are the cells of columns, built sample by sample.
 
 Formats with columns instead of files (JSON Lines, TFRecord, parquet) fill a `CellTable` as they
-index a shard. A cell is the bytes of one column of one sample.
+index a shard. A cell is the bytes of one column of one sample. A fault is the reason why a sample
+is unusable although its shard is intact.
 """
 
 from collections.abc import Iterable
@@ -64,7 +65,7 @@ class CellTable:
         self._max_samples = max_samples
         self._max_cells = max_cells
         self._max_columns = max_columns
-        self._ids: dict[str, int] = {}
+        self._column_numbers: dict[str, int] = {}  # by the column's name
         self._names_bytes = 0
 
     def column(self, name: str) -> int:
@@ -73,15 +74,15 @@ class CellTable:
         Raises UnsupportedShardError if there are too many columns, or their names are too long;
         UnicodeEncodeError, a ValueError, for a name with half a surrogate pair.
         """
-        number = self._ids.get(name)
+        number = self._column_numbers.get(name)
         if number is None:
-            number = len(self._ids)
+            number = len(self._column_numbers)
             if number == self._max_columns:
                 raise self._too_many(self._max_columns, "columns")
             self._names_bytes += len(name.encode())
             if self._names_bytes > MAX_NAMES_BYTES:
                 raise self._too_many(MAX_NAMES_BYTES, "bytes of column names")
-            self._ids[name] = number
+            self._column_numbers[name] = number
             self.samples.extensions.append(name)
         return number
 
@@ -89,7 +90,7 @@ class CellTable:
         """Add a sample. Raises UnsupportedShardError for too many samples or cells.
 
         Args:
-            cells: the cells of the sample. If a column has several, readers take the last one.
+            cells: the cells of the sample. If a column has several, readers use the last one.
             key: key of the sample; None to use the sample's number.
         """
         samples = self.samples
@@ -120,11 +121,13 @@ class CellTable:
         samples = self.samples
         if len(samples) == self._max_samples:
             raise self._too_many(self._max_samples, "samples")
-        samples.begin(_NUMBER_AS_KEY % len(samples) if key is None else key)
+        if key is None:
+            key = _NUMBER_AS_KEY % len(samples)
+        samples.begin(key)
 
-    def _too_many(self, count: int, what: str) -> UnsupportedShardError:
+    def _too_many(self, limit: int, plural: str) -> UnsupportedShardError:
         return UnsupportedShardError(
-            f"the shard has more than {count:,} {what}, whose index would take too much memory",
+            f"the shard has more than {limit:,} {plural}, whose index would take too much memory",
             url=self._url,
             remedy="write smaller shards",
         )

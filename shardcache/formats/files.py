@@ -15,11 +15,12 @@ from shardcache.tarindex.members import Read
 def opened(path: Path) -> Iterator[tuple[Read, int]]:
     """Yield a function that reads a file, and the file's size in bytes. Blocks. Raises OSError.
 
-    The file is not mapped: a bad sector is then an error, where it would kill the process with a
-    signal if it were in a mapping.
+    The file is not mapped into memory, since a bad sector would then kill the process with a
+    signal. As it is, a bad sector is an OSError.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
+    # As a `Read` demands. The whole file is there, so `min_bytes` is of no use.
     def read(at: int, min_bytes: int, max_bytes: int) -> bytes:
         return os.pread(fd, max_bytes, at)
 

@@ -1,9 +1,13 @@
 """Interface of the formats of shards: their names, their index, and the values in them.
 
 The daemon calls a format to recognise, copy and index a shard as it arrives, and the client calls
-it to decode values. A column is what a member's extension is in a tar; a cell is the bytes of one
-column of one sample. An encoding is a format's name for the way in which it stores the values of a
-column; "" stands for plain bytes. A sidecar is the index file that the cache keeps of a shard.
+it to decode values.
+
+- A column has the values of one name in all samples. In a tar, the name is a member's extension.
+- A cell is the bytes of one column of one sample.
+- An encoding is a format's name for the way in which it stores the values of a column; "" stands
+  for plain bytes.
+- A sidecar is the index of a shard as the cache stores it, in a file next to the shard.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,19 +23,20 @@ Decoder = Callable[[bytes], Any]
 """Returns the value of a cell, given its bytes."""
 
 RowsDecoder = Callable[[int, bytes], list[dict[str, Any]]]
-"""Returns consecutive samples with all their values; it is used if no cell is large.
+"""`decode(first_column, cells)` returns consecutive samples with all their values.
 
-The arguments are the number of a column and a piece of the shard: the bytes from the samples' first
-cell to their last cell. The column is that of the first cell. A sample without any cells may be
-missing from the result. The caller has to set the values of `__key__` and `__url__`.
+`cells` is a piece of the shard, from the samples' first cell to their last cell; `first_column` is
+the number of the first cell's column. A sample without any cells may be missing from the result.
+The caller has to set the values of `__key__` and `__url__`. Samples with large cells are not
+decoded in this way.
 """
 
 RunDecoder = Callable[[bytes, int, memoryview], Sequence[Any]]
-"""Returns the values of consecutive cells of one column.
+"""`decode(cells, begin, ends)` returns the values of a run: consecutive cells of one column.
 
-The arguments are the bytes of these cells, the offset in the shard at which the bytes begin, and a
-table of the offsets in the shard at which the cells end. The values are those that the column's
-`Decoder` returns.
+`cells` is the bytes of the run, which begin at the offset `begin` in the shard. `ends` has, for
+each cell, the offset in the shard of its end. The values are those that the column's `Decoder`
+would return.
 """
 
 Crc32c = Callable[[bytes, int], int]
@@ -50,11 +55,11 @@ _COMPRESSIONS = {
 
 
 def with_compressions(*suffixes: str) -> dict[str, str | None]:
-    """Return the suffixes of plain and compressed files, each with its compression or None."""
+    """Return plain suffixes and their compressed variants, each with its compression or None."""
     compressions: dict[str, str | None] = dict.fromkeys(suffixes)
     for suffix in suffixes:
-        for ending, compression in _COMPRESSIONS.items():
-            compressions[suffix + ending] = compression
+        for second_suffix, compression in _COMPRESSIONS.items():
+            compressions[suffix + second_suffix] = compression
     return compressions
 
 
@@ -63,10 +68,10 @@ class IndexOptions:
     """Options of indexing a shard; a format ignores those that do not concern it.
 
     Attributes:
-        require_end: reject a tar without an end-of-archive block.
-        ignore_trailing_data: accept a tar with data after the end-of-archive block.
-        require_adjacent: reject a tar in which a sample's members are not next to each other: a key
-            appears again after another key.
+        require_end: True to reject a tar without an end-of-archive block.
+        ignore_trailing_data: True to accept a tar with data after the end-of-archive block.
+        require_adjacent: True to reject a tar in which the members of a sample are not next to each
+            other.
         companion: the result of `Format.companion_of`; None if the format needs no other file.
         crc32c: computes the CRC32C of bytes, for formats whose records have such a checksum; None
             for other formats.
@@ -86,7 +91,7 @@ class ListedShard:
     Attributes:
         name: name of the shard, relative to the index file.
         samples: number of samples in the shard.
-        size_bytes: size of the shard in the object store; None if the index file does not say it.
+        size_bytes: size of the shard in the object store; None if the index file does not state it.
     """
 
     name: str
@@ -95,7 +100,7 @@ class ListedShard:
 
 
 class Walk(Protocol):
-    """A shard that is still arriving, indexed from its beginning.
+    """The indexing of a shard that is still arriving, from its beginning.
 
     Attributes:
         samples: the samples found so far; the last sample may be incomplete.
@@ -106,39 +111,42 @@ class Walk(Protocol):
     def advance(self) -> bool:
         """Index the next member or sample; return False at the end of the shard.
 
-        Waits for the shard's bytes. Raises what `read` of `Format.walk` raises, and ShardError.
+        Waits for the shard's bytes. Raises ShardError, and the errors of the function `read` that
+        `Format.walk` was given.
         """
         ...
 
 
 class Format:
-    """A format of shards. The methods' defaults are those of a file of plain bytes.
+    """A format of shards. By default, the methods treat cells as plain bytes.
 
     Attributes:
         name: name of the format in sidecars and messages.
         suffixes: the suffixes of the format's files, in lower case, each with the compression that
             it states, or None for a plain file.
-        magic: first bytes of a plain file; empty if a file may begin with any bytes.
-        reads_early: True if `walk` can read a shard that is still arriving.
-        repacks: True if `stored_copy` may make another file for the cache out of the object.
-        needs: name of the file in the same folder without which a shard cannot be indexed; None if
-            the shard is enough.
-        lists: True if `listed` reads an index file that the format's own writer makes.
-        is_common_outside_datasets: True if such files are just as often the data of other programs,
-            as those of parquet are. Where a user may mean either, they do not count as shards.
-        is_numbered_behind: True if plain files are often named `NAME.SUFFIX-00000-of-00010`, with
+        magic: first bytes of a file that is not compressed; empty if it may begin with any bytes.
+        can_walk_early: True if `walk` can read a shard that is still arriving.
+        may_repack: True if the cache may store another file than the downloaded one; see
+            `stored_copy`.
+        companion_name: name of the file in the same folder without which a shard cannot be indexed;
+            None if the shard is enough.
+        has_index_files: True if the format's own writer makes an index file, which `listed` reads.
+        is_common_outside_datasets: True if files of this format often have nothing to do with
+            training, as parquet files do. Where a user may mean either, they do not count as
+            shards.
+        may_end_in_number: True if plain files are often named `NAME.SUFFIX-00000-of-00010`, with
             their number after the suffix.
     """
 
     name: str
     suffixes: Mapping[str, str | None]
     magic: bytes = b""
-    reads_early: bool = False
-    repacks: bool = False
-    needs: str | None = None
-    lists: bool = False
+    can_walk_early: bool = False
+    may_repack: bool = False
+    companion_name: str | None = None
+    has_index_files: bool = False
     is_common_outside_datasets: bool = False
-    is_numbered_behind: bool = False
+    may_end_in_number: bool = False
 
     def has_name(self, name: str) -> bool:
         """Return True if a file of this format may have this name.
@@ -151,8 +159,8 @@ class Format:
     def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
         """Return the samples of the cached file at `path`. Blocks.
 
-        The result describes any format in the terms of tars: each cell is a member of its sample.
-        Raises ShardError with the shard's `url`, OSError.
+        In the result, each cell is a member of its sample, as if the file were a tar. Raises
+        ShardError with the shard's `url`, OSError.
         """
         raise NotImplementedError
 
@@ -160,7 +168,7 @@ class Format:
         """Return the walk over a shard that is still arriving.
 
         Args:
-            read: waits until bytes of the shard have arrived, and returns them.
+            read: reads bytes of the shard, and waits until they have arrived.
             size_bytes: size of the whole shard.
             url: url of the shard, for errors.
         """
@@ -201,15 +209,15 @@ class Format:
         return None
 
     def companion_of(self, data: bytes, url: str) -> str:
-        """Return what indexing a shard takes from the file that `needs` names.
+        """Return the part of the companion, the file `companion_name`, that indexing needs.
 
         The result becomes `IndexOptions.companion`.
 
         Args:
-            data: content of the file.
-            url: url of the file.
+            data: content of the companion.
+            url: url of the companion.
 
-        Raises ShardError, with the url of the file.
+        Raises ShardError, with the url of the companion.
         """
         raise NotImplementedError
 
@@ -223,13 +231,13 @@ class Format:
     def stored_copy(self, path: Path, url: str) -> BinaryIO | None:
         """Return a stream of the bytes to cache in place of the downloaded file at `path`. Blocks.
 
-        None means that the file itself is cached. The caller closes the stream. Raises ShardError
-        with the shard's `url`, OSError.
+        Returns None if the file itself is to be cached. The caller closes the stream. Raises
+        ShardError with the shard's `url`, OSError.
         """
         return None
 
 
-def needs_package(package: str, values: str) -> ConfigError:
+def missing_package_error(package: str, values: str) -> ConfigError:
     """Return the error for values whose decoding needs a package that is not installed."""
     return ConfigError(
         f"{values} needs the Python package {package}",

@@ -1,7 +1,8 @@
-"""The table of formats, and what a file's name says about its format and compression.
+"""The table of formats, and the format and compression that a file's name states.
 
 A suffix is the end of a shard's name that states the format, and the compression if there is one:
-".tar", ".tar.zst". A plain file is one that is not compressed as a whole.
+".tar", ".tar.zst". A plain file is one that is not compressed as a whole. The name of a shard that
+is one of several may end in a number after the suffix: "name.tfrecord-00000-of-00010".
 """
 
 import re
@@ -28,15 +29,14 @@ FORMATS: tuple[Format, ...] = (
     ARRAY_RECORD,
     PARQUET,
 )
-"""All formats. A shard whose name states no format is taken for the first, a tar."""
+"""All formats."""
 
 _BY_NAME: Mapping[str, Format] = {format_.name: format_ for format_ in FORMATS}
 _BY_SUFFIX: Mapping[str, Format] = {
     suffix: format_ for format_ in FORMATS for suffix in format_.suffixes
 }
 
-# The number after the suffix in a name such as "name.tfrecord-00000-of-00010".
-_NUMBER_BEHIND = re.compile(r"-[0-9]+-of-[0-9]+\Z")
+_TRAILING_NUMBER = re.compile(r"-[0-9]+-of-[0-9]+\Z")
 
 SUFFIXES = tuple(sorted(_BY_SUFFIX, key=len, reverse=True))
 """Suffixes of all formats, in lower case, the longest first: ".zstd.bin" before ".bin"."""
@@ -49,14 +49,14 @@ def suffix_and_format(name: str) -> tuple[str, Format] | None:
         name: name of a file, in upper or lower case, with or without its folders.
     """
     lowered = name.lower()
-    # 1. A number may follow the suffix: the name without it decides.
-    unnumbered = _NUMBER_BEHIND.sub("", lowered)
-    if unnumbered != lowered:
-        before_number = suffix_and_format(unnumbered)
-        if before_number is not None and _may_be_numbered(*before_number):
-            return before_number
+    # 1. If the name ends in a number, the suffix is before it.
+    without_number = _TRAILING_NUMBER.sub("", lowered)
+    if without_number != lowered:
+        named = suffix_and_format(without_number)
+        if named is not None and _may_end_in_number(*named):
+            return named
 
-    # 2. Otherwise, the end of the name decides. One call of `endswith` rules out most names.
+    # 2. Otherwise, the suffix is at the end. One call of `endswith` rules out most names.
     if not lowered.endswith(SUFFIXES):
         return None
     file_name = lowered.rpartition("/")[2]
@@ -67,13 +67,10 @@ def suffix_and_format(name: str) -> tuple[str, Format] | None:
     return None
 
 
-def _may_be_numbered(suffix: str, format_: Format) -> bool:
-    """Return True if a number may follow a suffix.
-
-    Only some formats allow such numbers, and only for plain files.
-    """
+def _may_end_in_number(suffix: str, format_: Format) -> bool:
+    """Return True if a number may follow a suffix: for plain files of some formats."""
     compression = format_.suffixes[suffix]
-    return format_.is_numbered_behind and compression is None
+    return format_.may_end_in_number and compression is None
 
 
 def format_of(name: str) -> Format:
@@ -86,7 +83,7 @@ def format_of(name: str) -> Format:
 
 
 def compression_of(name: str) -> str | None:
-    """Return the compression that a shard's name states; None for any other file."""
+    """Return the compression that a shard's name states; None for a plain file, or no shard."""
     named = suffix_and_format(name)
     if named is None:
         return None
@@ -106,7 +103,7 @@ def plain_suffixes() -> tuple[str, ...]:
 
 @cache
 def plain_suffix(format_: Format) -> str:
-    """Return the first suffix of a format's plain files."""
+    """Return the suffix of a format's plain files; the first if there are several."""
     return next(suffix for suffix, compression in format_.suffixes.items() if not compression)
 
 

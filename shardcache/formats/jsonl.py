@@ -1,13 +1,13 @@
-"""JSON Lines: each line is an object, and a sample; its fields are the columns.
+"""JSON Lines: each line is a JSON object, and a sample; its fields are the columns.
 
 The index says where the value of each field is, so that a reader decodes only the values that it
-wants. An empty line is not a sample. A field `__key__` is the sample's key; without such a field,
-the key is the sample's number. A field `__url__` is left out. A column has a field's values in all
-lines, and a cell is the text of a value.
+wants. A column has a field's values in all lines, and a cell is the text of a value. An empty line
+is not a sample. A field `__key__` is the sample's key; without such a field, the key is the
+sample's number. A field `__url__` is left out.
 
-A line may have several fields of the same name. As with `json.loads`, the sample has the last value
-at the place of the first one. So the index has both: a reader sets a field twice, and a dict keeps
-the place at which a field was first set.
+A line may have several fields of the same name. `json.loads` then gives the last value, in the
+place of the first among the keys of the dict. So that readers get the same, the index has the first
+value and the last: a reader sets the key twice, and a dict keeps the place of the first time.
 """
 
 import json
@@ -36,39 +36,59 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _JSON = "json"  # encoding of all values
 _FAULTY_LINE = "json"  # name of the column of a fault that is about a whole line
 
-# Matches the beginning of an object. The group is the closing brace of an empty object.
-_begin_object = re.compile(r"[ \t\r\n]*\{(?:[ \t\r\n]*(\}))?").match
-# Match the name of a field with the colon, and the sign after a field's value.
-_name_of_field = re.compile(r'[ \t\r\n]*("[^"\\]*(?:\\.[^"\\]*)*")[ \t\r\n]*:[ \t\r\n]*').match
-_sign_after_value = re.compile(r"[ \t\r\n]*([,}])").match
-# Splits lines of objects at their beginnings. `str.replace` would take several times as long.
+# These match the beginning of an object, the name of a field with the colon, and what follows the
+# field's value: a comma or a brace. The group in the first is the closing brace of an empty object.
+_match_beginning = re.compile(r"[ \t\r\n]*\{(?:[ \t\r\n]*(\}))?").match
+_match_name = re.compile(r'[ \t\r\n]*("[^"\\]*(?:\\.[^"\\]*)*")[ \t\r\n]*:[ \t\r\n]*').match
+_match_delimiter = re.compile(r"[ \t\r\n]*([,}])").match
+# Splits lines of objects at the beginning of each but the first. `str.replace` would take several
+# times as long.
 _split_lines = re.compile(r"\n\{").split
 # `_scan(text, at)` returns the value at an offset of a text, and the offset of the value's end.
 _scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
-_Places = dict[int, tuple[int, int]]  # by the number of its column, start and end of a value
+# By the number of a field's column, the offsets in the file of its value's start and end.
+_Places = dict[int, tuple[int, int]]
 
 
-def index(path: Path, url: str) -> Samples:
-    """Return the samples of the lines of the file at `path`. Blocks.
+class JsonLinesFormat(Format):
+    """JSON Lines."""
 
-    A line that is not a JSON object, or has a reserved field, is recorded as a fault.
+    name = "JSONL"
+    suffixes = with_compressions(".jsonl", ".ndjson")
+    is_common_outside_datasets = True
 
-    Raises OSError; UnsupportedShardError for too many lines or values, or too long a line.
-    """
-    lines = _Lines(url)
-    with open(path, "rb", buffering=_BUFFER_BYTES) as file:
-        lines.read(file)
-    samples = lines.table.samples
-    samples.encodings = [_JSON] * len(samples.extensions)
-    return samples
+    def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
+        """As `Format.index`.
+
+        A line that is not a JSON object, or has a field `__bad__` or an unusable `__key__`, is
+        recorded as a fault. Raises UnsupportedShardError for too many lines or values, or too long
+        a line.
+        """
+        lines = _LineIndexer(url)
+        with open(path, "rb", buffering=_BUFFER_BYTES) as file:
+            lines.add_all(file)
+        samples = lines.table.samples
+        samples.encodings = [_JSON] * len(samples.extensions)
+        return samples
+
+    def decoder(self, encoding: str) -> Decoder | None:
+        """As `Format.decoder`."""
+        return _value if encoding == _JSON else super().decoder(encoding)
+
+    def rows_decoder(self, columns: Sequence[str]) -> RowsDecoder:
+        """As `Format.rows_decoder`."""
+        return _rows_decoder(columns)
 
 
-def value(cell: bytes) -> Any:
+JSON_LINES = JsonLinesFormat()
+
+
+def _value(cell: bytes) -> Any:
     """Return the value of a cell, as `json.loads` does. Raises ValueError."""
-    # Plain strings have a fast path, since readers call this for each field of each line.
     text = cell.decode()
-    # A string without escapes is its own text between the quotes.
+    # A fast path, since readers call this for each field of each line: a string without escapes is
+    # the text between the quotes.
     if text.startswith('"') and "\\" not in text:
         return text[1:-1]
     try:
@@ -84,20 +104,21 @@ def _rows_decoder(columns: Sequence[str]) -> RowsDecoder:
     """Return the decoder of consecutive lines, which parses them as one list of objects.
 
     The decoder gets the bytes from the first value of the first line to the last value of the last
-    line. The decoder adds the text before the first value, and the text after the last value.
+    line, such as `1, "b": 2}\\n{"a": 3, "b": 4`. To make it a list, it adds the text before the
+    first value, `[{"a": `, commas between the lines, and `}]`.
     """
     # Each object is to become the sample itself. So it begins with the fields that every sample
     # has, whose values the caller sets. Until then they are null, which is parsed fastest.
-    first_fields = f'{{"{KEY}":null,"{URL}":null,'
-    begins = [f"[{first_fields}{json.dumps(name)}:" for name in columns]
-    next_line = "," + first_fields
+    object_begin = f'{{"{KEY}":null,"{URL}":null,'
+    list_begins = [f"[{object_begin}{json.dumps(name)}:" for name in columns]
+    between_objects = "," + object_begin
 
-    def decode(first: int, cells: bytes) -> list[dict[str, Any]]:
+    def decode(first_column: int, cells: bytes) -> list[dict[str, Any]]:
         lines = cells.decode()
         # Line breaks occur only between objects, since each line is one object.
         if "\n" in lines:
-            lines = next_line.join(_split_lines(lines))
-        text = f"{begins[first]}{lines}}}]"
+            lines = between_objects.join(_split_lines(lines))
+        text = f"{list_begins[first_column]}{lines}}}]"
         samples: list[dict[str, Any]]
         samples, end = _scan(text, 0)
         if end != len(text):
@@ -107,27 +128,7 @@ def _rows_decoder(columns: Sequence[str]) -> RowsDecoder:
     return decode
 
 
-class JsonLinesFormat(Format):
-    """JSON Lines."""
-
-    name = "JSONL"
-    suffixes = with_compressions(".jsonl", ".ndjson")
-    is_common_outside_datasets = True
-
-    def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
-        """As `Format.index`."""
-        return index(path, url)
-
-    def decoder(self, encoding: str) -> Decoder | None:
-        """As `Format.decoder`."""
-        return value if encoding == _JSON else super().decoder(encoding)
-
-    def rows_decoder(self, columns: Sequence[str]) -> RowsDecoder:
-        """As `Format.rows_decoder`."""
-        return _rows_decoder(columns)
-
-
-class _Lines:
+class _LineIndexer:
     """Indexes lines one by one.
 
     Attributes:
@@ -142,7 +143,7 @@ class _Lines:
         # By number, the names of columns such as `__key__`, which are not members.
         self._reserved: dict[int, str] = {}
 
-    def read(self, file: BinaryIO) -> None:
+    def add_all(self, file: BinaryIO) -> None:
         """Add all lines of a file."""
         start = 0
         while line := file.readline(MAX_LINE_BYTES + 1):
@@ -175,23 +176,24 @@ class _Lines:
         key = None
         for column in self._reserved.keys() & fields.keys():
             name = self._reserved[column]
+            # Reserved fields are not cells. If one is repeated, the last value counts.
             first_place = fields.pop(column)
             value_start, value_end = repeated.pop(column, first_place)
             if name == KEY:
                 key = _key_in(line[value_start - start : value_end - start])
-            # A field `__bad__`, and a key that is not usable, make the sample unusable. A field
-            # `__url__` has just been dropped.
-            if name == BAD or (name == KEY and key is None):
+            is_bad_key = name == KEY and key is None
+            if name == BAD or is_bad_key:
                 self.table.add_fault(Fault.RESERVED, name)
                 return
         cells = list(fields.items())
         if repeated:
-            # `_rows_decoder` relies on the order of the file.
-            cells = sorted([*cells, *repeated.items()], key=itemgetter(1))
+            # `_rows_decoder` needs cells in the order of the file.
+            cells.extend(repeated.items())
+            cells.sort(key=itemgetter(1))
         self.table.add(cells, key)
 
     def _fields(self, text: str, start: int) -> tuple[_Places, _Places]:
-        """Return the place of each field's first value, and of each repeated field's last value.
+        """Return the places of the fields' first values, and of the repeated fields' last values.
 
         Raises ValueError, StopIteration or RecursionError if the text is not an object.
 
@@ -201,29 +203,29 @@ class _Lines:
         """
         fields: _Places = {}
         repeated: _Places = {}
-        begin = _begin_object(text)
-        if begin is None:
+        beginning = _match_beginning(text)
+        if beginning is None:
             raise ValueError("not an object")
-        at = begin.end()
-        sign = begin[1]
-        while sign != "}":
-            name = _name_of_field(text, at)
+        at = beginning.end()
+        delimiter = beginning[1]
+        while delimiter != "}":
+            name = _match_name(text, at)
             if name is None:
                 raise ValueError("a field without a name")
-            at = name.end()
-            _, end = _scan(text, at)
+            value_start = name.end()
+            _, value_end = _scan(text, value_start)
             column = self._column(name[1])
-            place = (start + at, start + end)
+            place = (start + value_start, start + value_end)
             if column in fields:
                 repeated[column] = place
             else:
                 fields[column] = place
 
-            after_value = _sign_after_value(text, end)
+            after_value = _match_delimiter(text, value_end)
             if after_value is None:
                 raise ValueError("a field without an end")
             at = after_value.end()
-            sign = after_value[1]
+            delimiter = after_value[1]
         if text[at:].strip(" \t\r\n"):
             raise ValueError("data after the object")
         return fields, repeated
@@ -246,13 +248,10 @@ class _Lines:
 
 def _key_in(cell: bytes) -> bytes | None:
     """Return the value of a field `__key__`, in UTF-8; None if it is not text, or is empty."""
-    key = value(cell)
+    key = _value(cell)
     if not isinstance(key, str) or not key:
         return None
     try:
         return key.encode()
     except UnicodeEncodeError:  # half a surrogate pair
         return None
-
-
-JSON_LINES = JsonLinesFormat()

@@ -11,8 +11,8 @@ from pathlib import Path
 MAX_MEMORY_BYTES = 4 * 1024**3
 """Limit for the process, enough to index the largest shard, or to decode a page of parquet."""
 
-# Makes the kernel kill this process first if the node's memory runs out nevertheless; see proc(5),
-# oom_score_adj.
+# If the node's memory runs out nevertheless, this score makes the kernel kill this process first.
+# See oom_score_adj in proc(5).
 _KILLED_FIRST = "1000"
 
 

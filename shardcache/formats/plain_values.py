@@ -9,10 +9,10 @@ from struct import Struct
 from typing import Any
 
 from shardcache.errors import UnsupportedShardError
-from shardcache.formats.format import needs_package
+from shardcache.formats.format import missing_package_error
 
 _U32 = Struct("<I")
-_PIL_HEAD = Struct("<3I")  # width, height, and length of the mode's name in bytes
+_IMAGE_HEAD = Struct("<3I")  # width, height, and length of the mode's name in bytes
 
 
 def text(data: bytes) -> str:
@@ -31,12 +31,12 @@ def number_decoder(code: str) -> Callable[[bytes], Any]:
 
 
 def raw_image(data: bytes) -> Any:
-    """Return the PIL image that is stored as size, mode and uncompressed pixels."""
+    """Return the PIL image that is stored as size, name of its mode, and uncompressed pixels."""
     from PIL import Image
 
-    width, height, mode_bytes = _PIL_HEAD.unpack_from(data)
-    pixels_start = _PIL_HEAD.size + mode_bytes
-    mode = str(data[_PIL_HEAD.size : pixels_start], "utf-8")
+    width, height, mode_bytes = _IMAGE_HEAD.unpack_from(data)
+    pixels_start = _IMAGE_HEAD.size + mode_bytes
+    mode = str(data[_IMAGE_HEAD.size : pixels_start], "utf-8")
     return Image.frombytes(mode, (width, height), data[pixels_start:])
 
 
@@ -48,25 +48,26 @@ def image_file(data: bytes) -> Any:
 
 
 def items_of(data: bytes, start: int = 0) -> list[bytes]:
-    """Return the byte strings of a list: their number, their sizes (all u32), then their bytes.
+    """Return the items of a list of byte strings.
 
-    Raises ValueError if the list is not complete.
+    The list is stored as the number of the items, the size of each, and then the items themselves.
+    The numbers are u32. Raises ValueError if the list is not complete.
 
     Args:
         data: bytes that contain the list.
         start: offset of the list in `data`.
     """
     if len(data) < start + _U32.size:
-        raise ValueError(f"{len(data)} bytes hold no number of items")
+        raise ValueError(f"{len(data)} bytes are too few for the number of items")
     (count,) = _U32.unpack_from(data, start)
     at = start + _U32.size * (1 + count)
     if at > len(data):
-        raise ValueError(f"{len(data)} bytes hold no sizes of {count} items")
+        raise ValueError(f"{len(data)} bytes are too few for the sizes of {count} items")
     items = []
-    for nth in range(count):
-        (size_bytes,) = _U32.unpack_from(data, start + _U32.size * (1 + nth))
+    for number in range(count):
+        (size_bytes,) = _U32.unpack_from(data, start + _U32.size * (1 + number))
         if at + size_bytes > len(data):
-            raise ValueError(f"item {nth} ends behind the {len(data)} bytes")
+            raise ValueError(f"item {number} ends after the {len(data)} bytes")
         items.append(data[at : at + size_bytes])
         at += size_bytes
     return items
@@ -77,7 +78,7 @@ def check_pillow() -> None:
     try:
         import PIL.Image  # noqa: F401
     except ImportError as exn:
-        raise needs_package("pillow", "decoding images") from exn
+        raise missing_package_error("pillow", "decoding images") from exn
 
 
 def check_numpy() -> None:
@@ -85,11 +86,11 @@ def check_numpy() -> None:
     try:
         import numpy  # noqa: F401
     except ImportError as exn:
-        raise needs_package("numpy", "decoding arrays") from exn
+        raise missing_package_error("numpy", "decoding arrays") from exn
 
 
-def pickled(encoding: str) -> UnsupportedShardError:
-    """Return the error for pickled values, since decoding them would run code from the shard."""
+def pickled_error(encoding: str) -> UnsupportedShardError:
+    """Return the error for pickled values, whose decoding would run code from the shard."""
     return UnsupportedShardError(
         f"its values are pickled ({encoding}), and reading them would run code from the shard",
         remedy="leave the column out by members=; or, if you trust the data, decode it yourself: "
@@ -97,7 +98,7 @@ def pickled(encoding: str) -> UnsupportedShardError:
     )
 
 
-def unknown(encoding: str, library: str) -> UnsupportedShardError:
+def unsupported_error(encoding: str, library: str) -> UnsupportedShardError:
     """Return the error for an encoding that is not supported, although `library` may decode it."""
     return UnsupportedShardError(
         f"its encoding {encoding!r} is not supported",

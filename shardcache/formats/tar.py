@@ -36,7 +36,7 @@ class TarFormat(Format):
         ".txz": "xz",
         ".tar.lz4": "lz4",
     }
-    reads_early = True
+    can_walk_early = True
 
     def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
         """Walk a tar to its end. Blocks. Raises as `index_tar`."""

@@ -1,17 +1,11 @@
-"""Members of a zip by its central directory, with every number checked.
+"""The members of a zip, read from its directory, with every number checked.
 
-`zips` calls `members_of` and `is_stored`. A zip ends with a central directory, called the directory
-here, which has an entry for each member; a local header precedes each member's bytes. Zip64 is the
-extension for numbers that are too large for these: the number is then in a zip64 field of the entry
-or, for the whole directory, in a zip64 record. Names are decoded as by the standard library's
-zipfile.
-
-Format: PKWARE's APPNOTE.TXT 6.3.10, sections 4.3 to 4.5.
+A zip has each member's bytes after a local header, then the directory, which has an entry for each
+member, and then the end record, which says where the directory is. `zip_layout` describes them.
 """
 
 import os
 import stat
-import struct
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,11 +13,31 @@ from itertools import pairwise
 from typing import BinaryIO, NamedTuple
 
 from shardcache.errors import CorruptShardError, ShardError, UnsupportedShardError
+from shardcache.formats.zip_layout import (
+    END_RECORD,
+    END_SIGNATURE,
+    ENTRY,
+    ENTRY_SIGNATURE,
+    IS_ENCRYPTED,
+    IS_UTF_8,
+    LOCAL_HEADER,
+    LOCAL_SIGNATURE,
+    LOCATOR,
+    LOCATOR_SIGNATURE,
+    MAX_COMMENT_BYTES,
+    PLACEHOLDER_16,
+    PLACEHOLDER_32,
+    UNIX,
+    ZIP64_RECORD,
+    ZIP64_SIGNATURE,
+    RawEntry,
+    zip64_field,
+)
 
+# Methods of compression that are supported, and the names of others, for errors.
 STORED = 0
 DEFLATED = 8
-
-_METHODS = {
+_OTHER_METHODS = {
     1: "shrink",
     6: "implode",
     9: "deflate64",
@@ -34,38 +48,6 @@ _METHODS = {
     98: "PPMd",
     99: "AES encryption",
 }
-
-_IS_ENCRYPTED = 1 << 0
-_IS_UTF_8 = 1 << 11
-# The number of the system that made a member, for Unix: the member's attributes have a file's mode.
-_UNIX = 3
-
-# The fields of the record at the end: signature, number of this disk, disk of the directory,
-# entries on this disk, all entries, size of the directory, its offset, size of the comment.
-_END = struct.Struct("<4s4H2LH")
-_END_SIGNATURE = b"PK\5\6"
-_MAX_COMMENT_BYTES = 0xFFFF
-# The fields of the zip64 locator: signature, disk of the zip64 record, its offset, number of disks.
-_LOCATOR = struct.Struct("<4sLQL")
-_LOCATOR_SIGNATURE = b"PK\6\7"
-# The fields of the zip64 record: signature, size of the rest, two versions, two disks, entries on
-# this disk, all entries, size of the directory, its offset.
-_END_64 = struct.Struct("<4sQ2H2L4Q")
-_END_64_SIGNATURE = b"PK\6\6"
-# The fields of an entry are those of `_RawEntry`.
-_ENTRY = struct.Struct("<4s2B5H3L5H2L")
-_ENTRY_SIGNATURE = b"PK\1\2"
-# The fields of a local header: signature, version, flags, method, time, date, CRC-32, the two
-# sizes of the content, sizes of the name and of the extra fields.
-_LOCAL = struct.Struct("<4s5H3L2H")
-_LOCAL_SIGNATURE = b"PK\3\4"
-
-# An extra field of an entry begins with its kind and its size.
-_EXTRA = struct.Struct("<2H")
-_ZIP_64 = 1  # kind of the zip64 field
-# These stand in place of a number that is in the zip64 field or record.
-_IN_ZIP_64_SHORT = 0xFFFF
-_IN_ZIP_64 = 0xFFFFFFFF
 
 # The directory is read into memory as a whole, in the daemon's own process if members are
 # compressed. Grouping the members into samples takes some 100 bytes per member with a short name.
@@ -96,39 +78,8 @@ class ZipMember:
 
     @property
     def shown_name(self) -> str:
-        """The name for messages."""
+        """The name as errors show it."""
         return _shown(self.name)
-
-
-class _RawEntry(NamedTuple):
-    """The fixed fields of an entry of the directory as they are stored, before the name.
-
-    Attributes:
-        system: number of the system that made the member.
-        stored_bytes: size of the compressed content.
-        size_bytes: size of the content, uncompressed.
-        attributes: for members made on Unix, the file's mode in the upper half.
-        header: offset of the local header in the zip.
-    """
-
-    signature: bytes
-    version: int
-    system: int
-    version_needed: int
-    flags: int
-    method: int
-    time: int
-    date: int
-    crc: int
-    stored_bytes: int
-    size_bytes: int
-    name_bytes: int
-    extra_bytes: int
-    comment_bytes: int
-    disk: int
-    internal_attributes: int
-    attributes: int
-    header: int
 
 
 class _Entry(NamedTuple):
@@ -139,7 +90,7 @@ class _Entry(NamedTuple):
         raw_name: the name as it is stored, which the local header repeats.
         method: number of the compression method.
         crc: CRC-32 of the content.
-        header: offset of the local header in the file.
+        header_start: offset of the local header in the file.
         stored_bytes: size of the compressed content.
         size_bytes: size of the content, uncompressed.
     """
@@ -148,9 +99,29 @@ class _Entry(NamedTuple):
     raw_name: bytes
     method: int
     crc: int
-    header: int
+    header_start: int
     stored_bytes: int
     size_bytes: int
+
+
+class _EndRecord(NamedTuple):
+    """The fields of the end record, or of the zip64 record, that are about the directory.
+
+    Attributes:
+        record_start: offset of the record in the file. The directory ends there.
+        disk: number of the part of the zip that the record is in; 0 for a zip of one part.
+        directory_disk: number of the part in which the directory begins.
+        entries: number of entries of the directory.
+        size_bytes: size of the directory.
+        start: offset of the directory in the zip.
+    """
+
+    record_start: int
+    disk: int
+    directory_disk: int
+    entries: int
+    size_bytes: int
+    start: int
 
 
 class _Directory(NamedTuple):
@@ -159,21 +130,21 @@ class _Directory(NamedTuple):
     Attributes:
         start: offset of the directory in the file.
         data: the directory's bytes.
-        entries: number of entries that it states.
-        base: offset of the zip in its file, more than 0 if other data precedes the zip.
+        entries: number of entries according to the end record.
+        zip_start: offset of the zip in its file, more than 0 if other data precedes the zip.
     """
 
     start: int
     data: bytes
     entries: int
-    base: int
+    zip_start: int
 
 
 class ZipMembers:
     """The files in a zip, by number, in the order of its directory.
 
-    A zip may have millions of members. For each, 20 bytes are kept, and a `ZipMember` is made of
-    its entry in the directory whenever it is needed.
+    A zip may have millions of members. Only 20 bytes are kept for each, besides the directory: a
+    `ZipMember` is made of the member's entry whenever it is needed.
 
     Attributes:
         starts: u64 for each member; offset in the file of the stored bytes.
@@ -183,36 +154,40 @@ class ZipMembers:
     def __init__(self, reader: "_Zip", directory: _Directory) -> None:
         self.starts = array("Q")
         self.ends = array("Q")
-        self._places = array("I")  # of each member: offset in the directory of its entry
+        self._entry_starts = array("I")  # for each member, offset in the directory of its entry
         self._reader = reader
         self._directory = directory
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._entry_starts)
 
     def __getitem__(self, number: int) -> ZipMember:
-        entry = self._reader.entry_at(self._directory, self._places[number])
+        entry = self._reader.entry_at(self._directory, self._entry_starts[number])
         start = self.starts[number]
         end = self.ends[number]
         return ZipMember(entry.name, entry.method, entry.crc, start, end, entry.size_bytes)
 
-    def append(self, place: int, start: int, end: int) -> None:
+    def append(self, entry_start: int, start: int, end: int) -> None:
         """Add a member.
 
         Args:
-            place: offset of its entry in the directory.
+            entry_start: offset of its entry in the directory.
             start: offset in the file of its stored bytes.
             end: offset in the file of the byte after its stored bytes.
         """
-        self._places.append(place)
+        self._entry_starts.append(entry_start)
         self.starts.append(start)
         self.ends.append(end)
 
 
 def numbers_sorted_by(values: "array[int]") -> "array[int]":
-    """Return the numbers of members, u32, in the ascending order of each member's value."""
+    """Return the numbers of all members, u32, sorted by a value of each member.
+
+    Args:
+        values: the value of each member, by the member's number.
+    """
     numbers = array("I", range(len(values)))
-    # Most zips are in order already. Sorting takes 80 bytes of memory for each member.
+    # Most zips are in order already, and sorting takes 80 bytes of memory for each member.
     if any(value > following for value, following in pairwise(values)):
         numbers = array("I", sorted(numbers, key=values.__getitem__))
     return numbers
@@ -227,8 +202,7 @@ def members_of(file: BinaryIO, url: str) -> ZipMembers:
     UnsupportedShardError for a zip with members that are encrypted, or compressed by an unusual
     method.
     """
-    size_bytes = os.fstat(file.fileno()).st_size
-    return _Zip(file, size_bytes, url).members()
+    return _Zip(file, url).members()
 
 
 def is_stored(file: BinaryIO, url: str) -> bool:
@@ -236,35 +210,34 @@ def is_stored(file: BinaryIO, url: str) -> bool:
 
     Only the directory is read, up to the first compressed file. Raises what `members_of` raises.
     """
-    size_bytes = os.fstat(file.fileno()).st_size
-    return all(method == STORED for method in _Zip(file, size_bytes, url).methods())
+    return all(method == STORED for method in _Zip(file, url).methods())
 
 
 class _Zip:
-    """One zip, read by its descriptor at any offset."""
+    """One zip, whose file is read at any offset."""
 
-    def __init__(self, file: BinaryIO, size_bytes: int, url: str) -> None:
+    def __init__(self, file: BinaryIO, url: str) -> None:
         self._fd = file.fileno()
-        self._size_bytes = size_bytes
+        self._size_bytes = os.fstat(self._fd).st_size
         self._url = url
 
     def methods(self) -> Iterator[int]:
         """Yield the method of compression of each file."""
         directory = self._directory()
-        for place in self._places(directory):
-            yield self.entry_at(directory, place).method
+        for entry_start in self._file_entry_starts(directory):
+            yield self.entry_at(directory, entry_start).method
 
     def members(self) -> ZipMembers:
         """Return the files in the zip, after their local headers have been checked."""
         directory = self._directory()
         members = ZipMembers(self, directory)
-        for place in self._places(directory):
-            entry = self.entry_at(directory, place)
-            start = self._start_of(entry)
+        for entry_start in self._file_entry_starts(directory):
+            entry = self.entry_at(directory, entry_start)
+            start = self._content_start(entry)
             end = start + entry.stored_bytes
             if end > directory.start:
-                raise self._corrupt(f"the member {_shown(entry.name)!r} reaches beyond the members")
-            members.append(place, start, end)
+                raise self._corrupt(f"the member {_shown(entry.name)!r} overlaps the directory")
+            members.append(entry_start, start, end)
 
         # Members must not share bytes: a small zip could then hold terabytes.
         previous_end = 0
@@ -278,80 +251,86 @@ class _Zip:
     # The directory
 
     def _directory(self) -> _Directory:
-        """Find the directory by the record at the end of the zip, which a comment may follow."""
-        tail_start = max(0, self._size_bytes - _END.size - _MAX_COMMENT_BYTES)
-        tail = self._read(tail_start, self._size_bytes - tail_start)
-        at = tail.rfind(_END_SIGNATURE)
-        while at >= 0:
-            if at + _END.size <= len(tail):
-                fields = _END.unpack_from(tail, at)
-                comment_bytes = fields[-1]
-                if at + _END.size + comment_bytes == len(tail):
-                    return self._directory_by(tail_start + at, fields)
-            at = tail.rfind(_END_SIGNATURE, 0, at)
-        raise CorruptShardError(
-            "the file does not end with a zip's directory: it is truncated, or not a zip",
-            url=self._url,
-        )
-
-    def _directory_by(self, end: int, fields: tuple[int, ...]) -> _Directory:
-        """Return the directory.
-
-        It lies before the record at the end or, if there is a zip64 record, before that.
-
-        Args:
-            end: offset of the record at the end.
-            fields: fields of that record.
-        """
-        _, disk, directory_disk, _, entries, size_bytes, start, _ = fields
-        directory_end = end
-        locator = self._read(max(0, end - _LOCATOR.size), _LOCATOR.size)
-        if locator.startswith(_LOCATOR_SIGNATURE):
-            record_start = end - _LOCATOR.size - _END_64.size
-            record = self._read(max(0, record_start), _END_64.size)
-            # Some writers add a zip64 record although all numbers fit without one.
-            if record_start >= 0 and record.startswith(_END_64_SIGNATURE):
-                directory_end = record_start
-                fields = _END_64.unpack(record)
-                _, _, _, _, disk, directory_disk, _, entries, size_bytes, start = fields
-            elif entries == _IN_ZIP_64_SHORT or _IN_ZIP_64 in (size_bytes, start):
-                raise self._corrupt("its zip64 record is not where it should be")
-        if disk or directory_disk:
+        """Return the directory, after the numbers in the records at the end have been checked."""
+        end = self._end_record()
+        end = self._zip64_record(end) or end
+        if end.disk or end.directory_disk:
             raise UnsupportedShardError(
                 "the zip is one of several parts",
                 url=self._url,
                 remedy="join the parts: zip -s 0 parts.zip --out whole.zip",
             )
-        # `start` is an offset in the zip, which may come after other data in the file.
-        base = directory_end - size_bytes - start
-        if base < 0:
+        # `end.start` is an offset in the zip, which may come after other data in the file.
+        directory_start = end.record_start - end.size_bytes
+        zip_start = directory_start - end.start
+        if zip_start < 0:
             raise self._corrupt("its directory is larger than the file")
-        if size_bytes > _MAX_DIRECTORY_BYTES or entries > _MAX_MEMBERS:
+        if end.size_bytes > _MAX_DIRECTORY_BYTES or end.entries > _MAX_MEMBERS:
             raise UnsupportedShardError(
-                f"the zip has {entries:,} members, whose names and places have {size_bytes:,} "
-                "bytes, which would take too much memory",
+                f"the zip has {end.entries:,} members, whose names and places have "
+                f"{end.size_bytes:,} bytes, which would take too much memory",
                 url=self._url,
                 remedy=f"write zips of at most {_MAX_MEMBERS:,} members",
             )
-        data = self._read(base + start, size_bytes)
-        return _Directory(base + start, data, entries, base)
+        data = self._read(directory_start, end.size_bytes)
+        return _Directory(directory_start, data, end.entries, zip_start)
 
-    def _places(self, directory: _Directory) -> Iterator[int]:
-        """Yield the offset of each file's entry, without those of folders and symbolic links."""
+    def _end_record(self) -> _EndRecord:
+        """Return the end record: the last one after which just its comment follows."""
+        tail_start = max(0, self._size_bytes - END_RECORD.size - MAX_COMMENT_BYTES)
+        tail = self._read(tail_start, self._size_bytes - tail_start)
+        at = tail.rfind(END_SIGNATURE)
+        while at >= 0:
+            if at + END_RECORD.size <= len(tail):
+                fields = END_RECORD.unpack_from(tail, at)
+                _, disk, directory_disk, _, entries, size_bytes, start, comment_bytes = fields
+                if at + END_RECORD.size + comment_bytes == len(tail):
+                    record_start = tail_start + at
+                    return _EndRecord(
+                        record_start, disk, directory_disk, entries, size_bytes, start
+                    )
+            at = tail.rfind(END_SIGNATURE, 0, at)
+        raise CorruptShardError(
+            "the file does not end with a zip's directory: it is truncated, or not a zip",
+            url=self._url,
+        )
+
+    def _zip64_record(self, end: _EndRecord) -> _EndRecord | None:
+        """Return the zip64 record before the end record; None if there is none.
+
+        The offset in the locator is not used, since it is wrong if other data precedes the zip. The
+        zip64 record is expected right before the locator.
+        """
+        locator_start = max(0, end.record_start - LOCATOR.size)
+        if not self._read(locator_start, LOCATOR.size).startswith(LOCATOR_SIGNATURE):
+            return None
+        record_start = locator_start - ZIP64_RECORD.size
+        record = self._read(max(0, record_start), ZIP64_RECORD.size)
+        if record_start >= 0 and record.startswith(ZIP64_SIGNATURE):
+            fields = ZIP64_RECORD.unpack(record)
+            _, _, _, _, disk, directory_disk, _, entries, size_bytes, start = fields
+            return _EndRecord(record_start, disk, directory_disk, entries, size_bytes, start)
+        # Without a placeholder, the record is not needed: some writers use zip64 for any zip.
+        if end.entries == PLACEHOLDER_16 or PLACEHOLDER_32 in (end.size_bytes, end.start):
+            raise self._corrupt("its zip64 record is not where it should be")
+        return None
+
+    def _file_entry_starts(self, directory: _Directory) -> Iterator[int]:
+        """Yield the offset in the directory of each entry of a regular file."""
         data = directory.data
         at = 0
         count = 0
         while at < len(data):
-            if at + _ENTRY.size > len(data) or not data.startswith(_ENTRY_SIGNATURE, at):
-                raise self._corrupt(f"its directory's entry {count} is none")
+            if at + ENTRY.size > len(data) or not data.startswith(ENTRY_SIGNATURE, at):
+                raise self._corrupt(f"the entry {count} of its directory is malformed")
             if count == directory.entries:
                 raise self._corrupt(f"its directory has more than the {count} entries it states")
-            raw = _RawEntry(*_ENTRY.unpack_from(data, at))
-            name_start = at + _ENTRY.size
+            raw = RawEntry(*ENTRY.unpack_from(data, at))
+            name_start = at + ENTRY.size
             name_end = name_start + raw.name_bytes
             end = name_end + raw.extra_bytes + raw.comment_bytes
             if end > len(data):
-                raise self._corrupt(f"its directory ends inside of entry {count}")
+                raise self._corrupt(f"its directory ends inside entry {count}")
             count += 1
             if _is_file(raw, data[name_start:name_end]):
                 yield at
@@ -359,82 +338,100 @@ class _Zip:
         if count != directory.entries:
             raise self._corrupt(f"its directory has {count} entries instead of {directory.entries}")
 
-    def entry_at(self, directory: _Directory, place: int) -> _Entry:
-        """Return the entry at a place in the directory, checked."""
-        raw = _RawEntry(*_ENTRY.unpack_from(directory.data, place))
-        name_start = place + _ENTRY.size
+    def entry_at(self, directory: _Directory, entry_start: int) -> _Entry:
+        """Return the entry at an offset in the directory, after it has been checked."""
+        raw = RawEntry(*ENTRY.unpack_from(directory.data, entry_start))
+        name_start = entry_start + ENTRY.size
         extra_start = name_start + raw.name_bytes
         raw_name = directory.data[name_start:extra_start]
         extra = directory.data[extra_start : extra_start + raw.extra_bytes]
-        method = raw.method
         name = raw_name
-        if not raw.flags & _IS_UTF_8:
-            name = raw_name.decode("cp437").encode()
+        if not raw.flags & IS_UTF_8:
+            name = raw_name.decode("cp437").encode()  # as zipfile does
         shown = _shown(name)
-        if raw.flags & _IS_ENCRYPTED:
+        self._check_readable(raw, shown)
+        if b"\0" in name:
+            raise self._corrupt(f"the name {shown!r} has a NUL")
+        numbers = (raw.size_bytes, raw.stored_bytes, raw.header_start)
+        if PLACEHOLDER_32 in numbers:
+            numbers = self._zip64_numbers(numbers, extra, shown)
+        size_bytes, stored_bytes, header_start = numbers
+        if raw.method == STORED and stored_bytes != size_bytes:
+            raise self._corrupt(f"the member {shown!r} is stored in another size than its own")
+        header_start += directory.zip_start
+        return _Entry(
+            name=name,
+            raw_name=raw_name,
+            method=raw.method,
+            crc=raw.crc,
+            header_start=header_start,
+            stored_bytes=stored_bytes,
+            size_bytes=size_bytes,
+        )
+
+    def _check_readable(self, raw: RawEntry, shown: str) -> None:
+        """Raise UnsupportedShardError for a member that is encrypted, or of an unusual method.
+
+        Args:
+            raw: the entry of the member.
+            shown: name of the member, for errors.
+        """
+        if raw.flags & IS_ENCRYPTED:
             raise UnsupportedShardError(
                 f"the member {shown!r} of the zip is encrypted",
                 url=self._url,
                 remedy="write the zip again without a password",
             )
-        if method not in (STORED, DEFLATED):
-            method_name = _METHODS.get(method, f"method {method}")
+        if raw.method not in (STORED, DEFLATED):
+            method_name = _OTHER_METHODS.get(raw.method, f"method {raw.method}")
             raise UnsupportedShardError(
                 f"the member {shown!r} of the zip is compressed by {method_name}",
                 url=self._url,
                 remedy="write the zip again with deflate, or stored: zip -0",
             )
-        if b"\0" in name:
-            raise self._corrupt(f"the name {shown!r} has a NUL")
-        # The zip64 field has these numbers in this order, but only those too large for the entry.
-        numbers = (raw.size_bytes, raw.stored_bytes, raw.header)
-        if _IN_ZIP_64 in numbers:
-            numbers = self._long_numbers(numbers, extra, shown)
-        size_bytes, stored_bytes, header = numbers
-        if method == STORED and stored_bytes != size_bytes:
-            raise self._corrupt(f"the member {shown!r} is stored in another size than its own")
-        header += directory.base
-        return _Entry(name, raw_name, method, raw.crc, header, stored_bytes, size_bytes)
 
-    def _long_numbers(
+    def _zip64_numbers(
         self, numbers: tuple[int, int, int], extra: bytes, shown: str
     ) -> tuple[int, int, int]:
         """Return an entry's numbers, with each placeholder replaced from the zip64 field.
 
         Args:
-            numbers: the numbers as they are in the entry.
+            numbers: the size, the stored size and the header's offset, as they are in the entry.
             extra: the extra fields of the entry.
             shown: name of the member, for errors.
         """
-        longs = iter(_longs_in(extra))
-        long_numbers: list[int] = []
+        # The zip64 field has the numbers in the same order, but only those with a placeholder.
+        replacements = iter(zip64_field(extra))
+        replaced: list[int] = []
         for number in numbers:
-            long = next(longs, None) if number == _IN_ZIP_64 else number
-            if long is None:
+            if number != PLACEHOLDER_32:
+                replaced.append(number)
+                continue
+            replacement = next(replacements, None)
+            if replacement is None:
                 raise self._corrupt(f"the entry of {shown!r} lacks a zip64 number")
-            long_numbers.append(long)
-        size_bytes, stored_bytes, header = long_numbers
-        return size_bytes, stored_bytes, header
+            replaced.append(replacement)
+        size_bytes, stored_bytes, header_start = replaced
+        return size_bytes, stored_bytes, header_start
 
     # Local headers
 
-    def _start_of(self, entry: _Entry) -> int:
-        """Return the offset in the file of an entry's stored bytes, which follow a local header."""
+    def _content_start(self, entry: _Entry) -> int:
+        """Return the offset in the file of a member's stored bytes, which follow a local header."""
         shown = _shown(entry.name)
-        local = self._read(entry.header, _LOCAL.size + len(entry.raw_name))
-        if not local.startswith(_LOCAL_SIGNATURE) or len(local) < _LOCAL.size:
-            raise self._corrupt(f"the member {shown!r} is not at byte {entry.header}")
-        fields = _LOCAL.unpack_from(local)
+        local = self._read(entry.header_start, LOCAL_HEADER.size + len(entry.raw_name))
+        if not local.startswith(LOCAL_SIGNATURE) or len(local) < LOCAL_HEADER.size:
+            raise self._corrupt(f"the member {shown!r} is not at byte {entry.header_start}")
+        fields = LOCAL_HEADER.unpack_from(local)
         name_bytes: int
         extra_bytes: int
         name_bytes, extra_bytes = fields[-2:]
-        # Both names are compared by bytes and by length: the header's name may be longer than the
-        # bytes that were read.
-        if local[_LOCAL.size :] != entry.raw_name or name_bytes != len(entry.raw_name):
+        # The lengths are compared, too: the header's name may be longer than what was read of it.
+        if local[LOCAL_HEADER.size :] != entry.raw_name or name_bytes != len(entry.raw_name):
             raise self._corrupt(
-                f"the member at byte {entry.header} has another name than {shown!r}"
+                f"the member at byte {entry.header_start} has another name than {shown!r}"
             )
-        return entry.header + _LOCAL.size + name_bytes + extra_bytes
+        return entry.header_start + LOCAL_HEADER.size + name_bytes + extra_bytes
 
     def _read(self, at: int, size_bytes: int) -> bytes:
         """Return bytes of the file from an offset on; fewer, or none, beyond the file's end."""
@@ -442,33 +439,19 @@ class _Zip:
             return b""
         return os.pread(self._fd, size_bytes, at)
 
-    def _corrupt(self, what: str) -> ShardError:
-        return CorruptShardError(f"the zip is damaged: {what}", url=self._url)
+    def _corrupt(self, problem: str) -> ShardError:
+        return CorruptShardError(f"the zip is damaged: {problem}", url=self._url)
 
 
 def _shown(name: bytes) -> str:
-    """Return a member's name for messages."""
+    """Return a member's name for errors, cut to a maximum length."""
     return name.decode(errors="replace")[:_SHOWN_CHARS]
 
 
-def _is_file(entry: _RawEntry, name: bytes) -> bool:
+def _is_file(entry: RawEntry, name: bytes) -> bool:
     """Return True for an entry of a regular file, False for a folder or a symbolic link."""
     if name.endswith(b"/"):
         return False
     mode = entry.attributes >> 16
-    is_link = entry.system == _UNIX and stat.S_ISLNK(mode)
+    is_link = entry.system == UNIX and stat.S_ISLNK(mode)
     return not is_link
-
-
-def _longs_in(extra: bytes) -> list[int]:
-    """Return the numbers in the zip64 field among an entry's extra fields; empty without one."""
-    at = 0
-    while at + _EXTRA.size <= len(extra):
-        kind, size_bytes = _EXTRA.unpack_from(extra, at)
-        at += _EXTRA.size
-        if kind == _ZIP_64:
-            data = extra[at : at + size_bytes]
-            whole = data[: len(data) // 8 * 8]
-            return [number for (number,) in struct.iter_unpack("<Q", whole)]
-        at += size_bytes
-    return []

@@ -1,8 +1,8 @@
 """Zips: members are grouped into samples by their names, as in tars.
 
 Unlike in a tar, the members of a sample need not be adjacent. A member that is stored without
-compression is a range of the file. A zip with compressed members becomes a tar in the cache, so
-that the members are inflated only once.
+compression is a range of the file. If any member of a zip is compressed, the cache stores a tar of
+the zip's members instead of the zip, so that they are inflated only once.
 """
 
 import os
@@ -33,7 +33,33 @@ _PIECE_BYTES = 256 * 1024
 _RAW_DEFLATE = -15  # for zlib: the largest window, and no header
 
 
-def index(path: Path, url: str) -> Samples:
+class ZipFormat(Format):
+    """Zips."""
+
+    name = "zip"
+    suffixes = {".zip": None}  # noqa: RUF012  # a Mapping
+    is_common_outside_datasets = True
+    magic = b"PK\3\4"
+    may_repack = True
+
+    def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
+        """As `Format.index`."""
+        if _is_tar(path):  # the file from `stored_copy`
+            return index_tar(path, url, require_adjacent=False)
+        return _index(path, url)
+
+    def stored_copy(self, path: Path, url: str) -> BinaryIO | None:
+        """As `Format.stored_copy`."""
+        with open(path, "rb", buffering=0) as file:
+            if is_stored(file, url):
+                return None
+        return stream_of(as_tar(path, url))
+
+
+ZIP = ZipFormat()
+
+
+def _index(path: Path, url: str) -> Samples:
     """Return the samples of the zip at `path`, none of whose members is compressed. Blocks.
 
     Raises OSError; what `members_of` raises; CorruptShardError for a member whose content does not
@@ -43,9 +69,10 @@ def index(path: Path, url: str) -> Samples:
         members = members_of(file, url)
         for number in numbers_sorted_by(members.starts):
             _check_content(file, members[number], url)
-    grouped = _by_sample(members)
-    fault = None  # no member has one, since each has just been checked
-    return group((member.name, member.start, member.end, fault) for member in grouped)
+    no_fault = None  # each member has just been checked
+    return group(
+        (member.name, member.start, member.end, no_fault) for member in _by_sample(members)
+    )
 
 
 def as_tar(path: Path, url: str) -> Iterator[bytes]:
@@ -64,32 +91,6 @@ def as_tar(path: Path, url: str) -> Iterator[bytes]:
     yield bytes(2 * BLOCK_BYTES)
 
 
-class ZipFormat(Format):
-    """Zips."""
-
-    name = "zip"
-    suffixes = {".zip": None}  # noqa: RUF012  # a Mapping
-    is_common_outside_datasets = True
-    magic = b"PK\3\4"
-    repacks = True
-
-    def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
-        """As `Format.index`."""
-        if _is_tar(path):
-            return index_tar(path, url, require_adjacent=False)
-        return index(path, url)
-
-    def stored_copy(self, path: Path, url: str) -> BinaryIO | None:
-        """As `Format.stored_copy`."""
-        with open(path, "rb", buffering=0) as file:
-            if is_stored(file, url):
-                return None
-        return stream_of(as_tar(path, url))
-
-
-ZIP = ZipFormat()
-
-
 def _is_tar(path: Path) -> bool:
     """Return True for a cached file that `as_tar` has made of a zip. Blocks. Raises OSError."""
     with open(path, "rb") as file:
@@ -106,18 +107,23 @@ def _by_sample(members: ZipMembers) -> Iterator[ZipMember]:
 
     The samples have the order of their first members.
     """
-    for number in numbers_sorted_by(_sample_numbers(members)):
-        yield members[number]
+    sample_numbers = _sample_numbers(members)
+    for member_number in numbers_sorted_by(sample_numbers):
+        yield members[member_number]
 
 
 def _sample_numbers(members: ZipMembers) -> "array[int]":
-    """Return the number of each member's sample, u32."""
-    numbers = array("I")
-    number_of_key: dict[bytes, int] = {}
-    for member in range(len(members)):
-        key, _ = split_name(members[member].name)
-        numbers.append(number_of_key.setdefault(key, len(number_of_key)))
-    return numbers
+    """Return the number of each member's sample, u32.
+
+    Samples are numbered in the order of their first members.
+    """
+    sample_numbers = array("I")
+    number_by_key: dict[bytes, int] = {}
+    for member_number in range(len(members)):
+        key, _ = split_name(members[member_number].name)
+        sample_number = number_by_key.setdefault(key, len(number_by_key))
+        sample_numbers.append(sample_number)
+    return sample_numbers
 
 
 def _check_content(file: BinaryIO, member: ZipMember, url: str) -> None:
@@ -135,23 +141,23 @@ def _content(file: BinaryIO, member: ZipMember, url: str) -> Iterator[bytes]:
     if member.method == DEFLATED:
         pieces = _inflated(pieces, member, url)
     crc = 0
-    left_bytes = member.size_bytes
+    missing_bytes = member.size_bytes
     for piece in pieces:
-        left_bytes -= len(piece)
-        # The size is checked before each piece is written, as a zip bomb may inflate to more than
-        # any disk holds.
-        if left_bytes < 0:
+        missing_bytes -= len(piece)
+        # The size is checked before each piece is yielded, since a zip bomb may inflate to more
+        # than any disk holds.
+        if missing_bytes < 0:
             raise _damaged(member, f"has more than {member.size_bytes} bytes", url)
         crc = zlib.crc32(piece, crc)
         yield piece
-    if left_bytes:
-        raise _damaged(member, f"has {left_bytes} bytes fewer than the zip says", url)
+    if missing_bytes:
+        raise _damaged(member, f"has {missing_bytes} bytes fewer than the zip says", url)
     if crc != member.crc:
         raise _damaged(member, "does not have its checksum", url)
 
 
 def _stored(file: BinaryIO, member: ZipMember) -> Iterator[bytes]:
-    """Yield the bytes of a member in pieces, as they are stored."""
+    """Yield the bytes of a member in pieces, as they are stored in the zip."""
     for at in range(member.start, member.end, _PIECE_BYTES):
         yield os.pread(file.fileno(), min(_PIECE_BYTES, member.end - at), at)
 
@@ -172,7 +178,7 @@ def _inflated(pieces: Iterable[bytes], member: ZipMember, url: str) -> Iterator[
         raise _damaged(member, "ends early", url)
 
 
-def _damaged(member: ZipMember, what: str, url: str) -> CorruptShardError:
+def _damaged(member: ZipMember, problem: str, url: str) -> CorruptShardError:
     return CorruptShardError(
-        f"the zip is damaged: its member {member.shown_name!r} {what}", url=url
+        f"the zip is damaged: its member {member.shown_name!r} {problem}", url=url
     )

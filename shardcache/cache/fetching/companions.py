@@ -40,7 +40,7 @@ class Companions:
         the origin's errors.
         """
         format_ = format_of(url)
-        companion_name = format_.needs
+        companion_name = format_.companion_name
         if companion_name is None:
             return None
         companion_url = join(url, companion_name)

@@ -390,7 +390,7 @@ class Fetcher:
         if partial.may_be_inflated:
             return False
         # 2. The format cannot be read from its beginning on.
-        if not partial.is_file and not format_of(partial.obj.url).reads_early:
+        if not partial.is_file and not format_of(partial.obj.url).can_walk_early:
             return False
         # 3. The parts may be of several versions: the origin does not check the version with each.
         if not partial.obj.is_divisible:

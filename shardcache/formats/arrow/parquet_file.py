@@ -22,7 +22,7 @@ class ParquetFormat(Format):
     suffixes = {".parquet": None}  # noqa: RUF012  # a Mapping
     is_common_outside_datasets = True
     magic = b"PAR1"
-    repacks = True
+    may_repack = True
 
     def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
         """As `Format.index`."""

@@ -1,7 +1,7 @@
 """Columns of MDS and LitData, in which each sample of a shard has the same columns.
 
-The values of a sample are stored one after another. `ColumnWalk` indexes a shard by its offset
-table and its columns. The walk can begin while the shard is still arriving.
+The values of a sample are stored one after another. `ColumnWalk` indexes a shard, given the offsets
+of its samples and its columns. The walk can begin while the shard is still arriving.
 """
 
 from collections.abc import Sequence
@@ -21,16 +21,32 @@ class ChunkColumns:
     Attributes:
         names: name of each column, as the writer spelt it.
         encodings: encoding of each column's values.
-        sizes: size in bytes of each column's values; None for a column whose values have different
-            sizes, which each sample states before its values.
+        sizes: size in bytes of each column's values. None for a column whose values have different
+            sizes: each sample states them before its values.
     """
 
     names: Sequence[str]
     encodings: Sequence[str]
     sizes: Sequence[int | None]
 
-    def fault(self) -> str | None:
-        """Return a reason why the columns are damaged; None if they are not.
+    def check(self, url: str) -> None:
+        """Raise CorruptShardError for columns that contradict each other.
+
+        Raises UnsupportedShardError for names that every sample has, such as `__key__`.
+        """
+        damage = self._damage()
+        if damage is not None:
+            raise CorruptShardError(f"its description of columns is damaged: {damage}", url=url)
+        reserved_names = RESERVED.intersection(self.names)
+        if reserved_names:
+            raise UnsupportedShardError(
+                f"a column has the name {min(reserved_names)!r}, which every sample has",
+                url=url,
+                remedy="write the dataset with another name for it",
+            )
+
+    def _damage(self) -> str | None:
+        """Return the reason why the columns are damaged; None if they are not.
 
         The columns come from JSON in the file, so their types have to be checked, too.
         """
@@ -40,30 +56,14 @@ class ChunkColumns:
         if not self.names or len(self.names) > MAX_COLUMNS:
             return f"it has {len(self.names)} columns"
         if not len(self.names) == len(self.encodings) == len(self.sizes):
-            return "its columns have not as many names as encodings and sizes"
+            return "its columns have different numbers of names, encodings and sizes"
         if not all(_is_text(each) for each in (*self.names, *self.encodings)):
             return "a column's name or encoding is not text"
-        if not all(_is_size(each) for each in self.sizes):
+        if not all(size is None or _is_size(size) for size in self.sizes):
             return "a column's size is not a positive number of 32 bits"
         if len(set(self.names)) < len(self.names):
             return "two of its columns have the same name"
         return None
-
-    def check(self, url: str) -> None:
-        """Raise CorruptShardError for columns that contradict each other.
-
-        Raise UnsupportedShardError for names that every sample has, such as `__key__`.
-        """
-        fault = self.fault()
-        if fault is not None:
-            raise CorruptShardError(f"its description of columns is damaged: {fault}", url=url)
-        reserved_names = RESERVED.intersection(self.names)
-        if reserved_names:
-            raise UnsupportedShardError(
-                f"a column has the name {min(reserved_names)!r}, which every sample has",
-                url=url,
-                remedy="write the dataset with another name for it",
-            )
 
 
 def _is_text(value: object) -> bool:
@@ -78,15 +78,15 @@ def _is_text(value: object) -> bool:
 
 
 def _is_size(size_bytes: object) -> bool:
-    """Return True for a size that fits into 32 bits, and for None."""
-    return size_bytes is None or (type(size_bytes) is int and 0 < size_bytes < 2**32)
+    """Return True for a positive integer that fits into 32 bits; False for a bool."""
+    return type(size_bytes) is int and 0 < size_bytes < 2**32
 
 
 class ColumnWalk:
-    """The samples of a shard with an offset table and the same columns in each; see `Walk`.
+    """A `Walk` over a shard whose samples all have the same columns.
 
-    A sample begins with the sizes of its values in columns without a fixed size. All of its values
-    follow.
+    A sample begins with its head, the sizes of its values in columns without a fixed size. All of
+    its values follow.
 
     Args:
         bytes_at: reads the shard.
@@ -112,17 +112,19 @@ class ColumnWalk:
         self._bytes_at = bytes_at
         self._offsets = offsets
         self._url = url
-        # The size of each column's values; 0 for columns whose size each sample states.
+        # The size of each column's values; 0 for a column without a fixed size.
         self._fixed_sizes = [size or 0 for size in columns.sizes]
-        # The numbers of the columns whose size each sample states.
-        self._stating_columns = [nth for nth, size in enumerate(columns.sizes) if size is None]
-        self._head = Struct(f"<{len(self._stating_columns)}I")
-        self._column_ids = range(len(columns.names))
-        self._number = 0  # number of the next sample
+        # The numbers of the columns without a fixed size.
+        self._variable_columns = [
+            column for column, size in enumerate(columns.sizes) if size is None
+        ]
+        self._head = Struct(f"<{len(self._variable_columns)}I")
+        self._column_numbers = range(len(columns.names))
+        self._next_number = 0  # number of the next sample
 
     def advance(self) -> bool:
         """Add the next sample; return False at the end of the shard."""
-        number = self._number
+        number = self._next_number
         if number + 1 >= len(self._offsets):
             return False
         begin = self._offsets[number]
@@ -130,26 +132,27 @@ class ColumnWalk:
         head_bytes = self._head.size
         if begin + head_bytes > end:
             raise self._damaged(number, "it is too short for the sizes of its columns")
-        # In a shard that is still arriving, this read waits for the sizes at the beginning of the
-        # sample. The preceding sample is then complete, but this one's values may arrive later.
-        stated_sizes = self._head.unpack(self._bytes_at(begin, head_bytes))
+        # In a shard that is still arriving, this read waits for the head of the sample. The sample
+        # before it has then arrived as a whole, but the values of this one may arrive later.
+        head = self._bytes_at(begin, head_bytes)
+        variable_sizes = self._head.unpack(head)
 
         samples = self.samples
-        samples.begin(key_of_number(number))
+        samples.begin(key_of_number(number))  # completes the sample before
         sizes = self._fixed_sizes.copy()
-        for nth, size_bytes in zip(self._stating_columns, stated_sizes, strict=True):
-            sizes[nth] = size_bytes
+        for column, size_bytes in zip(self._variable_columns, variable_sizes, strict=True):
+            sizes[column] = size_bytes
         at = begin + head_bytes
         for value_bytes in sizes:
             samples.starts.append(at)
             at += value_bytes
             samples.ends.append(at)
-        samples.extension_ids.extend(self._column_ids)
+        samples.extension_ids.extend(self._column_numbers)
         if at != end:
             raise self._damaged(
                 number, f"its columns end at byte {at}, but the sample at byte {end}"
             )
-        self._number = number + 1
+        self._next_number = number + 1
         return True
 
     def finish(self) -> Samples:
@@ -159,8 +162,8 @@ class ColumnWalk:
         self.samples.end()
         return self.samples
 
-    def _damaged(self, number: int, what: str) -> CorruptShardError:
+    def _damaged(self, number: int, problem: str) -> CorruptShardError:
         at = self._offsets[number]
         return CorruptShardError(
-            f"the sample {number} at byte {at} is damaged: {what}", url=self._url
+            f"the sample {number} at byte {at} is damaged: {problem}", url=self._url
         )

@@ -1,13 +1,13 @@
-"""Chunks of LitData: samples with typed leaves, and an index.json that alone describes them.
+"""Chunks, the shards of LitData: samples with typed leaves, and an index.json that describes them.
 
-A chunk is a shard of LitData. A leaf is one value of a sample, and so what a cell is elsewhere. A
-chunk has the offsets of its samples (`offset_table`), and in each sample the size of every leaf,
-then the leaves. Only the index.json in the same folder says, in `config`, what the leaves are, so a
-chunk cannot be indexed without it. Values are decoded as `litdata` decodes them.
+A leaf is one value of a sample, and so what a cell is elsewhere. A chunk has the offsets of its
+samples (`offset_table`), and in each sample the size of every leaf, then the leaves. Only the
+`config` in the index.json in the same folder says what the leaves are, so a chunk cannot be indexed
+without it. Values are decoded as `litdata` decodes them.
 
-Chunks of texts, numbers and nested values hold rows in Arrow's format instead of samples. These
-rows are cached, as those of parquet files are. Chunks whose samples are compressed in groups of
-some hundred are cached as plain chunks (`litdata_frames`).
+Two kinds of chunks are cached in another form. A chunk of texts, numbers or nested values may hold
+rows in Arrow's format instead of samples: it is cached as a stream of rows, as parquet files are. A
+chunk whose samples are compressed by hundreds is cached as a plain chunk (`litdata_frames`).
 """
 
 import json
@@ -31,12 +31,12 @@ from shardcache.tarindex.tables import Samples
 
 _NAME = re.compile(r"chunk-[0-9]+-[0-9]+(?:\.zstd(?::[0-9]+)?)?\.bin")
 _ZSTD_LEVELS = range(1, 23)
-_ARROW_MAGIC = b"LDARW01\0"  # a chunk with rows in Arrow's format ends with these bytes
-_CELL = "cell:"  # prefix of the encodings of rows' cells
-_ARROW_STREAM = b"\xff\xff\xff\xff"  # cached rows begin with these bytes
+_ROWS_MAGIC = b"LDARW01\0"  # a chunk with rows in Arrow's format ends with these bytes
+_CELL_PREFIX = "cell:"  # prefix of the encodings of rows' cells
+_ARROW_STREAM = b"\xff\xff\xff\xff"  # a cached stream of rows begins with these bytes
 
-_REWRITE = "write the dataset again with litdata.optimize(…) without "
-_OTHERS_REMEDY = "read it with litdata, or write shards with `shardcache write`"
+_REWRITE_WITHOUT = "write the dataset again with litdata.optimize(…) without "
+_UNSUPPORTED_REMEDY = "read it with litdata, or write shards with `shardcache write`"
 # Members of an index.json's `config` that are needed to index a chunk, or to refuse it.
 _USED_MEMBERS = (
     "compression",
@@ -57,9 +57,9 @@ class LitDataFormat(Format):
         ".zstd.bin": "zstd",
         **{f".zstd:{level}.bin": "zstd" for level in _ZSTD_LEVELS},
     }
-    needs = "index.json"
-    lists = True
-    repacks = True
+    companion_name = "index.json"
+    has_index_files = True
+    may_repack = True
 
     def has_name(self, name: str) -> bool:
         """Return True if a file is named as chunks are, since many other files end in .bin."""
@@ -78,7 +78,7 @@ class LitDataFormat(Format):
             offsets = read_offsets(bytes_at, size_bytes, url)
             # Bytes after the last sample are allowed only if they are rows: earlier releases of
             # LitData have written the samples, and then the same samples as rows.
-            if offsets[-1] != size_bytes and rows_span(read, size_bytes, url) is None:
+            if offsets[-1] != size_bytes and _rows_span(read, size_bytes, url) is None:
                 raise CorruptShardError(
                     f"the last sample ends at byte {offsets[-1]}, but the file at byte "
                     f"{size_bytes}",
@@ -88,9 +88,10 @@ class LitDataFormat(Format):
         return samples
 
     def stored_copy(self, path: Path, url: str) -> BinaryIO | None:
-        """Return the rows of a chunk of rows, or a plain chunk for a compressed one. Blocks.
+        """Return the rows of a chunk of rows, or the plain form of a compressed chunk. Blocks.
 
-        Raises CorruptShardError, TruncatedShardError; MissingPackageError without pyarrow, OSError.
+        Raises CorruptShardError, TruncatedShardError, UnsupportedShardError, OSError;
+        MissingPackageError if rows need pyarrow.
         """
         with opened(path) as (read, size_bytes):
             if _is_arrow_stream(read):
@@ -99,18 +100,18 @@ class LitDataFormat(Format):
                 raise CorruptShardError("the file is not a chunk of LitData", url=url)
             if is_framed(read):
                 return plain_chunk(path, url)
-            span = rows_span(read, size_bytes, url)
-            if span is None or not _has_rows_alone(read, size_bytes, url):
+            span = _rows_span(read, size_bytes, url)
+            if span is None or _has_samples(read, size_bytes, url):
                 return None
         return rows_of("chunk of rows", path, url, *span)
 
     def decoder(self, encoding: str) -> Decoder | None:
-        """Return the decoder of a leaf, or of a row's cell if the encoding has their prefix.
+        """Return the decoder of a leaf, or of a row's cell if the encoding has `_CELL_PREFIX`.
 
         The encoding of a leaf is its entry in `data_format`; see `litdata_values`.
         """
-        if encoding.startswith(_CELL):
-            return cell_values.DECODERS.get(encoding.removeprefix(_CELL))
+        if encoding.startswith(_CELL_PREFIX):
+            return cell_values.DECODERS.get(encoding.removeprefix(_CELL_PREFIX))
         return litdata_values.decoder(encoding)
 
     def has_image_files(self, encoding: str) -> bool:
@@ -122,14 +123,14 @@ class LitDataFormat(Format):
         """Return the part of an index.json's `config` that describes the leaves, as JSON."""
         try:
             config = json.loads(data)["config"]
-            used = {name: config.get(name) for name in _USED_MEMBERS}
+            used_members = {name: config.get(name) for name in _USED_MEMBERS}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exn:
             raise CorruptShardError(
                 f"it does not describe chunks of LitData ({exn!r})",
                 url=url,
                 remedy="upload the index.json that litdata.optimize wrote with the chunks",
             ) from exn
-        return json.dumps(used)
+        return json.dumps(used_members)
 
     def listed(self, index: Mapping[str, Any]) -> Iterator[ListedShard] | None:
         """Return the chunks in an index.json of LitData; None if it is of another format."""
@@ -139,14 +140,14 @@ class LitDataFormat(Format):
             return None
         if config.get("format") == "mds":
             raise ValueError("it is an index by LitData of MDS shards: use the index.json of MDS")
-        fault = _fault_of(config)
-        if fault is not None:
-            raise ValueError(f"{fault.what}: {fault.remedy}")
-        return map(_listed, rows)
+        limitation = _limitation_of(config)
+        if limitation is not None:
+            raise ValueError(f"{limitation.reason}: {limitation.remedy}")
+        return map(_listed_chunk, rows)
 
 
-def _listed(row: Any) -> ListedShard:
-    """Return a chunk of an index.json. Raises ValueError."""
+def _listed_chunk(row: Any) -> ListedShard:
+    """Return the chunk that a row of an index.json lists. Raises ValueError."""
     fields = row if isinstance(row, dict) else {}
     name = fields.get("filename")
     samples = fields.get("chunk_size")
@@ -156,58 +157,63 @@ def _listed(row: Any) -> ListedShard:
     return ListedShard(name, samples, size_bytes=None)
 
 
-class _Fault(NamedTuple):
-    """A reason why chunks are not supported.
+class _Limitation(NamedTuple):
+    """A reason why chunks are not supported, and the remedy for it."""
 
-    Attributes:
-        what: the reason.
-        remedy: the remedy for it.
-    """
-
-    what: str
+    reason: str
     remedy: str
 
 
-def _fault_of(config: Mapping[str, Any]) -> _Fault | None:
+def _limitation_of(config: Mapping[str, Any]) -> _Limitation | None:
     """Return why chunks with this `config` are not supported; None if they are."""
     if config.get("encryption"):
-        return _Fault("its chunks are encrypted", _REWRITE + "encryption=")
+        return _Limitation("its chunks are encrypted", _REWRITE_WITHOUT + "encryption=")
     loader = config.get("item_loader") or "PyTreeLoader"
     if loader != "PyTreeLoader":
-        return _Fault(
+        return _Limitation(
             f"chunks for the item loader {loader} are not supported",
-            _OTHERS_REMEDY,
+            _UNSUPPORTED_REMEDY,
         )
     if config.get("compression_level") == "sample":
-        return _Fault(
+        return _Limitation(
             "each of its samples is compressed by itself (compression_level='sample')",
-            _REWRITE + "it",
+            _REWRITE_WITHOUT + "it",
         )
     return None
 
 
 def _columns(companion: str, url: str) -> ChunkColumns:
-    """Return the columns that a companion describes, the result of `companion_of`."""
+    """Return the columns that a companion describes.
+
+    Args:
+        companion: the result of `companion_of`.
+        url: url of the chunk, for errors.
+
+    Raises CorruptShardError; UnsupportedShardError for chunks that are not supported.
+    """
     try:
         config = json.loads(companion)
         encodings = config["data_format"]
-        names = _names_of(json.loads(config["data_spec"]))
+        names = _leaf_names(json.loads(config["data_spec"]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exn:
         raise CorruptShardError(
             f"the config in its index.json is damaged ({exn!r})",
             url=url,
             remedy="upload the index.json that litdata.optimize wrote with the chunks",
         ) from exn
-    fault = _fault_of(config)
-    if fault is None and names is None:
-        fault = _Fault("samples of nested dicts or lists are not supported", _OTHERS_REMEDY)
-    if fault is not None:
-        raise UnsupportedShardError(fault.what, url=url, remedy=fault.remedy)
-    assert names is not None
+    limitation = _limitation_of(config)
+    if limitation is not None:
+        raise UnsupportedShardError(limitation.reason, url=url, remedy=limitation.remedy)
+    if names is None:
+        raise UnsupportedShardError(
+            "samples of nested dicts or lists are not supported",
+            url=url,
+            remedy=_UNSUPPORTED_REMEDY,
+        )
     return ChunkColumns(names, encodings, [None] * len(names))
 
 
-def _names_of(spec: Any) -> list[str] | None:
+def _leaf_names(spec: Any) -> list[str] | None:
     """Return the names of a sample's leaves; None if samples are nested.
 
     The names are the keys of a sample that is a dict, and otherwise numbers.
@@ -231,33 +237,37 @@ def _names_of(spec: Any) -> list[str] | None:
         if isinstance(names, dict):  # the context of a defaultdict, which also names its factory
             names = names["dict_context"]
         return [str(name) for name in names]
-    return [str(nth) for nth in range(len(children))]
+    return [str(number) for number in range(len(children))]
 
 
 def _is_arrow_stream(read: Read) -> bool:
-    """Return True for a file of the rows that are cached in place of a chunk of rows."""
+    """Return True for the stream of rows that is cached in place of a chunk of rows."""
     return read(0, 0, len(_ARROW_STREAM)) == _ARROW_STREAM
 
 
 def _with_cell_prefix(samples: Samples) -> Samples:
-    """Mark the encodings of rows' cells with `_CELL`, and return the samples.
+    """Mark the encodings of rows' cells with `_CELL_PREFIX`, and return the samples.
 
-    A leaf may have an encoding of the same name, but other bytes.
+    The mark is needed since leaves have encodings of the same names that store other bytes. Plain
+    bytes need no mark.
     """
-    samples.encodings = [_CELL + encoding if encoding else "" for encoding in samples.encodings]
+    samples.encodings = [
+        _CELL_PREFIX + encoding if encoding else "" for encoding in samples.encodings
+    ]
     return samples
 
 
-def rows_span(read: Read, size_bytes: int, url: str) -> tuple[int, int] | None:
+def _rows_span(read: Read, size_bytes: int, url: str) -> tuple[int, int] | None:
     """Return start and end of the rows at the end of a chunk; None for a chunk without rows.
 
-    Raises CorruptShardError for rows that would begin before the chunk.
+    The rows are followed by their size, u32, and `_ROWS_MAGIC`. Raises CorruptShardError for rows
+    that would begin before the chunk.
     """
-    tail_bytes = U32_BYTES + len(_ARROW_MAGIC)
+    tail_bytes = U32_BYTES + len(_ROWS_MAGIC)
     if size_bytes < tail_bytes:
         return None
     tail = read(size_bytes - tail_bytes, tail_bytes, tail_bytes)
-    if tail[U32_BYTES:] != _ARROW_MAGIC:
+    if tail[U32_BYTES:] != _ROWS_MAGIC:
         return None
     end = size_bytes - tail_bytes
     [rows_bytes] = u32s(tail[:U32_BYTES])
@@ -269,10 +279,10 @@ def rows_span(read: Read, size_bytes: int, url: str) -> tuple[int, int] | None:
     return start, end
 
 
-def _has_rows_alone(read: Read, size_bytes: int, url: str) -> bool:
-    """Return True if a chunk with rows has no samples before the rows."""
+def _has_samples(read: Read, size_bytes: int, url: str) -> bool:
+    """Return True if a chunk with rows has samples before the rows."""
     offsets = read_offsets(ForwardReader(read, size_bytes, url), size_bytes, url)
-    return offsets[0] == offsets[-1]
+    return offsets[0] != offsets[-1]
 
 
 LITDATA = LitDataFormat()

@@ -3,12 +3,14 @@
     magic           8 bytes
     version, flags  u16 each
     counts          number of samples, samples per frame, number of frames: u32 each
-    offsets         u32[samples + 1]: offset of each sample in the content of all frames, end to end
+    offsets         u32[samples + 1]: offset of each sample, and of the end of the last one, in the
+                    decompressed content of all frames, end to end
     frames          for each frame: number of its first sample u32, number of samples u32, offset in
                     the file u64, compressed size u32, plain size u32
+    content         the frames
 
-`litdata_chunks` caches such a chunk as a plain chunk, which is not compressed, so that its samples
-are ranges of bytes.
+`litdata_chunks` caches a chunk of frames as a plain chunk, which is not compressed, so that its
+samples are ranges of bytes.
 """
 
 import struct
@@ -37,14 +39,14 @@ class _Frame(NamedTuple):
     """An entry of the table of frames.
 
     Attributes:
-        first: number of the frame's first sample.
+        first_sample: number of the frame's first sample.
         samples: number of samples in the frame.
         start: offset of the frame in the file.
         stored_bytes: compressed size of the frame.
         plain_bytes: size of the frame's content.
     """
 
-    first: int
+    first_sample: int
     samples: int
     start: int
     stored_bytes: int
@@ -65,31 +67,32 @@ def plain_chunk(path: Path, url: str) -> BinaryIO:
     with opened(path) as (read, size_bytes):
         bytes_at = ForwardReader(read, size_bytes, url)
         prefix = bytes_at(0, _PREFIX.size)
-        _, version, _, count, _, number_of_frames = _PREFIX.unpack(prefix)
+        _, version, _, sample_count, _, frame_count = _PREFIX.unpack(prefix)
         if version != _VERSION:
             raise UnsupportedShardError(
                 f"zstd frames of version {version} are not supported, only {_VERSION}",
                 url=url,
                 remedy="update shardcache, or write the dataset without compression=",
             )
-        table_start = _PREFIX.size + U32_BYTES * (count + 1)
-        table_end = table_start + _FRAME.size * number_of_frames
-        if table_end > size_bytes:
+        offsets_bytes = U32_BYTES * (sample_count + 1)
+        table_start = _PREFIX.size + offsets_bytes
+        table_bytes = _FRAME.size * frame_count
+        if table_start + table_bytes > size_bytes:
             raise TruncatedShardError(
-                f"the file has {size_bytes} bytes, too few for {count:,} samples in "
-                f"{number_of_frames:,} frames",
+                f"the file has {size_bytes} bytes, too few for {sample_count:,} samples in "
+                f"{frame_count:,} frames",
                 url=url,
             )
-        offsets = u32s(bytes_at(_PREFIX.size, U32_BYTES * (count + 1)))
-        table = bytes_at(table_start, table_end - table_start)
-        frames = [_Frame._make(row) for row in _FRAME.iter_unpack(table)]
-    fault = _fault_of(offsets, frames, size_bytes)
-    if fault is not None:
-        raise CorruptShardError(fault, url=url)
-    return stream_of(_pieces(path, offsets, frames, url))
+        offsets = u32s(bytes_at(_PREFIX.size, offsets_bytes))
+        table = bytes_at(table_start, table_bytes)
+        frames = [_Frame._make(fields) for fields in _FRAME.iter_unpack(table)]
+    damage = _damage_of(offsets, frames, size_bytes)
+    if damage is not None:
+        raise CorruptShardError(damage, url=url)
+    return stream_of(_plain_pieces(path, offsets, frames, url))
 
 
-def _fault_of(offsets: "array[int]", frames: list[_Frame], size_bytes: int) -> str | None:
+def _damage_of(offsets: "array[int]", frames: list[_Frame], size_bytes: int) -> str | None:
     """Return the reason why the tables are damaged; None if they are not.
 
     The frames have to hold all samples, one after another.
@@ -97,43 +100,45 @@ def _fault_of(offsets: "array[int]", frames: list[_Frame], size_bytes: int) -> s
     if offsets[0] or not are_ascending(offsets):
         return "the offsets of its samples are not ascending"
     next_sample = 0
-    for nth, frame in enumerate(frames):
-        end = frame.first + frame.samples
+    for number, frame in enumerate(frames):
+        end = frame.first_sample + frame.samples
         # `offsets` has one entry more than there are samples, so `end` must be an index of it.
-        if frame.first != next_sample or end >= len(offsets):
-            return f"its frame {nth} does not begin with sample {next_sample}"
+        if frame.first_sample != next_sample or end >= len(offsets):
+            return f"its frame {number} does not begin with sample {next_sample}"
         if frame.plain_bytes != offsets[end] - offsets[next_sample]:
-            return f"its frame {nth} does not have the size of its samples"
+            return f"its frame {number} does not have the size of its samples"
         if frame.start + frame.stored_bytes > size_bytes:
-            return f"its frame {nth} ends behind the file"
+            return f"its frame {number} ends after the end of the file"
         next_sample = end
     if next_sample + 1 != len(offsets):
         return f"its frames hold {next_sample} of {len(offsets) - 1} samples"
     return None
 
 
-def _pieces(path: Path, offsets: "array[int]", frames: list[_Frame], url: str) -> Iterator[bytes]:
-    """Yield the plain chunk: the header, then the samples of each frame."""
+def _plain_pieces(
+    path: Path, offsets: "array[int]", frames: list[_Frame], url: str
+) -> Iterator[bytes]:
+    """Yield the plain chunk: the header (see `offset_table`), then the samples of each frame."""
     count = len(offsets) - 1
-    head_bytes = U32_BYTES * (count + 2)
-    if offsets[-1] + head_bytes >= 2**32:
+    header_bytes = U32_BYTES * (count + 2)
+    if header_bytes + offsets[-1] >= 2**32:
         raise CorruptShardError("it would have more than 4 GiB as a plain chunk", url=url)
-    header = array("I", [count, *(offset + head_bytes for offset in offsets)])
+    header = array("I", [count, *(header_bytes + offset for offset in offsets)])
     if sys.byteorder == "big":
         header.byteswap()
     yield header.tobytes()
     with opened(path) as (read, _):
-        for nth, frame in enumerate(frames):
-            yield from _decompressed(frame, read, nth, url)
+        for number, frame in enumerate(frames):
+            yield from _decompressed(frame, read, number, url)
 
 
-def _decompressed(frame: _Frame, read: Read, nth: int, url: str) -> Iterator[bytes]:
+def _decompressed(frame: _Frame, read: Read, number: int, url: str) -> Iterator[bytes]:
     """Yield the content of a frame in pieces of bounded size, however large the frame is.
 
     Args:
         frame: the frame.
         read: reads bytes of the file.
-        nth: number of the frame, for errors.
+        number: number of the frame, for errors.
         url: url of the shard, for errors.
     """
     zstd = zstd_library()
@@ -141,7 +146,7 @@ def _decompressed(frame: _Frame, read: Read, nth: int, url: str) -> Iterator[byt
     decoder = zstd.ZstdDecompressor(options=limits)
     at = frame.start
     end = frame.start + frame.stored_bytes
-    left_bytes = frame.plain_bytes
+    missing_bytes = frame.plain_bytes
     while not decoder.eof:
         data = b""
         if decoder.needs_input:
@@ -153,12 +158,13 @@ def _decompressed(frame: _Frame, read: Read, nth: int, url: str) -> Iterator[byt
             piece: bytes = decoder.decompress(data, _PIECE_BYTES)
         except zstd.ZstdError as exn:
             raise CorruptShardError(
-                f"its frame {nth} cannot be decompressed ({exn})", url=url
+                f"its frame {number} cannot be decompressed ({exn})", url=url
             ) from exn
-        left_bytes -= len(piece)
-        if left_bytes < 0:
-            break
-        # The piece is empty if the piece before it was the last of the data so far.
+        missing_bytes -= len(piece)
+        if missing_bytes < 0:
+            break  # the frame has more content than it states
         yield piece
-    if left_bytes or not decoder.eof:
-        raise CorruptShardError(f"its frame {nth} does not have the size that it states", url=url)
+    if missing_bytes or not decoder.eof:
+        raise CorruptShardError(
+            f"its frame {number} does not have the size that it states", url=url
+        )

@@ -9,21 +9,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from shardcache.formats.format import Decoder, needs_package
+from shardcache.formats.format import Decoder, missing_package_error
 from shardcache.formats.plain_values import (
     check_numpy,
     check_pillow,
     image_file,
     items_of,
     number_decoder,
-    pickled,
+    pickled_error,
     raw_image,
     text,
-    unknown,
+    unsupported_error,
 )
 
-# LitData writes a type as its place in one of these lists, which have LitData's order. Some of
-# torch's types have two names, and so two places.
+# LitData writes a type as its index in one of these lists, which have LitData's order. Some of
+# torch's types have two names, and so two indexes.
 _TORCH_DTYPES = (
     "float32",
     "float32",
@@ -63,7 +63,7 @@ _NUMPY_DTYPES = (
     "complex128",
     "bool",
 )
-# A tensor or array begins with the number of its type, and the number of its dimensions. LitData
+# A tensor or array begins with the index of its type, and the number of its dimensions. LitData
 # writes them in big-endian order for tensors, and in little-endian order for arrays.
 _TENSOR_HEAD = struct.Struct(">2I")
 _ARRAY_HEAD = struct.Struct("<2I")
@@ -79,7 +79,7 @@ def _flag(data: bytes) -> bool:
     return data[0] != 0
 
 
-_PLAIN: dict[str, Decoder] = {
+_PLAIN_DECODERS: dict[str, Decoder] = {
     "str": text,
     "text": text,
     "int": number_decoder("q"),
@@ -97,10 +97,10 @@ def decoder(encoding: str) -> Decoder | None:
     kind, _, details = encoding.partition(":")
     if kind in ("bytes", "file"):
         return None
-    if encoding in _PLAIN:
-        return _PLAIN[encoding]
+    if encoding in _PLAIN_DECODERS:
+        return _PLAIN_DECODERS[encoding]
     if encoding in _PICKLED:
-        raise pickled(encoding)
+        raise pickled_error(encoding)
     if encoding == "pil":
         check_pillow()
         return raw_image
@@ -110,7 +110,7 @@ def decoder(encoding: str) -> Decoder | None:
         return _images if kind == "jpeg_array" else _image
     decode = _numbers_decoder(kind, details)
     if decode is None:
-        raise unknown(encoding, "litdata")
+        raise unsupported_error(encoding, "litdata")
     return decode
 
 
@@ -119,7 +119,7 @@ def _numbers_decoder(kind: str, details: str) -> Callable[[bytes], Any] | None:
 
     Args:
         kind: the encoding up to its first colon.
-        details: the encoding after that colon: the number of a type, or empty.
+        details: the encoding after that colon: the index of a type, or empty.
     """
     if kind == "numpy":
         check_numpy()
@@ -129,13 +129,13 @@ def _numbers_decoder(kind: str, details: str) -> Callable[[bytes], Any] | None:
         return _tensor
     if not details.isdecimal():
         return None
-    number = int(details)
-    if kind == "no_header_numpy" and number < len(_NUMPY_DTYPES):
+    type_index = int(details)
+    if kind == "no_header_numpy" and type_index < len(_NUMPY_DTYPES):
         check_numpy()
-        return partial(_plain_array, _NUMPY_DTYPES[number])
-    if kind == "no_header_tensor" and number < len(_TORCH_DTYPES):
+        return partial(_plain_array, _NUMPY_DTYPES[type_index])
+    if kind == "no_header_tensor" and type_index < len(_TORCH_DTYPES):
         _check_torch()
-        return partial(_plain_tensor, _TORCH_DTYPES[number])
+        return partial(_plain_tensor, _TORCH_DTYPES[type_index])
     return None
 
 
@@ -145,13 +145,13 @@ def _check_torch() -> None:
     try:
         import torch  # noqa: F401
     except ImportError as exn:
-        raise needs_package("torch", "making tensors") from exn
+        raise missing_package_error("torch", "making tensors") from exn
 
 
 def _image(data: bytes) -> Any:
     """Return an image file as an RGB tensor of the shape (3, height, width).
 
-    A JPEG is turned as its EXIF data says.
+    A JPEG is turned upright as its EXIF data says.
     """
     import numpy as np
     import torch
@@ -165,11 +165,11 @@ def _image(data: bytes) -> Any:
 
 def _images(data: bytes) -> list[Any]:
     """Return the tensors of a list of image files."""
-    return [_image(each) for each in items_of(data)]
+    return [_image(item) for item in items_of(data)]
 
 
 def _plain_tensor(dtype: str, data: bytes) -> Any:
-    """Return the tensor of one dimension that has these values."""
+    """Return the tensor of one dimension with the values that the bytes hold."""
     import torch
 
     torch_dtype = getattr(torch, dtype)
@@ -181,13 +181,13 @@ def _plain_tensor(dtype: str, data: bytes) -> Any:
 
 def _tensor(data: bytes) -> Any:
     """Return the tensor whose type and shape come before its values."""
-    number, dimensions = _TENSOR_HEAD.unpack_from(data)
-    shape, values = _shape_and_values(data, _TENSOR_HEAD.size, dimensions, ">")
-    return _plain_tensor(_TORCH_DTYPES[number], values).reshape(shape)
+    type_index, dimensions = _TENSOR_HEAD.unpack_from(data)
+    shape, values = _shape_and_values(data, _TENSOR_HEAD.size, dimensions, byte_order=">")
+    return _plain_tensor(_TORCH_DTYPES[type_index], values).reshape(shape)
 
 
 def _plain_array(dtype: str, data: bytes) -> Any:
-    """Return the array of one dimension that has these values."""
+    """Return the array of one dimension with the values that the bytes hold."""
     import numpy as np
 
     return np.frombuffer(data, dtype).copy()  # the copy makes the array writable
@@ -195,26 +195,28 @@ def _plain_array(dtype: str, data: bytes) -> Any:
 
 def _array(data: bytes) -> Any:
     """Return the array whose type and shape come before its values."""
-    number, dimensions = _ARRAY_HEAD.unpack_from(data)
-    shape, values = _shape_and_values(data, _ARRAY_HEAD.size, dimensions, "<")
-    return _plain_array(_NUMPY_DTYPES[number], values).reshape(shape)
+    type_index, dimensions = _ARRAY_HEAD.unpack_from(data)
+    shape, values = _shape_and_values(data, _ARRAY_HEAD.size, dimensions, byte_order="<")
+    return _plain_array(_NUMPY_DTYPES[type_index], values).reshape(shape)
 
 
 def _shape_and_values(
     data: bytes,
     at: int,
     dimensions: int,
-    order: str,
+    byte_order: str,
 ) -> tuple[tuple[int, ...], bytes]:
-    """Return the shape at an offset, and the values, which are all bytes after the shape.
+    """Return the shape at an offset, and the bytes of the values, which are all after the shape.
 
     Args:
         data: bytes of the leaf.
         at: offset of the shape.
         dimensions: number of dimensions.
-        order: byte order of the shape's numbers: "<" or ">", as in `struct`.
+        byte_order: byte order of the shape's numbers: "<" or ">", as in `struct`.
     """
     if dimensions > _MAX_DIMENSIONS:
         raise ValueError(f"{dimensions} dimensions")
-    sizes = struct.Struct(f"{order}{dimensions}I")
-    return sizes.unpack_from(data, at), data[at + sizes.size :]
+    packed_shape = struct.Struct(f"{byte_order}{dimensions}I")
+    shape = packed_shape.unpack_from(data, at)
+    values = data[at + packed_shape.size :]
+    return shape, values

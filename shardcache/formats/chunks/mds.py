@@ -27,8 +27,10 @@ from shardcache.tarindex.members import Read
 from shardcache.tarindex.tables import Samples
 
 _VERSION = 2
-_MAX_CONFIG_BYTES = 16 * 1024 * 1024
-_OTHERS_REMEDY = "read it with the library that wrote it, or write shards with `shardcache write`"
+_MAX_CONFIG_BYTES = 16 * 1024 * 1024  # limit for the JSON object that describes the columns
+_UNSUPPORTED_REMEDY = (
+    "read it with the library that wrote it, or write shards with `shardcache write`"
+)
 
 
 class MdsFormat(Format):
@@ -36,8 +38,8 @@ class MdsFormat(Format):
 
     name = "mds"
     suffixes = with_compressions(".mds") | {".mds.br": "brotli", ".mds.snappy": "snappy"}
-    reads_early = True
-    lists = True
+    can_walk_early = True
+    has_index_files = True
 
     def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
         """Return the samples of a shard. Blocks.
@@ -66,7 +68,7 @@ class MdsFormat(Format):
         rows = index.get("shards")
         if not isinstance(rows, list) or "version" not in index:
             return None
-        return map(_listed, rows)
+        return map(_listed_shard, rows)
 
 
 def _walk(read: Read, size_bytes: int, url: str) -> ColumnWalk:
@@ -98,7 +100,7 @@ def _columns(bytes_at: BytesAt, start: int, end: int, url: str) -> ChunkColumns:
         columns = ChunkColumns(
             config["column_names"],
             config["column_encodings"],
-            # The file has null or 0 for a column whose values have different sizes.
+            # The file has null or 0 for a column without a fixed size.
             [size or None for size in config["column_sizes"]],
         )
     except (ValueError, KeyError, TypeError, RecursionError) as exn:
@@ -106,14 +108,18 @@ def _columns(bytes_at: BytesAt, start: int, end: int, url: str) -> ChunkColumns:
             f"its description of columns at byte {start} is damaged ({exn!r})",
             url=url,
         ) from exn
-    fault = _unsupported(config)
-    if fault is not None:
-        raise UnsupportedShardError(fault, url=url, remedy=_OTHERS_REMEDY)
+    reason = _unsupported_reason(config)
+    if reason is not None:
+        raise UnsupportedShardError(reason, url=url, remedy=_UNSUPPORTED_REMEDY)
     return columns
 
 
-def _unsupported(config: Mapping[str, Any]) -> str | None:
-    """Return why shards with this description are not supported; None if they are."""
+def _unsupported_reason(config: Mapping[str, Any]) -> str | None:
+    """Return why shards with this description are not supported; None if they are.
+
+    Args:
+        config: the description in the shard, or the shard's row in an index.json.
+    """
     format_ = config.get("format", "mds")
     version = config.get("version", _VERSION)
     if format_ != "mds":
@@ -123,13 +129,14 @@ def _unsupported(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _listed(row: Any) -> ListedShard:
-    """Return a shard of an index.json. Raises ValueError."""
+def _listed_shard(row: Any) -> ListedShard:
+    """Return the shard that a row of an index.json lists. Raises ValueError."""
     fields = row if isinstance(row, dict) else {}
-    fault = _unsupported(fields)
-    if fault is not None:
-        raise ValueError(fault)
-    # A compressed shard has both entries; `zip_data` is then the file in the object store.
+    reason = _unsupported_reason(fields)
+    if reason is not None:
+        raise ValueError(reason)
+    # A compressed shard has both entries: `zip_data` for the file in the object store, and
+    # `raw_data` for its content.
     file = fields.get("zip_data") or fields.get("raw_data")
     file_fields = file if isinstance(file, dict) else {}
     name = file_fields.get("basename")

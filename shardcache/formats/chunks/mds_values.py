@@ -18,14 +18,14 @@ from shardcache.formats.plain_values import (
     image_file,
     items_of,
     number_decoder,
-    pickled,
+    pickled_error,
     raw_image,
     text,
-    unknown,
+    unsupported_error,
 )
 
-_PLACEHOLDER_BYTES = 4  # unused bytes before the number of items of a list
-_MAX_DIGITS = 18  # digits of a dimension, so that it fits into 64 bits
+_PLACEHOLDER_BYTES = 4  # unused bytes at the beginning of a list
+_MAX_DIGITS = 18  # maximum length of a dimension's text, so that the dimension fits into 64 bits
 
 _SCALARS = frozenset(
     (
@@ -43,9 +43,9 @@ _SCALARS = frozenset(
     ),
 )
 
-# An array names two types by numbers: that of the sizes in its shape, and that of its values.
+# An array states two types as numbers: that of the sizes in its shape, and that of its values.
 _SHAPE_DTYPES = ("<u1", "<u2", "<u4", "<u8")
-_DTYPES = {
+_VALUE_DTYPES = {
     8: "uint8",
     9: "int8",
     16: "uint16",
@@ -79,20 +79,20 @@ def _decimal_text(data: bytes) -> Decimal:
     return Decimal(text(data))
 
 
-def _list_of(item: Callable[[bytes], Any], data: bytes) -> list[Any]:
-    """Return the values of a list, each decoded by `item`."""
-    return [item(each) for each in items_of(data, _PLACEHOLDER_BYTES)]
+def _list_of(decode_item: Callable[[bytes], Any], data: bytes) -> list[Any]:
+    """Return the values of a list, each decoded by `decode_item`."""
+    return [decode_item(item) for item in items_of(data, start=_PLACEHOLDER_BYTES)]
 
 
 def _image_files(data: bytes) -> list[Any]:
-    """Return the PIL images of a list of image files, which has no placeholder."""
-    return [image_file(each) for each in items_of(data)]
+    """Return the PIL images of a list of image files; this list begins without a placeholder."""
+    return [image_file(item) for item in items_of(data)]
 
 
 IMAGE_FILES = frozenset(("jpeg", "png"))
 """The encodings of columns whose cells are image files."""
 
-_PLAIN: dict[str, Decoder] = {
+_PLAIN_DECODERS: dict[str, Decoder] = {
     "str": text,
     "int": number_decoder("q"),
     "str_int": _int_text,
@@ -100,7 +100,7 @@ _PLAIN: dict[str, Decoder] = {
     "str_decimal": _decimal_text,
     "json": _json,
 }
-_IMAGES: dict[str, Decoder] = {
+_IMAGE_DECODERS: dict[str, Decoder] = {
     "pil": raw_image,
     "jpeg": image_file,
     "png": image_file,
@@ -120,23 +120,23 @@ def decoder(encoding: str) -> Decoder | None:
     """
     if encoding == "bytes":
         return None
-    if encoding in _PLAIN:
-        return _PLAIN[encoding]
-    if encoding in _IMAGES:
+    if encoding in _PLAIN_DECODERS:
+        return _PLAIN_DECODERS[encoding]
+    if encoding in _IMAGE_DECODERS:
         check_pillow()
-        return _IMAGES[encoding]
+        return _IMAGE_DECODERS[encoding]
     if encoding == "pkl":
-        raise pickled(encoding)
+        raise pickled_error(encoding)
+    if encoding in _SCALARS:
+        check_numpy()
+        return partial(_scalar, encoding)
     kind, _, details = encoding.partition(":")
     if kind == "ndarray":
         check_numpy()
         decode = _array_decoder(details)
         if decode is not None:
             return decode
-    elif encoding in _SCALARS:
-        check_numpy()
-        return partial(_scalar, encoding)
-    raise unknown(encoding, "streaming")
+    raise unsupported_error(encoding, "streaming")
 
 
 def _scalar(dtype: str, data: bytes) -> Any:
@@ -151,8 +151,8 @@ def _array_decoder(details: str) -> Decoder | None:
     """Return the decoder of arrays; None for details that are malformed.
 
     Args:
-        details: the type and the shape that the encoding fixes, `DTYPE:DIM,DIM`. Each array states
-            what is missing here.
+        details: the type and the shape that the encoding fixes, `DTYPE:DIM,DIM`. Either may be
+            missing; each array then states it.
     """
     dtype, _, dimensions = details.partition(":")
     if dtype and dtype not in _SCALARS:
@@ -179,14 +179,15 @@ def _array(dtype: str, shape: Sequence[int], data: bytes) -> Any:
     # The type and the shape come before the values unless the encoding fixes them.
     at = 0
     if not dtype:
-        dtype = _DTYPES[data[0]]
+        dtype = _VALUE_DTYPES[data[0]]
         at = 1
     if not shape:
         # One byte holds both the number of dimensions and the type of their sizes.
-        dimensions, kind = divmod(data[at], len(_SHAPE_DTYPES))
-        sizes = np.frombuffer(data, _SHAPE_DTYPES[kind], dimensions, at + 1)
+        dimensions, type_number = divmod(data[at], len(_SHAPE_DTYPES))
+        at += 1
+        sizes = np.frombuffer(data, _SHAPE_DTYPES[type_number], dimensions, at)
         shape = tuple(map(int, sizes))
-        at += 1 + sizes.nbytes
+        at += sizes.nbytes
     values = np.frombuffer(data, dtype, offset=at)
     if math.prod(shape) != values.size:
         raise ValueError(f"{values.size} values do not fill the shape {tuple(shape)}")

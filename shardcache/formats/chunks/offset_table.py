@@ -1,10 +1,10 @@
-"""The beginning that MDS shards and LitData chunks share: a count and the offsets of samples.
+"""The table at the beginning of MDS shards and LitData chunks: the offsets of the samples.
 
 count       number of samples, u32
 offsets     u32[count + 1]: offset of each sample, and of the byte after the last sample
 
-Numbers are little-endian. `ForwardReader` reads this table and the samples' heads; it serves both
-complete files and shards that are still arriving.
+Numbers are little-endian. `ForwardReader` reads this table, and then the head of each sample. It
+serves both complete files and shards that are still arriving.
 """
 
 import sys
@@ -24,11 +24,9 @@ BytesAt = Callable[[int, int], bytes]
 
 
 class ForwardReader:
-    """Reads small pieces of a shard, mostly in ascending order.
+    """Reads small pieces of a shard, mostly in ascending order; a `BytesAt`.
 
-    A call of `read` returns more than one piece, so that most pieces need no call.
-
-    Raises TruncatedShardError if the shard ends inside a piece, and what `read` raises.
+    Each call of `read` fetches a window of many pieces, from which the next pieces are taken.
 
     Args:
         read: reads bytes of the shard.
@@ -41,17 +39,20 @@ class ForwardReader:
         self._size_bytes = size_bytes
         self._url = url
         self._window = b""
-        self._start = 0  # offset of the window in the shard
+        self._window_start = 0  # offset of the window in the shard
 
     def __call__(self, at: int, size_bytes: int) -> bytes:
-        """Return `size_bytes` bytes from an offset on."""
-        begin = at - self._start
-        # `read` is also called for 0 bytes beyond the window, since it waits until a shard that is
-        # still arriving has arrived up to there.
+        """Return `size_bytes` bytes from an offset on.
+
+        Raises TruncatedShardError if the shard ends before, and what `read` raises.
+        """
+        begin = at - self._window_start
+        # `read` is called even for 0 bytes if they are beyond the window: the caller waits in this
+        # way until a shard that is still arriving has arrived up to there.
         if begin < 0 or begin + size_bytes > len(self._window):
             max_bytes = max(size_bytes, _WINDOW_BYTES)
             self._window = self._read(at, size_bytes, max_bytes)
-            self._start = at
+            self._window_start = at
             begin = 0
         data = self._window[begin : begin + size_bytes]
         if len(data) < size_bytes:
@@ -71,8 +72,8 @@ def read_offsets(bytes_at: BytesAt, size_bytes: int, url: str) -> "array[int]":
         size_bytes: size of the whole shard.
         url: url of the shard, for errors.
 
-    Raises TruncatedShardError, CorruptShardError for offsets that are not in order, or not in the
-    file.
+    Raises CorruptShardError for offsets that are not ascending, or before the first possible
+    sample; TruncatedShardError for offsets beyond the end of the file.
     """
     [count] = u32s(bytes_at(0, U32_BYTES))
     header_bytes = U32_BYTES * (count + 2)

@@ -45,8 +45,8 @@ class ArrayRecordFormat(Format):
     # None stands for a file that is not compressed as a whole: its chunks may be.
     suffixes = {".array_record": None, ".arrayrecord": None}  # noqa: RUF012  # a Mapping
     is_common_outside_datasets = True  # so a file with such a name need not be a shard
-    is_numbered_behind = True  # TensorFlow Datasets writes NAME.array_record-00000-of-00010
-    repacks = True
+    may_end_in_number = True  # TensorFlow Datasets writes NAME.array_record-00000-of-00010
+    may_repack = True
 
     def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
         """As `Format.index`."""

@@ -77,7 +77,7 @@ class TFRecordFormat(Format):
     name = "TFRecord"
     suffixes = with_compressions(".tfrecord", ".tfrecords")
     is_common_outside_datasets = True  # so a file with such a name need not be a shard
-    is_numbered_behind = True  # TensorFlow Datasets writes NAME.tfrecord-00000-of-00010
+    may_end_in_number = True  # TensorFlow Datasets writes NAME.tfrecord-00000-of-00010
 
     def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
         """As `Format.index`."""

@@ -301,7 +301,7 @@ class _Expansion:
             return None
         shards = _shards_among(listing, self.wanted)
         # A format has `lists` if its own writer makes an index.json.
-        if not shards or not all(format_of(obj.url).lists for obj in shards):
+        if not shards or not all(format_of(obj.url).has_index_files for obj in shards):
             return None
         # If the index.json is not an index, this has to be known here, since the shards are listed
         # without it then. `from_index` raises NotAnIndexError only if samples are wanted; otherwise

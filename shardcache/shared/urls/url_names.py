@@ -137,7 +137,7 @@ def is_stored_as_is(url: str) -> bool:
         return True
     suffix, format_ = named
     is_compressed = format_.suffixes[suffix] is not None
-    return not is_compressed and not format_.repacks
+    return not is_compressed and not format_.may_repack
 
 
 def plain_name(name: str) -> str:

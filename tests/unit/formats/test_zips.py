@@ -200,7 +200,7 @@ def with_long_end(entries: int, size_bytes: int, start: int) -> bytes:
         ((2_000_000, 0, 0), UnsupportedShardError, "at most 2,000,000 members"),
         ((0, 2**63, 0), CorruptShardError, "larger than the file"),
         ((0, 1, 0), CorruptShardError, "larger than the file"),
-        ((0, -2, 0), CorruptShardError, "entry 0 is none"),
+        ((0, -2, 0), CorruptShardError, "entry 0 of its directory is malformed"),
         ((0, 0, 2**63), CorruptShardError, "larger than the file"),
         ((0, 0, 1), CorruptShardError, "larger than the file"),
         ((0, 0, -2), CorruptShardError, "not at byte 2"),
