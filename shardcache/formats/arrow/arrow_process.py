@@ -1,6 +1,7 @@
-"""The process in which Arrow's library turns a file into rows; see `parquet_program`.
+"""The helper process in which Arrow's library turns a file into a stream of rows.
 
-A format's `stored_copy` returns the output of the process as a stream, which the cache stores.
+`parquet_program` is the program of the process. A format's `stored_copy` returns the output of the
+process as a stream, which the cache stores.
 """
 
 import importlib.util
@@ -19,16 +20,16 @@ _SHOWN_BYTES = 1000
 _BUFFER_BYTES = 1024 * 1024
 
 
-def rows_of(what: str, path: Path, url: str, *span: int) -> BinaryIO:
+def rows_of(file_kind: str, path: Path, url: str, span: tuple[int, int] | None = None) -> BinaryIO:
     """Return the stream of rows of a file. Raises OSError; MissingPackageError without pyarrow.
 
     Args:
-        what: kind of the file, for messages.
+        file_kind: kind of the file in errors, such as "parquet file".
         path: path of the file.
         url: url of the file, for errors.
-        span: start and end of the Arrow file in it; left out for a parquet file.
+        span: start and end of the Arrow file that lies in the file; None for a parquet file.
     """
-    return io.BufferedReader(_ArrowProcess(what, path, url, span), _BUFFER_BYTES)
+    return io.BufferedReader(_ArrowProcess(file_kind, path, url, span or ()), _BUFFER_BYTES)
 
 
 class _ArrowProcess(io.RawIOBase):
@@ -37,15 +38,16 @@ class _ArrowProcess(io.RawIOBase):
     A read raises CorruptShardError if Arrow's library cannot read the file.
     """
 
-    def __init__(self, what: str, path: Path, url: str, span: Sequence[int]) -> None:
+    def __init__(self, file_kind: str, path: Path, url: str, span: Sequence[int]) -> None:
         super().__init__()
         if importlib.util.find_spec("pyarrow") is None:
             raise MissingPackageError(
-                f"reading a {what} needs the Python package pyarrow in the daemon's environment",
+                f"reading a {file_kind} needs the Python package pyarrow in the daemon's "
+                "environment",
                 url=url,
                 remedy="pip install 'shardcache[parquet]', and restart the daemon",
             )
-        self._what = what
+        self._file_kind = file_kind
         self._url = url
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
         # -P keeps the working directory out of the import path.
@@ -68,12 +70,13 @@ class _ArrowProcess(io.RawIOBase):
         count: int = self._process.stdout.readinto(buffer)  # type: ignore[attr-defined]
         # Reading nothing into a buffer that has space means the end of the output. The output is
         # complete only if the process has succeeded.
-        if not count and len(buffer):
-            self._check_end()
+        is_end = count == 0 and len(buffer) > 0
+        if is_end:
+            self._check_success()
         return count
 
-    def _check_end(self) -> None:
-        """Raise CorruptShardError, with the first line of the process's error, if it failed."""
+    def _check_success(self) -> None:
+        """Wait for the process to end. Raises CorruptShardError if it failed."""
         status = self._process.wait()
         if not status:
             return
@@ -81,7 +84,7 @@ class _ArrowProcess(io.RawIOBase):
         lines = self._stderr.read(_SHOWN_BYTES).decode(errors="replace").splitlines()
         reason = lines[0] if lines else f"its decoder ended with status {status}"
         raise CorruptShardError(
-            f"the {self._what} cannot be read: {reason}",
+            f"the {self._file_kind} cannot be read: {reason}",
             url=self._url,
             remedy="check that the library that wrote the file reads it, then write and upload it "
             "again",

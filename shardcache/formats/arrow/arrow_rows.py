@@ -1,9 +1,9 @@
-"""Streams of Arrow's record batches, in which a parquet file is cached: a row is a sample.
+"""Streams of Arrow's record batches, as which parquet files are cached: a row is a sample.
 
-A stream's buffers are not compressed, so that each cell, the value of a column in a row, is a range
-of the file. The metadata of a field (a column in Arrow's schema) names the encoding of its cells
-(`cell_values`). A column `__key__` has the keys of samples, and a column `__url__` is left out. A
-sample lacks the columns in which its row has a null.
+A cell is the value of a column in a row. A stream's buffers are not compressed, so that each cell
+is a range of the file. The metadata of each column in Arrow's schema names the encoding of its
+cells (`cell_values`). A column `__key__` has the keys of samples, and a column `__url__` is left
+out. If a row has a null in a column, its sample has no cell of that column.
 
 Indexing a stream needs pyarrow; reading samples by the index does not.
 """
@@ -23,14 +23,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ENCODING = b"encoding"
-"""Key of a field's metadata; its value is the name of its cells' encoding."""
+"""Key in the metadata of a column; its value is the name of the cells' encoding."""
 
 # A column of numbers has two buffers: one says which cells are null, the other has the numbers.
-_BUFFERS_OF_NUMBERS = 2
+_NUMBERS_BUFFERS = 2
 _SHORT_TYPES = ("binary", "string")  # types whose offsets have 32 bits
 
-_CellSpans = Sequence[tuple[int, int] | None]
-"""Start and end of each cell of a column in the file; None for a null."""
+_Span = tuple[int, int]  # start and end in the file
 
 
 def index(path: Path, url: str) -> Samples:
@@ -40,7 +39,7 @@ def index(path: Path, url: str) -> Samples:
     """
     import pyarrow as pa
 
-    rows = _RowTable(url)
+    indexer = _RowIndexer(url)
     try:
         with pa.memory_map(str(path)) as file:
             # The buffer is the mapping itself and not a copy, so that the address of a cell minus
@@ -50,19 +49,19 @@ def index(path: Path, url: str) -> Samples:
                 encodings = _encodings(stream.schema)
                 for batch in stream:
                     batch.validate(full=True)
-                    _check_place(batch, data)
-                    rows.add(batch, data.address)
+                    _check_uncompressed(batch, data)
+                    indexer.add(batch, data.address)
     except (pa.ArrowException, ValueError) as exn:
         raise CorruptShardError(f"the table cannot be read ({exn})", url=url) from exn
-    samples = rows.table.samples
+    samples = indexer.table.samples
     samples.encodings = [encodings[name] for name in samples.extensions]
     return samples
 
 
-def _check_place(batch: pa.RecordBatch, data: pa.Buffer) -> None:
-    """Raise ValueError for a batch whose buffers are compressed.
+def _check_uncompressed(batch: pa.RecordBatch, data: pa.Buffer) -> None:
+    """Raise ValueError for a batch whose buffers are compressed in the file.
 
-    Arrow decompresses such buffers to other memory, so that they do not lie in the mapped file.
+    Arrow decompresses them to other memory, so that they are not in the mapped file, `data`.
     """
     for column in batch.columns:
         for buffer in column.buffers():
@@ -73,35 +72,47 @@ def _check_place(batch: pa.RecordBatch, data: pa.Buffer) -> None:
                 raise ValueError("its buffers are compressed")
 
 
-class _RowTable:
-    """Adds rows to a `CellTable`, by the addresses of their cells in the mapped file."""
+class _RowIndexer:
+    """Indexes batches of rows, by the addresses of their cells in the mapped file.
+
+    Attributes:
+        table: the samples of the batches added so far.
+    """
 
     def __init__(self, url: str) -> None:
         self.table = CellTable(url)
 
-    def add(self, batch: pa.RecordBatch, address: int) -> None:
-        """Add the rows of a batch. `address` is that of the mapped file's first byte."""
+    def add(self, batch: pa.RecordBatch, file_address: int) -> None:
+        """Add the rows of a batch.
+
+        Args:
+            batch: the rows.
+            file_address: address of the mapped file's first byte.
+        """
         names = [name for name in batch.schema.names if name not in RESERVED]
         columns = [self.table.column(name) for name in names]
-        spans = [_spans(batch.column(name), address) for name in names]
+        spans_by_column = [_spans(batch.column(name), file_address) for name in names]
         keys = _keys(batch)
-        rows: Iterable[tuple[tuple[int, int] | None, ...]] = zip(*spans, strict=True)
-        if not spans:  # then `zip` yields no rows
-            rows = [()] * batch.num_rows
-        for number, row in enumerate(rows):
-            all_cells = zip(columns, row, strict=True)
-            cells = [(column, cell) for column, cell in all_cells if cell is not None]
-            key = keys[number] if keys else None
+        spans_by_row: Iterable[tuple[_Span | None, ...]] = zip(*spans_by_column, strict=True)
+        if not names:  # `zip` of no columns would yield no rows
+            spans_by_row = [()] * batch.num_rows
+        for row, spans in enumerate(spans_by_row):
+            cells = []
+            for column, span in zip(columns, spans, strict=True):
+                if span is not None:
+                    cells.append((column, span))
+            if keys is None:
+                self.table.add(cells)
+                continue
+            key = keys[row]
             if key:
                 self.table.add(cells, key.encode())
-            elif keys:  # the row's key is empty, or neither text nor an integer
-                self.table.add_fault(Fault.RESERVED, KEY)
             else:
-                self.table.add(cells)
+                self.table.add_fault(Fault.RESERVED, KEY)
 
 
 def _keys(batch: pa.RecordBatch) -> list[str | None] | None:
-    """Return the key of each row, None for a key that is neither text nor an integer.
+    """Return the key of each row; None for a key that is neither text nor an integer.
 
     Returns None instead of a list if there is no column of keys.
     """
@@ -120,30 +131,41 @@ def _encodings(schema: pa.Schema) -> dict[str, str]:
     return encodings
 
 
-def _spans(column: pa.Array, address: int) -> _CellSpans:
-    """Return start and end in the file of each cell of a column.
+def _spans(column: pa.Array, file_address: int) -> Sequence[_Span | None]:
+    """Return the span in the file of each cell of a column; None for a null.
 
     Args:
         column: the column in a batch.
-        address: address of the mapped file's first byte.
+        file_address: address of the mapped file's first byte.
     """
-    type_ = column.type
-    if type_.num_buffers == _BUFFERS_OF_NUMBERS:
-        width = type_.bit_width // 8
-        start = column.buffers()[1].address - address + column.offset * width
-        spans = [(at, at + width) for at in range(start, start + len(column) * width, width)]
+    if column.type.num_buffers == _NUMBERS_BUFFERS:
+        spans = _spans_of_numbers(column, file_address)
     else:
-        _, offsets_buffer, data = column.buffers()
-        # Offsets are signed numbers of 32 or 64 bits.
-        code: Literal["i", "q"] = "i" if str(type_) in _SHORT_TYPES else "q"
-        offsets = memoryview(offsets_buffer).cast("B").cast(code)
-        # The offsets in the data of each cell's start, and of the last cell's end.
-        offsets = offsets[column.offset : column.offset + len(column) + 1]
-        start = 0  # without data, all cells are empty, and their place does not matter
-        if data is not None and data.size:
-            start = data.address - address
-        spans = [(start + begin, start + end) for begin, end in pairwise(offsets)]
+        spans = _spans_of_strings(column, file_address)
     if not column.null_count:
         return spans
-    nulls = column.is_null().to_pylist()
-    return [None if null else span for null, span in zip(nulls, spans, strict=True)]
+    are_null = column.is_null().to_pylist()
+    return [None if is_null else span for is_null, span in zip(are_null, spans, strict=True)]
+
+
+def _spans_of_numbers(column: pa.Array, file_address: int) -> list[_Span]:
+    """Return the span of each cell in a column of numbers; a null has one, too."""
+    _, numbers = column.buffers()
+    width = column.type.bit_width // 8
+    start = numbers.address - file_address + column.offset * width
+    end = start + len(column) * width
+    return [(at, at + width) for at in range(start, end, width)]
+
+
+def _spans_of_strings(column: pa.Array, file_address: int) -> list[_Span]:
+    """Return the span of each cell in a column of texts or byte strings; a null has one, too."""
+    _, offsets_buffer, data = column.buffers()
+    # Offsets are signed numbers of 32 or 64 bits.
+    code: Literal["i", "q"] = "i" if str(column.type) in _SHORT_TYPES else "q"
+    offsets = memoryview(offsets_buffer).cast("B").cast(code)
+    # The offsets in the data of each cell's start, and of the last cell's end.
+    offsets = offsets[column.offset : column.offset + len(column) + 1]
+    data_start = 0  # without data, all cells are empty, and their offsets do not matter
+    if data is not None and data.size:
+        data_start = data.address - file_address
+    return [(data_start + begin, data_start + end) for begin, end in pairwise(offsets)]

@@ -1,8 +1,8 @@
-"""Parquet files: a row is a sample, and the cache has a stream of Arrow's record batches instead.
+"""Parquet files: a row is a sample, and the cache stores a stream of Arrow's record batches.
 
 In a parquet file, values are compressed by thousands. In the stream, each value is a range of
-bytes, as a member of a tar is. So a helper process decodes the file once, when it arrives
-(`parquet_program`), and readers need no pyarrow.
+bytes, as a member of a tar is. A helper process makes the stream once, when the file arrives
+(`parquet_program`), so that readers need no pyarrow.
 """
 
 from pathlib import Path
@@ -30,8 +30,9 @@ class ParquetFormat(Format):
 
     def decoder(self, encoding: str) -> Decoder | None:
         """As `Format.decoder`."""
-        found = cell_values.DECODERS.get(encoding)
-        return found or super().decoder(encoding)
+        if encoding in cell_values.DECODERS:
+            return cell_values.DECODERS[encoding]
+        return super().decoder(encoding)
 
     def run_decoder(self, encoding: str) -> RunDecoder | None:
         """As `Format.run_decoder`."""

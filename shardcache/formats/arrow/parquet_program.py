@@ -1,7 +1,7 @@
-"""Program that writes a parquet file to its standard output as the stream of rows that is cached.
+"""Program that writes a parquet file to its standard output as the stream of rows to cache.
 
-`arrow_process` starts the program in a process of its own, since the decoder is much C++ code that
-reads untrusted files: a fault in the decoder must not end the daemon. If the file is damaged, the
+`arrow_process` starts the program in a process of its own, since Arrow's decoder is much C++ code
+that reads untrusted files: a fault in it must not end the daemon. If the file is damaged, the
 program writes the reason to its standard error. The program ends when the reader of its output
 does. Its memory is limited, since a file of some kilobytes may decompress to more than a node's
 memory.
@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 from shardcache.formats.arrow.parquet_columns import StoredColumn, stored_columns
 from shardcache.formats.memory_limit import limit_memory
 
-_BATCH_BYTES = 16 * 1024 * 1024
-_ARROW_FILE = b"ARROW1"
-# The size of a batch is estimated by the size that the file states. Rows may be larger than that,
-# since a repeated value is stored once, so their number is limited as well.
+_ARROW_FILE_MAGIC = b"ARROW1"  # an Arrow file begins with these bytes, a stream does not
+_BATCH_BYTES = 16 * 1024 * 1024  # approximate size of a batch, by the size that the file states
+# Rows may be larger than the file states, since a repeated value is stored once. So the number of
+# rows of a batch is limited, too.
 _MAX_BATCH_ROWS = 8 * 1024
 
 
@@ -46,9 +46,9 @@ def _batches_of(parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
         )
 
 
-def _batch_rows(rows: int, size_bytes: int) -> int:
-    """Return the number of rows to decode at once, of a group of `rows` with `size_bytes`."""
-    row_bytes = max(1, size_bytes // max(1, rows))
+def _batch_rows(group_rows: int, group_bytes: int) -> int:
+    """Return the number of rows to decode at once, given the rows and the size of their group."""
+    row_bytes = max(1, group_bytes // max(1, group_rows))
     return min(_MAX_BATCH_ROWS, max(1, _BATCH_BYTES // row_bytes))
 
 
@@ -59,30 +59,31 @@ def copy_arrow(path: Path, start: int, end: int, out: BinaryIO) -> None:
     """
     with pa.memory_map(str(path)) as file:
         data = file.read_buffer()[start:end]
-        if data[: len(_ARROW_FILE)].to_pybytes() != _ARROW_FILE:
+        magic = data[: len(_ARROW_FILE_MAGIC)].to_pybytes()
+        if magic == _ARROW_FILE_MAGIC:
+            with pa.ipc.open_file(data) as arrow_file:
+                batches = map(arrow_file.get_batch, range(arrow_file.num_record_batches))
+                _write(arrow_file.schema, batches, out)
+        else:
             with pa.ipc.open_stream(data) as stream:
                 _write(stream.schema, stream, out)
-            return
-        with pa.ipc.open_file(data) as whole:
-            batches = map(whole.get_batch, range(whole.num_record_batches))
-            _write(whole.schema, batches, out)
 
 
-def _write(source: pa.Schema, batches: Iterable[pa.RecordBatch], out: BinaryIO) -> None:
-    """Write batches of rows with the schema `source`, in the form in which they are cached."""
-    columns = stored_columns(source)
-    schema = pa.schema([column.field for column in columns])
-    with pa.ipc.new_stream(pa.PythonFile(out, "w"), schema) as stream:
+def _write(schema: pa.Schema, batches: Iterable[pa.RecordBatch], out: BinaryIO) -> None:
+    """Write batches of rows with this schema, in the form in which they are cached."""
+    columns = stored_columns(schema)
+    stored_schema = pa.schema([column.field for column in columns])
+    with pa.ipc.new_stream(pa.PythonFile(out, "w"), stored_schema) as stream:
         for batch in batches:
-            stream.write_batch(_stored(batch, columns, schema))
+            stream.write_batch(_stored_batch(batch, columns, stored_schema))
 
 
-def _stored(
-    batch: pa.RecordBatch, columns: list[StoredColumn], schema: pa.Schema
+def _stored_batch(
+    batch: pa.RecordBatch, columns: list[StoredColumn], stored_schema: pa.Schema
 ) -> pa.RecordBatch:
     """Return a batch in the form in which it is cached."""
     arrays = [column.convert(batch.column(column.source)) for column in columns]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return pa.RecordBatch.from_arrays(arrays, schema=stored_schema)
 
 
 def main() -> None:

@@ -103,7 +103,7 @@ class LitDataFormat(Format):
             span = _rows_span(read, size_bytes, url)
             if span is None or _has_samples(read, size_bytes, url):
                 return None
-        return rows_of("chunk of rows", path, url, *span)
+        return rows_of("chunk of rows", path, url, span)
 
     def decoder(self, encoding: str) -> Decoder | None:
         """Return the decoder of a leaf, or of a row's cell if the encoding has `_CELL_PREFIX`.

@@ -1,12 +1,12 @@
 """ArrayRecord files: each record is a sample, with the columns that a TFRecord file's would have.
 
-An ArrayRecord file is a Riegeli file (`riegeli_chunks`): records are in compressed chunks, and a
-block's header is inserted every 64 KiB. So a record is not a range of the file. A copy is cached
-instead, with eight bytes of magic, and then each record after its length (u64).
+An ArrayRecord file is a Riegeli file (`riegeli_chunks`): records are in chunks, which may be
+compressed, and each block of 64 KiB begins with a header. So a record is not a range of the file.
+The cache stores a copy instead: eight bytes of magic, and then each record after its length (u64).
 
-The last block of an ArrayRecord file holds a postscript, which says where the footer is. The footer
-says how many records there are. It comes after all chunks of records, and each of the two is itself
-the first record of a chunk.
+After the chunks of records comes the footer, which says how many records there are. The last block
+of the file holds the postscript, which says where the footer is. Footer and postscript are protobuf
+messages; each is the first record of a chunk of its own.
 """
 
 import os
@@ -19,18 +19,18 @@ from shardcache.errors import CorruptShardError
 from shardcache.formats.format import Decoder, Format, IndexOptions
 from shardcache.formats.records import tfrecord
 from shardcache.formats.records.riegeli_chunks import BLOCK_BYTES, RiegeliChunks
-from shardcache.formats.records.wire import VARINT, fields, varint
+from shardcache.formats.records.wire import VARINT, fields, read_varint
 from shardcache.formats.streams import stream_of
 from shardcache.tarindex.tables import Samples
 
-# Numbers of fields in the postscript and the footer, which are protobuf messages.
+# Numbers of fields in the postscript, in the footer, and in the metadata inside the footer.
 _POSTSCRIPT_FOOTER = 1
 _POSTSCRIPT_MAGIC = 2
 _FOOTER_METADATA = 1
 _METADATA_RECORDS = 3
 # The value of the postscript's field `_POSTSCRIPT_MAGIC`.
 _ARRAY_RECORD_MAGIC = 0x71930E704FDAE05E
-_MAX_MESSAGE_BYTES = 1024 * 1024
+_MAX_MESSAGE_BYTES = 1024 * 1024  # limit for the postscript and the footer
 
 # The cached copy begins with these bytes.
 _COPY_MAGIC = b"shardrec"
@@ -44,14 +44,14 @@ class ArrayRecordFormat(Format):
     name = "ArrayRecord"
     # None stands for a file that is not compressed as a whole: its chunks may be.
     suffixes = {".array_record": None, ".arrayrecord": None}  # noqa: RUF012  # a Mapping
-    is_common_outside_datasets = True  # so a file with such a name need not be a shard
+    is_common_outside_datasets = True
     may_end_in_number = True  # TensorFlow Datasets writes NAME.array_record-00000-of-00010
     may_repack = True
 
     def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
         """As `Format.index`."""
         with open(path, "rb", buffering=_BUFFER_BYTES) as file:
-            return tfrecord.samples_of(_copied_records(file, url), url)
+            return tfrecord.samples_of(_records_in_copy(file, url), url)
 
     def decoder(self, encoding: str) -> Decoder | None:
         """As `Format.decoder`."""
@@ -59,11 +59,11 @@ class ArrayRecordFormat(Format):
 
     def stored_copy(self, path: Path, url: str) -> BinaryIO:
         """As `Format.stored_copy`."""
-        return stream_of(_copy(path, url))
+        return stream_of(_copy_pieces(path, url))
 
 
-def _copied_records(file: BinaryIO, url: str) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and bytes of each record of a cached copy."""
+def _records_in_copy(file: BinaryIO, url: str) -> Iterator[tuple[int, bytes]]:
+    """Yield the offset and the bytes of each record of a cached copy."""
     at = len(_COPY_MAGIC)
     if file.read(at) != _COPY_MAGIC:
         raise CorruptShardError("the cached copy is damaged: another format", url=url)
@@ -74,18 +74,17 @@ def _copied_records(file: BinaryIO, url: str) -> Iterator[tuple[int, bytes]]:
         at += len(record)
 
 
-def _copy(path: Path, url: str) -> Iterator[bytes]:
-    """Yield, in pieces, the copy to cache of an ArrayRecord file. Raises OSError, ShardError."""
+def _copy_pieces(path: Path, url: str) -> Iterator[bytes]:
+    """Yield the copy of an ArrayRecord file in pieces. Raises OSError, ShardError."""
     yield _COPY_MAGIC
     with open(path, "rb", buffering=BLOCK_BYTES) as file:
         try:
-            yield from _ArrayRecord(file, url).copied_records()
+            yield from _ArrayRecordFile(file, url).copy_pieces()
         except (ValueError, struct.error) as exn:
-            what = f"the ArrayRecord file is damaged: {exn}"
-            raise CorruptShardError(what, url=url) from exn
+            raise CorruptShardError(f"the ArrayRecord file is damaged: {exn}", url=url) from exn
 
 
-class _ArrayRecord:
+class _ArrayRecordFile:
     """An ArrayRecord file.
 
     Its methods raise OSError, ShardError; ValueError or struct.error for a damaged file.
@@ -95,54 +94,57 @@ class _ArrayRecord:
         self._size_bytes = file.seek(0, os.SEEK_END)
         self._chunks = RiegeliChunks(file, url)
 
-    def copied_records(self) -> Iterator[bytes]:
+    def copy_pieces(self) -> Iterator[bytes]:
         """Yield the records in pieces, each record after its length."""
-        footer_at, count = self._footer()
+        footer_start, record_count = self._find_footer()
         at = 0
-        yielded = 0
-        while at < footer_at:
-            chunk = self._chunks.chunk(at)
+        yielded_count = 0
+        while at < footer_start:
+            chunk = self._chunks.chunk_at(at)
             # The count is checked before the chunk's records are read, since a chunk may claim any
             # number of empty records, which take almost no bytes of the file.
-            if yielded + chunk.records > count or chunk.end > footer_at:
+            if yielded_count + chunk.records > record_count or chunk.end > footer_start:
                 raise ValueError(
                     f"the chunk at byte {at} has {chunk.records} records and ends at byte "
-                    f"{chunk.end}, and the file {count} up to byte {footer_at}"
+                    f"{chunk.end}, and the file {record_count} up to byte {footer_start}"
                 )
             for size_bytes, pieces in self._chunks.records_of(chunk):
-                yielded += 1
+                yielded_count += 1
                 yield _LENGTH.pack(size_bytes)
                 yield from pieces
             at = chunk.end
-        if at != footer_at or yielded != count:
-            raise ValueError(f"it has {yielded} records up to byte {at} instead of {count}")
+        if at != footer_start or yielded_count != record_count:
+            raise ValueError(
+                f"it has {yielded_count} records up to byte {at} instead of {record_count}"
+            )
 
-    def _footer(self) -> tuple[int, int]:
-        """Return the offset of the footer, and the number of records."""
-        last_block_at = self._size_bytes - BLOCK_BYTES
+    def _find_footer(self) -> tuple[int, int]:
+        """Return the offset of the footer, and the number of records that it states."""
+        last_block_start = self._size_bytes - BLOCK_BYTES
         # A file has whole blocks: one at least for the records and the footer, and the last one for
         # the postscript.
-        if last_block_at < BLOCK_BYTES or self._size_bytes % BLOCK_BYTES:
+        if last_block_start < BLOCK_BYTES or self._size_bytes % BLOCK_BYTES:
             raise ValueError("it does not consist of whole blocks, or is not an ArrayRecord file")
-        postscript = _numbers_in(self._message(last_block_at))
+        postscript = _numbers_in(self._message_at(last_block_start))
         if postscript.get(_POSTSCRIPT_MAGIC) != _ARRAY_RECORD_MAGIC:
             raise ValueError("it does not end with a postscript, or is not an ArrayRecord file")
-        footer_at = postscript.get(_POSTSCRIPT_FOOTER, 0)
-        if not 0 < footer_at < last_block_at:
-            raise ValueError(f"its footer is said to be at byte {footer_at}")
-        footer = self._message(footer_at)
+        footer_start = postscript.get(_POSTSCRIPT_FOOTER, 0)
+        if not 0 < footer_start < last_block_start:
+            raise ValueError(f"its footer is said to be at byte {footer_start}")
+        footer = self._message_at(footer_start)
         for number, _, start, end in fields(footer, 0, len(footer)):
             if number == _FOOTER_METADATA:
                 metadata = _numbers_in(footer[start:end])
-                return footer_at, metadata.get(_METADATA_RECORDS, 0)
+                return footer_start, metadata.get(_METADATA_RECORDS, 0)
         raise ValueError("its footer does not say how many records it has")
 
-    def _message(self, at: int) -> bytes:
-        """Return the postscript or footer in the chunk at an offset, as its first record.
+    def _message_at(self, at: int) -> bytes:
+        """Return the first record of the chunk at an offset, which is the postscript or footer.
 
         Returns b"" if the chunk has no records.
         """
-        for size_bytes, pieces in self._chunks.records_of(self._chunks.chunk(at)):
+        chunk = self._chunks.chunk_at(at)
+        for size_bytes, pieces in self._chunks.records_of(chunk):
             if size_bytes > _MAX_MESSAGE_BYTES:
                 raise ValueError(f"the message at byte {at} has {size_bytes} bytes")
             return b"".join(pieces)
@@ -151,11 +153,11 @@ class _ArrayRecord:
 
 def _numbers_in(message: bytes) -> dict[int, int]:
     """Return the values of a message's varint fields, by the number of the field."""
-    numbers = {}
-    for field, kind, start, end in fields(message, 0, len(message)):
-        if kind == VARINT:
-            numbers[field], _ = varint(message, start, end)
-    return numbers
+    values = {}
+    for number, wire_type, start, end in fields(message, 0, len(message)):
+        if wire_type == VARINT:
+            values[number], _ = read_varint(message, start, end)
+    return values
 
 
 ARRAY_RECORD = ArrayRecordFormat()

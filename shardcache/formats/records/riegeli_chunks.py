@@ -2,8 +2,10 @@
 
 An ArrayRecord file is a Riegeli file; `array_record` reads it with this module. The records are in
 chunks. A chunk of records has two buffers, which may be compressed: the sizes of its records, and
-the bytes of its records end to end. A block is 64 KiB of the file and begins with a header, which
-may interrupt the bytes of a chunk anywhere.
+the bytes of its records end to end.
+
+The file is divided into blocks of 64 KiB. A block begins with a header, which may interrupt the
+bytes of a chunk anywhere. Sizes of chunks and buffers do not count these headers.
 
 The chunks' hashes are not compared: they are HighwayHash, which the standard library lacks, and the
 object store's checksum of the whole file was compared before.
@@ -16,11 +18,11 @@ from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 from shardcache.errors import MissingPackageError, UnsupportedShardError
-from shardcache.formats.records.wire import MAX_VARINT_BYTES, varint
+from shardcache.formats.records.wire import MAX_VARINT_BYTES, read_varint
 from shardcache.formats.zstd_library import zstd_library
 
 BLOCK_BYTES = 64 * 1024
-"""Size of a block: a block's header is at each multiple of this offset in the file."""
+"""Size of a block: a block begins at each multiple of this size."""
 
 _BLOCK_HEADER_BYTES = 24
 # The header of a chunk: hash, size of the data, hash of the data, type and number of records in
@@ -28,8 +30,8 @@ _BLOCK_HEADER_BYTES = 24
 _CHUNK = struct.Struct("<5Q")
 # Types of chunks.
 _RECORDS = ord("r")
-_TRANSPOSED = ord("t")
-_WITHOUT_RECORDS = b"smp"  # the types of chunks with a signature, with metadata, and with padding
+_TRANSPOSED = ord("t")  # the fields of the records are stored column by column
+_WITHOUT_RECORDS = b"smp"  # chunks with a signature, with metadata, and with padding
 # Compressions of a chunk's buffers.
 _UNCOMPRESSED = b"\0"
 _ZSTD = b"z"
@@ -43,25 +45,25 @@ _MAX_CHUNK_BYTES = 256 * 1024 * 1024
 _PIECE_BYTES = 256 * 1024
 
 Record = tuple[int, Iterator[bytes]]
-"""Size and pieces of a record. The pieces have to be read before the next record."""
+"""Size and pieces of a record. All pieces have to be read before the next record is."""
 
 
 class Chunk(NamedTuple):
     """A chunk of the file.
 
     Attributes:
-        at: offset at which the chunk begins.
-        kind: code of the character that stands for the chunk's type.
+        start: offset at which the chunk begins.
+        type: code of the character that stands for the chunk's type.
         records: number of records in the chunk.
-        data_at: offset at which the chunk's data begins.
-        data_bytes: size of the data, without the headers of blocks.
+        data_start: offset at which the chunk's data begins, which follow its header.
+        data_bytes: size of the data.
         end: offset at which the next chunk begins.
     """
 
-    at: int
-    kind: int
+    start: int
+    type: int
     records: int
-    data_at: int
+    data_start: int
     data_bytes: int
     end: int
 
@@ -78,68 +80,76 @@ class RiegeliChunks:
         self._file = file
         self._url = url
 
-    def chunk(self, at: int) -> Chunk:
+    def chunk_at(self, start: int) -> Chunk:
         """Return the chunk at an offset. Raises OSError, ValueError, UnsupportedShardError."""
-        head = b"".join(self._stored(at, _CHUNK.size))
-        _, data_bytes, _, kind_and_records, decoded_bytes = _CHUNK.unpack(head)
+        header = b"".join(self._stored_pieces(start, _CHUNK.size))
+        _, data_bytes, _, type_and_records, decoded_bytes = _CHUNK.unpack(header)
         if max(data_bytes, decoded_bytes) > _MAX_CHUNK_BYTES:
             raise UnsupportedShardError(
-                f"the chunk at byte {at} has more than {_MAX_CHUNK_BYTES >> 20} MiB",
+                f"the chunk at byte {start} has more than {_MAX_CHUNK_BYTES >> 20} MiB",
                 url=self._url,
                 remedy="write the file with a smaller group_size",
             )
-        kind = kind_and_records & 0xFF
-        records = kind_and_records >> 8
+        chunk_type = type_and_records & 0xFF
+        records = type_and_records >> 8
 
         # In Riegeli, a record's position is the offset of its chunk plus its number in the chunk.
         # To keep positions unique, a chunk takes at least as many bytes as it has records. A chunk
-        # does not end inside a block's header, so the end moves behind such a header.
-        min_end = at + records
-        in_block = min_end % BLOCK_BYTES
-        if 0 < in_block < _BLOCK_HEADER_BYTES:
-            min_end += _BLOCK_HEADER_BYTES - in_block
-        data_at = _end_of(at, _CHUNK.size)
-        end = max(_end_of(data_at, data_bytes), min_end)
-        return Chunk(at, kind, records, data_at, data_bytes, end)
+        # does not end inside a block's header, so the end moves to the end of such a header.
+        min_end = start + records
+        offset_in_block = min_end % BLOCK_BYTES
+        if 0 < offset_in_block < _BLOCK_HEADER_BYTES:
+            min_end += _BLOCK_HEADER_BYTES - offset_in_block
+        data_start = _end_of(start, _CHUNK.size)
+        data_end = _end_of(data_start, data_bytes)
+        return Chunk(
+            start=start,
+            type=chunk_type,
+            records=records,
+            data_start=data_start,
+            data_bytes=data_bytes,
+            end=max(data_end, min_end),
+        )
 
     def records_of(self, chunk: Chunk) -> Iterator[Record]:
         """Yield the records of a chunk. Raises OSError, ValueError, ShardError."""
-        if chunk.kind == _TRANSPOSED:
+        if chunk.type == _TRANSPOSED:
             raise UnsupportedShardError(
                 "the records of the ArrayRecord file are transposed",
                 url=self._url,
                 remedy="write it with the option transpose:false, which is the default",
             )
-        if chunk.kind in _WITHOUT_RECORDS:
+        if chunk.type in _WITHOUT_RECORDS:
             return
-        if chunk.kind != _RECORDS:
-            raise ValueError(f"the chunk at byte {chunk.at} is of an unknown type")
-        # The data are the type of compression, the size of the first buffer, and two buffers.
+        if chunk.type != _RECORDS:
+            raise ValueError(f"the chunk at byte {chunk.start} is of an unknown type")
+        # The data are the type of compression, the stored size of the first buffer, and the
+        # buffers.
         head_bytes = min(chunk.data_bytes, 1 + MAX_VARINT_BYTES)
-        head = b"".join(self._stored(chunk.data_at, head_bytes))
+        head = b"".join(self._stored_pieces(chunk.data_start, head_bytes))
         compression = head[:1]
-        sizes_bytes, start = varint(head, 1, len(head))
-        values_bytes = chunk.data_bytes - start - sizes_bytes
+        sizes_bytes, head_end = read_varint(head, 1, len(head))
+        values_bytes = chunk.data_bytes - head_end - sizes_bytes
         if values_bytes < 0:
-            raise ValueError(f"the chunk at byte {chunk.at} ends early")
-        sizes_at = _end_of(chunk.data_at, start)
-        values_at = _end_of(sizes_at, sizes_bytes)
-        sizes = self._content(compression, sizes_at, sizes_bytes)
-        values = self._content(compression, values_at, values_bytes)
+            raise ValueError(f"the chunk at byte {chunk.start} ends early")
+        sizes_start = _end_of(chunk.data_start, head_end)
+        values_start = _end_of(sizes_start, sizes_bytes)
+        sizes = self._decoded(compression, sizes_start, sizes_bytes)
+        values = self._decoded(compression, values_start, values_bytes)
         for _ in range(chunk.records):
-            size_bytes = sizes.varint()
+            size_bytes = sizes.take_varint()
             yield size_bytes, values.take(size_bytes)
         sizes.finish()
         values.finish()
 
-    def _stored(self, at: int, size_bytes: int) -> Iterator[bytes]:
+    def _stored_pieces(self, at: int, size_bytes: int) -> Iterator[bytes]:
         """Yield bytes from an offset on, without the headers of blocks, at most a block at a time.
 
         Raises ValueError at the end of the file, or for an offset in a block's header.
         """
         while size_bytes:
-            at = _behind_header(at)
-            # Another buffer may have been read in between, as both buffers are read in turns.
+            at = _after_header(at)
+            # The two buffers of a chunk are read in turns, so the file may be at another offset.
             self._file.seek(at)
             piece = self._file.read(min(size_bytes, BLOCK_BYTES - at % BLOCK_BYTES))
             if not piece:
@@ -148,25 +158,26 @@ class RiegeliChunks:
             size_bytes -= len(piece)
             yield piece
 
-    def _content(self, compression: bytes, at: int, stored_bytes: int) -> "_Content":
+    def _decoded(self, compression: bytes, start: int, stored_bytes: int) -> "_DecodedBuffer":
         """Return the decoded content of a buffer, which is read piece by piece.
 
         Args:
             compression: the type of the buffer's compression.
-            at: offset of the buffer in the file.
-            stored_bytes: size of the buffer as stored, without the headers of blocks.
+            start: offset of the buffer in the file.
+            stored_bytes: size of the buffer as stored.
         """
         if compression == _UNCOMPRESSED:
-            return _Content(self._stored(at, stored_bytes), stored_bytes)
-        head = b"".join(self._stored(at, min(stored_bytes, MAX_VARINT_BYTES)))
-        size_bytes, start = varint(head, 0, len(head))
-        stored = self._stored(_end_of(at, start), stored_bytes - start)
+            return _DecodedBuffer(self._stored_pieces(start, stored_bytes), stored_bytes)
+        # A compressed buffer begins with the size of its content.
+        head = b"".join(self._stored_pieces(start, min(stored_bytes, MAX_VARINT_BYTES)))
+        size_bytes, head_end = read_varint(head, 0, len(head))
         if size_bytes > _MAX_CHUNK_BYTES:
             raise ValueError(f"a buffer is said to have {size_bytes} bytes")
+        stored = self._stored_pieces(_end_of(start, head_end), stored_bytes - head_end)
         if compression == _ZSTD:
-            return _Content(_zstd_pieces(stored), size_bytes)
+            return _DecodedBuffer(_zstd_pieces(stored), size_bytes)
         if compression == _BROTLI:
-            return _Content(self._brotli_pieces(stored), size_bytes)
+            return _DecodedBuffer(self._brotli_pieces(stored), size_bytes)
         name = "snappy" if compression == _SNAPPY else repr(compression)
         raise UnsupportedShardError(
             f"the ArrayRecord file is compressed by {name}",
@@ -196,37 +207,27 @@ class RiegeliChunks:
             raise ValueError(f"a buffer cannot be decompressed ({exn})") from exn
 
 
-class _Content:
-    """The content of a buffer, read in order."""
+class _DecodedBuffer:
+    """The decoded content of a buffer, read in order.
+
+    The methods raise ValueError if the content is shorter or longer than the buffer states.
+    """
 
     def __init__(self, pieces: Iterator[bytes], size_bytes: int) -> None:
         """Take the pieces of the content, whose sizes have to add up to `size_bytes`."""
         self._pieces = pieces
-        self._expected_bytes = size_bytes  # size of the pieces that have not come yet
-        self._unread = memoryview(b"")  # the rest of the pieces that have come
+        self._expected_bytes = size_bytes  # size of the pieces that `_pieces` has not yielded yet
+        self._unread = memoryview(b"")  # the rest of the pieces that `_pieces` has yielded
 
-    def _next(self) -> bytes:
-        """Return the next piece, b"" at the end.
-
-        Raises ValueError as soon as it shows that the content is longer or shorter than stated.
-        """
-        piece = next(self._pieces, b"")
-        self._expected_bytes -= len(piece)
-        is_too_long = self._expected_bytes < 0
-        is_too_short = self._expected_bytes > 0 and not piece
-        if is_too_long or is_too_short:
-            raise ValueError("a buffer has another size than it says")
-        return piece
-
-    def varint(self) -> int:
+    def take_varint(self) -> int:
         """Return the varint that comes next."""
         # A varint may begin in one piece and end in another.
         while len(self._unread) < MAX_VARINT_BYTES:
-            piece = self._next()
+            piece = self._next_piece()
             if not piece:
                 break
             self._unread = memoryview(bytes(self._unread) + piece)
-        number, end = varint(self._unread, 0, len(self._unread))
+        number, end = read_varint(self._unread, 0, len(self._unread))
         self._unread = self._unread[end:]
         return number
 
@@ -234,7 +235,7 @@ class _Content:
         """Yield the next `size_bytes` bytes in pieces. Raises ValueError if fewer are left."""
         while size_bytes:
             if not self._unread:
-                self._unread = memoryview(self._next())
+                self._unread = memoryview(self._next_piece())
             piece = self._unread[:size_bytes]
             if not piece:
                 raise ValueError("a record ends early")
@@ -243,20 +244,30 @@ class _Content:
             yield bytes(piece)
 
     def finish(self) -> None:
-        """Read the rest of the content. Raises ValueError for another size than the stated one."""
-        while self._next():
+        """Read the rest of the content, to check its size."""
+        while self._next_piece():
             pass
 
+    def _next_piece(self) -> bytes:
+        """Return the next piece; b"" at the end."""
+        piece = next(self._pieces, b"")
+        self._expected_bytes -= len(piece)
+        is_too_long = self._expected_bytes < 0
+        is_too_short = self._expected_bytes > 0 and not piece
+        if is_too_long or is_too_short:
+            raise ValueError("a buffer has another size than it says")
+        return piece
 
-def _behind_header(at: int) -> int:
-    """Return the offset at which data goes on: after a block's header if one begins at `at`.
+
+def _after_header(at: int) -> int:
+    """Return the offset at which data continues: after the block's header if one begins at `at`.
 
     Raises ValueError for an offset inside a header.
     """
-    in_block = at % BLOCK_BYTES
-    if not in_block:
+    offset_in_block = at % BLOCK_BYTES
+    if not offset_in_block:
         return at + _BLOCK_HEADER_BYTES
-    if in_block < _BLOCK_HEADER_BYTES:
+    if offset_in_block < _BLOCK_HEADER_BYTES:
         raise ValueError(f"a chunk begins in a block's header, at byte {at}")
     return at
 
@@ -264,13 +275,13 @@ def _behind_header(at: int) -> int:
 def _end_of(at: int, size_bytes: int) -> int:
     """Return the offset of the end of `size_bytes` bytes of data that begin at the offset `at`.
 
-    The headers of blocks in between are not counted as data.
+    The headers of blocks in between are skipped.
     """
     while size_bytes:
-        at = _behind_header(at)
-        step = min(size_bytes, BLOCK_BYTES - at % BLOCK_BYTES)
-        at += step
-        size_bytes -= step
+        at = _after_header(at)
+        bytes_in_block = min(size_bytes, BLOCK_BYTES - at % BLOCK_BYTES)
+        at += bytes_in_block
+        size_bytes -= bytes_in_block
     return at
 
 

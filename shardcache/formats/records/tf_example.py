@@ -5,6 +5,8 @@
     message Feature   { oneof kind { BytesList = 1; FloatList = 2; Int64List = 3; } }
     message BytesList { repeated bytes value = 1; }       // FloatList and Int64List: packed, or not
 
+A map is stored as one message per entry, with the key in field 1 and the value in field 2.
+
 `tfrecord` indexes records by `features_of`, and readers decode cells by `value`. A message with any
 other field is refused: it is not an Example, but perhaps a SequenceExample.
 """
@@ -20,13 +22,13 @@ from shardcache.formats.records.wire import (
     MAX_VARINT_BYTES,
     VARINT,
     fields,
-    varint,
+    read_varint,
 )
 
-# Kinds of lists, by the numbers of their fields in a Feature.
-BYTES_LIST = 1
-FLOAT_LIST = 2
-INT64_LIST = 3
+# Kinds of lists: the numbers of their fields in a Feature.
+_BYTES_LIST = 1
+_FLOAT_LIST = 2
+_INT64_LIST = 3
 _NO_LIST = 0
 
 # Numbers of the fields in an entry of a map.
@@ -43,23 +45,28 @@ class Feature(NamedTuple):
         name: name of the feature in UTF-8.
         start: offset of the feature's message.
         end: offset of the byte after the message.
-        content: start and end of the byte string in a feature that is a list of just one byte
-            string; None for any other feature.
+        only_string: start and end of the byte string, in a feature that is a list of just one; None
+            for any other feature.
     """
 
     name: bytes
     start: int
     end: int
-    content: tuple[int, int] | None
+    only_string: tuple[int, int] | None
 
 
 def features_of(record: bytes) -> Iterator[Feature]:
     """Yield the features of an Example. Raises ValueError if the record is not an Example."""
-    for number, kind, start, end in fields(record, 0, len(record)):
-        _expect(number == 1 and kind == LENGTH)
-        for entry_number, entry_kind, entry_start, entry_end in fields(record, start, end):
-            _expect(entry_number == 1 and entry_kind == LENGTH)
-            yield _feature(record, entry_start, entry_end)
+    for number, wire_type, start, end in fields(record, 0, len(record)):
+        _expect(number == 1 and wire_type == LENGTH)
+        yield from _features_in_map(record, start, end)
+
+
+def _features_in_map(record: bytes, start: int, end: int) -> Iterator[Feature]:
+    """Yield the features in a Features message, which lies between two offsets of the record."""
+    for number, wire_type, entry_start, entry_end in fields(record, start, end):
+        _expect(number == 1 and wire_type == LENGTH)
+        yield _feature(record, entry_start, entry_end)
 
 
 def _feature(record: bytes, start: int, end: int) -> Feature:
@@ -68,60 +75,60 @@ def _feature(record: bytes, start: int, end: int) -> Feature:
     name = b""
     message_start = end
     message_end = end
-    for number, kind, field_start, field_end in fields(record, start, end):
-        _expect(number in (_MAP_KEY, _MAP_VALUE) and kind == LENGTH)
+    for number, wire_type, field_start, field_end in fields(record, start, end):
+        _expect(number in (_MAP_KEY, _MAP_VALUE) and wire_type == LENGTH)
         if number == _MAP_KEY:
             name = record[field_start:field_end]
         else:
             message_start = field_start
             message_end = field_end
     name.decode()  # UnicodeDecodeError is a ValueError
-    content = _only_content(record, message_start, message_end)
-    return Feature(name, message_start, message_end, content)
+    only_string = _only_string(record, message_start, message_end)
+    return Feature(name, message_start, message_end, only_string)
 
 
-def _only_content(record: bytes, start: int, end: int) -> tuple[int, int] | None:
-    """Return `Feature.content` for the message between two offsets of a record."""
-    kind, list_start, list_end = _list_in(record, start, end)
-    if kind != BYTES_LIST:
+def _only_string(record: bytes, start: int, end: int) -> tuple[int, int] | None:
+    """Return `Feature.only_string` for the message between two offsets of a record."""
+    list_kind, list_start, list_end = _list_in(record, start, end)
+    if list_kind != _BYTES_LIST:
         return None
     strings = _strings(record, list_start, list_end)
-    content = next(strings, None)
+    first = next(strings, None)
     # All strings are checked, but not kept, since a record may have a hundred million of them.
-    others = sum(1 for _ in strings)
-    return None if others else content
+    other_count = sum(1 for _ in strings)
+    return None if other_count else first
 
 
 def value(message: bytes | memoryview) -> Any:
     """Return the value of a feature, given its message.
 
-    A list of one value becomes that value: bytes, float or int, as with `FixedLenFeature([])`.
-    Other lists become a list of bytes, or a numpy array of float32 or int64, as with
-    `FixedLenFeature([n])`. A feature without a list becomes None.
+    A list of one value becomes that value (bytes, float or int), as with TensorFlow's
+    `FixedLenFeature([])`. Other lists become a list of bytes, or a numpy array of float32 or int64,
+    as with `FixedLenFeature([n])`. A feature without a list becomes None.
 
     Raises ValueError for a message that is not a Feature, ConfigError if numpy is needed and
     missing.
     """
     data = bytes(message)
-    kind, start, end = _list_in(data, 0, len(data))
-    if kind == BYTES_LIST:
-        places = _strings(data, start, end)
-        strings = [data[string_start:string_end] for string_start, string_end in places]
+    list_kind, start, end = _list_in(data, 0, len(data))
+    if list_kind == _BYTES_LIST:
+        spans = _strings(data, start, end)
+        strings = [data[string_start:string_end] for string_start, string_end in spans]
         return strings[0] if len(strings) == 1 else strings
-    if kind == FLOAT_LIST:
+    if list_kind == _FLOAT_LIST:
         return _floats(data, start, end)
-    if kind == INT64_LIST:
+    if list_kind == _INT64_LIST:
         return _integers(data, start, end)
     return None
 
 
 def _list_in(data: bytes, start: int, end: int) -> tuple[int, int, int]:
-    """Return kind, start and end of the list in a Feature; the kind is `_NO_LIST` without one."""
+    """Return (kind, start, end) of the list in a Feature; the kind is `_NO_LIST` without one."""
     list_kind = _NO_LIST
     list_start = start
     list_end = end
-    for number, kind, field_start, field_end in fields(data, start, end):
-        _expect(number in (BYTES_LIST, FLOAT_LIST, INT64_LIST) and kind == LENGTH)
+    for number, wire_type, field_start, field_end in fields(data, start, end):
+        _expect(number in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST) and wire_type == LENGTH)
         _expect(list_kind == _NO_LIST)  # a Feature has one list at most
         list_kind = number
         list_start = field_start
@@ -131,12 +138,12 @@ def _list_in(data: bytes, start: int, end: int) -> tuple[int, int, int]:
 
 def _strings(data: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield start and end of each string of a BytesList."""
-    for number, kind, string_start, string_end in fields(data, start, end):
-        _expect(number == 1 and kind == LENGTH)
+    for number, wire_type, string_start, string_end in fields(data, start, end):
+        _expect(number == 1 and wire_type == LENGTH)
         yield string_start, string_end
 
 
-def _packed(data: bytes, start: int, end: int, single: int) -> bytes:
+def _packed(data: bytes, start: int, end: int, single_wire_type: int) -> bytes:
     """Return the encoded numbers of a list, end to end.
 
     A list has its numbers packed in one field, or each in a field of its own.
@@ -145,11 +152,11 @@ def _packed(data: bytes, start: int, end: int, single: int) -> bytes:
         data: bytes that contain the list.
         start: offset of the list in `data`.
         end: offset of the list's end.
-        single: wire type of a field with a single number.
+        single_wire_type: wire type of a field with a single number.
     """
     pieces = []
-    for number, kind, field_start, field_end in fields(data, start, end):
-        _expect(number == 1 and kind in (LENGTH, single))
+    for number, wire_type, field_start, field_end in fields(data, start, end):
+        _expect(number == 1 and wire_type in (LENGTH, single_wire_type))
         pieces.append(data[field_start:field_end])
     return b"".join(pieces)
 
@@ -166,10 +173,10 @@ def _floats(data: bytes, start: int, end: int) -> Any:
 def _integers(data: bytes, start: int, end: int) -> Any:
     """Return the value of an Int64List, as `value` does."""
     packed = _packed(data, start, end, VARINT)
-    # A list that is short enough may be a single number, for which numpy is not needed.
+    # A single number needs no numpy, and fits into the maximum length of a varint.
     if packed and len(packed) <= MAX_VARINT_BYTES:
-        number, number_end = varint(packed, 0, len(packed))
-        if number_end == len(packed):  # the list has a single number
+        number, number_end = read_varint(packed, 0, len(packed))
+        if number_end == len(packed):  # nothing follows the number
             return _signed(number)
     return _varints(packed)
 
@@ -180,21 +187,24 @@ def _varints(packed: bytes) -> Any:
     data = numpy.frombuffer(packed, dtype=numpy.uint8)
     if not len(data):
         return numpy.zeros(0, dtype=numpy.int64)
-    lasts = numpy.flatnonzero(data < 0x80)  # the places of the last byte of each varint
+    # For each varint, the index of its last byte, and the index of its first byte.
+    lasts = numpy.flatnonzero(data < 0x80)
     _expect(len(lasts) > 0 and int(lasts[-1]) == len(data) - 1)
     starts = numpy.concatenate(([0], lasts[:-1] + 1))
     lengths = lasts - starts + 1
     _expect(int(lengths.max()) <= MAX_VARINT_BYTES)
-    # The place of each byte in its varint.
-    places = numpy.arange(len(data)) - numpy.repeat(starts, lengths)
-    bits = (data & 0x7F).astype(numpy.uint64) << (7 * places).astype(numpy.uint64)
+    # For each byte, its index in its varint, and the bits that it contributes to the number.
+    indexes = numpy.arange(len(data)) - numpy.repeat(starts, lengths)
+    bits = (data & 0x7F).astype(numpy.uint64) << (7 * indexes).astype(numpy.uint64)
     return numpy.add.reduceat(bits, starts).view(numpy.int64)
 
 
 def _signed(number: int) -> int:
     """Return the int64 whose bits are the low 64 bits of a number."""
     number &= (1 << 64) - 1
-    return number - (1 << 64) if number >> 63 else number
+    if number >> 63:
+        return number - (1 << 64)
+    return number
 
 
 def _expect(is_met: bool) -> None:

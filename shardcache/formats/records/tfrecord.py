@@ -2,9 +2,9 @@
 
 A record in the file is a length (u64), a checksum of the length, the record's bytes, and a checksum
 of these bytes. Numbers are little-endian, and a checksum is a masked CRC-32C. Records are usually
-serialised `tf.train.Example` messages. A file whose first record is not an Example has a single
-column, `record`, with the bytes of each record. A feature `__key__` is the sample's key, and a
-feature `__url__` is left out.
+serialised `tf.train.Example` messages, which have named features. A feature `__key__` is the
+sample's key, and a feature `__url__` is left out. A file whose first record is not an Example has a
+single column, `record`, with the bytes of each record.
 """
 
 import struct
@@ -43,7 +43,7 @@ _BUFFER_BYTES = 1024 * 1024
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<L")
 _HEAD_BYTES = _LENGTH.size + _CRC.size
-_MASK_DELTA = 0xA282EAD8
+_MASK_DELTA = 0xA282EAD8  # added by TFRecord's masking of checksums
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -65,7 +65,7 @@ def samples_of(records: Iterator[tuple[int, bytes]], url: str) -> Samples:
     Raises UnsupportedShardError for too many records or values, and what `records` raises.
 
     Args:
-        records: the offset in the file and the bytes of each record.
+        records: yields the offset in the file and the bytes of each record.
         url: url of the shard, for errors.
     """
     return _RecordIndexer(url).indexed(records)
@@ -76,7 +76,7 @@ class TFRecordFormat(Format):
 
     name = "TFRecord"
     suffixes = with_compressions(".tfrecord", ".tfrecords")
-    is_common_outside_datasets = True  # so a file with such a name need not be a shard
+    is_common_outside_datasets = True
     may_end_in_number = True  # TensorFlow Datasets writes NAME.tfrecord-00000-of-00010
 
     def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
@@ -94,7 +94,7 @@ class TFRecordFormat(Format):
 def _records(file: BinaryIO, url: str, crc32c: Crc32c) -> Iterator[tuple[int, bytes]]:
     """Yield the offset and the bytes of each record, after both of its checksums were compared.
 
-    The offset is that of the record's bytes, after its length.
+    The offset is that of the record's bytes, which come after its length.
     """
     at = 0
     while head := file.read(_HEAD_BYTES):
@@ -106,10 +106,10 @@ def _records(file: BinaryIO, url: str, crc32c: Crc32c) -> Iterator[tuple[int, by
             )
         if len(head) < _HEAD_BYTES:
             raise _truncated(at, url)
-        length_bytes = head[: _LENGTH.size]
-        length_check = head[_LENGTH.size :]
-        _check(length_bytes, length_check, f"the length at byte {at}", url, crc32c)
-        (length,) = _LENGTH.unpack(length_bytes)
+        packed_length = head[: _LENGTH.size]
+        length_crc = head[_LENGTH.size :]
+        _check_crc(packed_length, length_crc, f"the length at byte {at}", url, crc32c)
+        (length,) = _LENGTH.unpack(packed_length)
         if length > MAX_RECORD_BYTES:
             raise UnsupportedShardError(
                 f"the record at byte {at} has more than {MAX_RECORD_BYTES >> 30} GiB",
@@ -117,30 +117,30 @@ def _records(file: BinaryIO, url: str, crc32c: Crc32c) -> Iterator[tuple[int, by
                 remedy="write smaller records",
             )
         record = file.read(length)
-        check = file.read(_CRC.size)
-        if len(record) < length or len(check) < _CRC.size:
+        record_crc = file.read(_CRC.size)
+        if len(record) < length or len(record_crc) < _CRC.size:
             raise _truncated(at, url)
-        _check(record, check, f"the record at byte {at}", url, crc32c)
+        _check_crc(record, record_crc, f"the record at byte {at}", url, crc32c)
         yield at + _HEAD_BYTES, record
         at += _HEAD_BYTES + length + _CRC.size
 
 
-def _check(data: bytes, check: bytes, what: str, url: str, crc32c: Crc32c) -> None:
-    """Raise CorruptShardError unless `check` is the masked CRC-32C of `data`.
+def _check_crc(data: bytes, stored_crc: bytes, subject: str, url: str, crc32c: Crc32c) -> None:
+    """Raise CorruptShardError unless `stored_crc` is the masked CRC-32C of `data`.
 
     Args:
         data: the bytes.
-        check: the checksum in the file, four bytes.
-        what: subject of the error's message.
+        stored_crc: the checksum in the file, four bytes.
+        subject: subject of the error's message.
         url: url of the shard, for the error.
         crc32c: computes a CRC-32C.
     """
     crc = crc32c(data, 0)  # 0, since there are no bytes before `data`
     rotated = (crc >> 15 | crc << 17) & 0xFFFFFFFF
     masked = (rotated + _MASK_DELTA) & 0xFFFFFFFF
-    if check != _CRC.pack(masked):
+    if stored_crc != _CRC.pack(masked):
         raise CorruptShardError(
-            f"{what} does not match its checksum, or the file is not a TFRecord file", url=url
+            f"{subject} does not match its checksum, or the file is not a TFRecord file", url=url
         )
 
 
@@ -157,87 +157,93 @@ class _RecordIndexer:
         self._columns: dict[bytes, int] = {}  # numbers of columns, by the name of the feature
         self._reserved: set[int] = set()  # columns of features such as `__key__`
         # At first, a cell is the whole message of its feature. If each feature of a column is a
-        # list of one byte string, `_narrow` replaces the messages in the column by these strings.
-        # The next two tables have the place of the string for each cell. A column with any other
-        # feature is in `_message_columns`, and its cells stay messages.
-        self._content_starts = array("Q")
-        self._content_ends = array("Q")
+        # list of one byte string, `_narrow_cells` replaces the messages by these strings at the
+        # end. For each cell, the next two tables have the start and the end of the string.
+        self._string_starts = array("Q")
+        self._string_ends = array("Q")
+        # The columns with any other feature, whose cells stay messages.
         self._message_columns: set[int] = set()
 
     def indexed(self, records: Iterator[tuple[int, bytes]]) -> Samples:
         """Return the samples of records, given their offsets and bytes; see `samples_of`."""
         has_examples = True
-        for number, (at, record) in enumerate(records):
-            try:
-                features = self._features(at, record) if has_examples else []
-            except ValueError:
-                # The first record decides for all whether they are Examples.
-                if number > 0:
-                    self._table.add_fault(Fault.EXAMPLE, RECORD)
-                    continue
+        for number, (start, record) in enumerate(records):
+            features = self._features(start, record) if has_examples else None
+            # The first record decides for all whether they are Examples.
+            if number == 0 and features is None:
                 has_examples = False
-            if has_examples:
-                self._add(at, record, features)
+            if not has_examples:
+                self._table.add([(self._table.column(RECORD), (start, start + len(record)))])
+            elif features is None:
+                self._table.add_fault(Fault.EXAMPLE, RECORD)
             else:
-                self._table.add([(self._table.column(RECORD), (at, at + len(record)))])
+                self._add(start, record, features)
         if has_examples:
-            self._narrow()
+            self._narrow_cells()
         samples = self._table.samples
         samples.encodings = [_BYTES] * len(samples.extensions)
         for column in self._message_columns:
             samples.encodings[column] = _FEATURE
         return samples
 
-    def _features(self, at: int, record: bytes) -> list[Feature]:
-        """Return the features of an Example. Raises ValueError, UnsupportedShardError."""
+    def _features(self, start: int, record: bytes) -> list[Feature] | None:
+        """Return the features of an Example; None for a record that is not an Example.
+
+        Raises UnsupportedShardError for too many features.
+        """
         # Features are counted here, since empty ones take two bytes of the record each, but a
         # hundred bytes of memory.
-        features = list(islice(features_of(record), MAX_COLUMNS + 1))
+        try:
+            features = list(islice(features_of(record), MAX_COLUMNS + 1))
+        except ValueError:
+            return None
         if len(features) > MAX_COLUMNS:
             raise UnsupportedShardError(
-                f"the record at byte {at} has more than {MAX_COLUMNS:,} features",
+                f"the record at byte {start} has more than {MAX_COLUMNS:,} features",
                 url=self._url,
                 remedy="write numbers of one kind as one feature, a list of them",
             )
         return features
 
-    def _add(self, at: int, record: bytes, features: list[Feature]) -> None:
+    def _add(self, record_start: int, record: bytes, features: list[Feature]) -> None:
         """Add the sample of a record.
 
         Args:
-            at: offset of the record in the file.
+            record_start: offset of the record in the file.
             record: bytes of the record.
-            features: the record's features; their places are relative to the record.
+            features: the record's features, with offsets in the record.
         """
+        # By column, start and end in the file of the message, and of the only string in it.
         cells: dict[int, tuple[int, int]] = {}
-        contents: dict[int, tuple[int, int]] = {}
+        strings: dict[int, tuple[int, int]] = {}
         # Of two features with the same name, the last counts, as in protobuf.
         for feature in features:
             column = self._column(feature.name)
-            cells[column] = (at + feature.start, at + feature.end)
-            if feature.content is None:
+            cells[column] = (record_start + feature.start, record_start + feature.end)
+            if feature.only_string is None:
                 self._message_columns.add(column)
-                # An empty content as a placeholder: the cells of this column stay messages.
-                contents[column] = (at, at)
+                # A placeholder, which is not used since the cells of this column stay messages.
+                strings[column] = (record_start, record_start)
             else:
-                start, end = feature.content
-                contents[column] = (at + start, at + end)
+                start, end = feature.only_string
+                strings[column] = (record_start + start, record_start + end)
         key = None
         for column in self._reserved & cells.keys():
             name = self._table.samples.extensions[column]
+            # Reserved features are not cells.
             del cells[column]
-            start, end = contents.pop(column)
+            start, end = strings.pop(column)
             if name == KEY:
-                key = record[start - at : end - at]
-            # A feature `__bad__` makes the sample unusable, and so does a key that is empty or not
-            # a single byte string. A feature `__url__` has just been dropped.
-            if name == BAD or (name == KEY and not key):
+                key = record[start - record_start : end - record_start]
+            # A key that is empty, or not a single byte string, makes the sample unusable.
+            is_bad_key = name == KEY and not key
+            if name == BAD or is_bad_key:
                 self._table.add_fault(Fault.RESERVED, name)
                 return
         self._table.add(cells.items(), key)
-        for start, end in contents.values():
-            self._content_starts.append(start)
-            self._content_ends.append(end)
+        for start, end in strings.values():
+            self._string_starts.append(start)
+            self._string_ends.append(end)
 
     def _column(self, name: bytes) -> int:
         """Return the number of a feature's column."""
@@ -249,13 +255,13 @@ class _RecordIndexer:
                 self._reserved.add(column)
         return column
 
-    def _narrow(self) -> None:
+    def _narrow_cells(self) -> None:
         """Replace messages by the byte strings in them, in columns in which each has just one."""
         samples = self._table.samples
-        for member, column in enumerate(samples.extension_ids):
+        for cell, column in enumerate(samples.extension_ids):
             if column not in self._message_columns:
-                samples.starts[member] = self._content_starts[member]
-                samples.ends[member] = self._content_ends[member]
+                samples.starts[cell] = self._string_starts[cell]
+                samples.ends[cell] = self._string_ends[cell]
 
 
 TFRECORD = TFRecordFormat()

@@ -69,7 +69,7 @@ def test_features_are_those_of_protobuf(
 def test_numbers_have_types_of_tensorflow() -> None:
     """As FixedLenFeature gives them: int64 and float32; a list of one is a number."""
     (several,) = tf_example.features_of(example({"a": ("int64_list", [1, 2])}))
-    assert several.content is None
+    assert several.only_string is None
     data = example({"a": ("int64_list", [-1, 2**40])})
     (integers,) = tf_example.features_of(data)
     value = tf_example.value(data[integers.start : integers.end])
