@@ -233,7 +233,7 @@ class ReaderSession:
             )
         return {
             "type": "manifest",
-            "remembered": manifest.remembered,
+            "remembered": manifest.remembered_counts,
             # This compresses the list, so it runs in a thread.
             "packed": await asyncio.to_thread(lambda: manifest.shards.packed),
         }

@@ -1,7 +1,7 @@
 """Patterns of users, matched against the urls of cached shards.
 
-The commands that evict and unpin find their shards by this, without asking an origin. A stored url
-is one as the cache keeps it: without secrets, such as a signature.
+The commands that evict and unpin shards find them with a matcher, without asking an origin. A
+stored url is a url in the form in which the cache keeps it: without secrets, such as a signature.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,20 +14,20 @@ from shardcache.tarindex.key_splits import key_split_in
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """Return a predicate: does a stored url match any of the patterns?
+    """Return a predicate that is True for a stored url that any of the patterns matches.
 
-    Patterns match as they do in `expansion`, which resolves patterns for readers.
-
-    Blocks, as a pattern with braces may expand to millions of urls. Raises ConfigError.
+    Patterns match as they do in `expansion`, which resolves patterns for readers. Blocks, since a
+    pattern with braces may expand to millions of urls. Raises ConfigError.
     """
-    expanded = (text for pattern in patterns for text in expand_braces(_stored(pattern)))
-    texts = list(map(canonical, expanded))
+    texts: list[str] = []
+    for pattern in patterns:
+        texts.extend(map(canonical, expand_braces(_stored_form(pattern))))
     prefixes = tuple(text for text in texts if text.endswith("/") and not is_glob(text))
     globs = [glob_regex(text) for text in texts if is_glob(text)]
-    urls = frozenset(texts)  # globs are among them, as a url may contain a glob's characters
+    urls = frozenset(texts)  # with the globs, since a url may contain the characters of a glob
 
     def matches(url: str) -> bool:
-        text = canonical(_stored(url))
+        text = canonical(_stored_form(url))
         if text in urls or text.startswith(prefixes):
             return True
         return any(glob.fullmatch(text) for glob in globs)
@@ -35,7 +35,7 @@ def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
     return matches
 
 
-def _stored(url: str) -> str:
-    """Return a url or pattern without secrets, and without its suffix that selects sample keys."""
-    objects, _ = key_split_in(url)
-    return stored_url(objects)
+def _stored_form(url: str) -> str:
+    """Return a url or pattern without secrets, and without its key split (`key_splits`)."""
+    without_key_split, _ = key_split_in(url)
+    return stored_url(without_key_split)

@@ -1,11 +1,14 @@
 """The shards of a dataset, with the names that plans give them.
 
-A plan names a shard by its key in the cache if its version is known, otherwise by its place, which
-is usually the url: see `store.keys.place_of`. `Manifests` makes listings; readers' plans use them.
+`Manifests` makes listings; readers' plans use them. A plan names a shard by its key in the cache if
+the shard's version is known, and otherwise by its place. The place is usually the url; see
+`store.keys.place_of`.
 
-`Wanted` says what readers want of the objects in a listing: "samples" of all of them, "shards" or
-"either" if the name of each object decides between its samples and its own bytes, or the own bytes
-of all of them ("files", "ranges", "objects").
+`Wanted` says how readers use the objects in a listing:
+
+- "samples": they read the samples of each object.
+- "files", "ranges", "objects": they read the bytes of each object.
+- "shards", "either": the name of each object decides between these two.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,10 +19,9 @@ from shardcache.shared.protocol import ShardRef, Wanted
 from shardcache.shared.urls.url_names import is_shard, is_surely_a_shard
 from shardcache.store.keys import place_of, shard_key
 
-# Memory that an empty list takes.
-_LIST_BYTES = 16_384
-# Memory that each shard takes besides its url and version, whose texts are counted by their
-# lengths.
+# Memory that an empty listing takes, and that each shard takes in addition to the texts of its url
+# and version.
+_LISTING_BYTES = 16_384
 _ROW_BYTES = 168
 
 
@@ -27,8 +29,8 @@ _ROW_BYTES = 168
 def name_of(ref: ShardRef) -> str:
     """Return the name of a shard in plans.
 
-    Names are cached: a name may be a hash, and the name of a file is asked for with each range that
-    is read of it.
+    Names are cached, since a name may be a hash, and the name of a file is needed for each range
+    that is read of it.
     """
     place = place_of(ref.url, is_file=ref.is_file)
     return _name(place, ref.version)
@@ -47,16 +49,16 @@ class Listing:
     Attributes:
         shards: the shards, in the order of their numbers.
         names: the name of each shard in plans.
-        remembered: number of shards whose number of samples is in this daemon's catalogue only, so
-            that the daemons of other nodes may not know it.
-        memory_bytes: memory that the list takes.
+        remembered_counts: number of shards whose sample count comes from this daemon's catalogue,
+            so that the daemons of other nodes may not know it.
+        memory_bytes: memory that the listing takes.
     """
 
     def __init__(
         self,
         shards: Shards,
         names: Sequence[str] = (),
-        remembered: int = 0,
+        remembered_counts: int = 0,
         wanted: Wanted = "samples",
     ) -> None:
         """Build from the shards. Blocks.
@@ -64,15 +66,15 @@ class Listing:
         Args:
             shards: the shards.
             names: names of the shards; if empty, they are made from urls and versions.
-            remembered: see the attribute.
-            wanted: says which of the objects are read as shards, and which as files or by ranges.
+            remembered_counts: see the attribute.
+            wanted: says how the objects are read.
         """
         self.shards = shards
-        self.remembered = remembered
+        self.remembered_counts = remembered_counts
         self._wanted = wanted
         self.names = names or self._all_names()
         texts_bytes = len(shards.urls.text) + len(shards.versions.text)
-        self.memory_bytes = _LIST_BYTES + _ROW_BYTES * len(shards) + texts_bytes
+        self.memory_bytes = _LISTING_BYTES + _ROW_BYTES * len(shards) + texts_bytes
 
     def _all_names(self) -> list[str]:
         """Return the name of each shard, made from its url and version."""
@@ -81,7 +83,7 @@ class Listing:
         return [_name(place, version) for place, version in zip(places, versions, strict=True)]
 
     def _is_file(self, url: str) -> bool:
-        """Return whether an object's own bytes are wanted, rather than its samples."""
+        """Return True if the bytes of an object are wanted, False if its samples are."""
         if self._wanted == "shards":
             return not is_shard(url)
         if self._wanted == "either":
@@ -89,19 +91,23 @@ class Listing:
         return self._wanted in ("files", "ranges", "objects")
 
     @property
-    def is_of_ranges(self) -> bool:
-        """True if only ranges that readers request are fetched, and nothing ahead by the plan."""
+    def is_for_ranges(self) -> bool:
+        """True if only the ranges that readers request are fetched, and nothing ahead of them."""
         return self._wanted == "ranges"
 
     def ref(self, number: int) -> ShardRef:
-        """Return a shard or a file by its number."""
+        """Return a shard or file by its number."""
         ref = self.shards[number]
         if self._is_file(ref.url):
             return ref._replace(is_file=True)
         return ref
 
     def unversioned(self, numbers: Iterable[int]) -> list[tuple[str, str]]:
-        """Return name and url of those of some shards whose version is not stated."""
+        """Return (name, url) of each of the given shards whose version is unknown.
+
+        Args:
+            numbers: numbers of shards; repeated numbers count once.
+        """
         urls = self.shards.urls
         versions = self.shards.versions
         distinct = dict.fromkeys(numbers)
@@ -109,23 +115,23 @@ class Listing:
 
     def refs(self) -> Sequence[ShardRef]:
         """Return all shards and files. Blocks."""
-        if self._wanted == "samples":  # all are read as shards
+        if self._wanted == "samples":  # none is a file
             return self.shards
         return [self.ref(number) for number in range(len(self.shards))]
 
     def read_as(self, wanted: Wanted) -> "Listing":
-        """Return the same shards to be read in another way, as `wanted` says. Blocks."""
+        """Return a listing of the same shards that are read in the way `wanted`. Blocks."""
         if wanted == self._wanted:
             return self
-        # Names are made again, as the name of a file differs from that of a shard.
-        return Listing(self.shards, remembered=self.remembered, wanted=wanted)
+        # Names are made again, since the name of a file differs from that of a shard.
+        return Listing(self.shards, remembered_counts=self.remembered_counts, wanted=wanted)
 
     @classmethod
-    def joined(cls, lists: Sequence["Listing"]) -> "Listing":
-        """Return the shards of several lists, one after another, to be read for samples. Blocks.
+    def joined(cls, listings: Sequence["Listing"]) -> "Listing":
+        """Return the shards of several listings, one after another, read for their samples. Blocks.
 
-        `remembered` is 0, as the reader got each list's number when that list was resolved.
+        `remembered_counts` is 0: readers were told each listing's number when it was resolved.
         """
-        shards = Shards.joined([each.shards for each in lists])
-        names = [name for each in lists for name in each.names]
+        shards = Shards.joined([listing.shards for listing in listings])
+        names = [name for listing in listings for name in listing.names]
         return cls(shards, names)

@@ -102,7 +102,7 @@ class Reader:
         for lease in self._leases:
             lease.position = _OF_A_PREVIOUS_PLAN
         self.job.shards_planned += epoch_reads
-        if listing.is_of_ranges:  # the planner gets no plan of ranges, as it fetches none ahead
+        if listing.is_for_ranges:  # the planner gets no plan of ranges, as it fetches none ahead
             self._planner.schedule.forget(self)
         else:
             self._planner.schedule.declare(self, job=self.job.key)
@@ -253,7 +253,7 @@ class Reader:
 
     @property
     def _is_of_ranges(self) -> bool:
-        return self.listing is not None and self.listing.is_of_ranges
+        return self.listing is not None and self.listing.is_for_ranges
 
     def need(self, number: int) -> None:
         """Record that the reader has reached a lease's shard, and uses the shard or waits for it.
