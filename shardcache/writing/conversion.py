@@ -195,7 +195,7 @@ class _Conversion:
     async def _load_or_start_journal(self) -> None:
         """Load the journal of an interrupted run, or store a new one if there is none.
 
-        Raises ConfigError if the destination has shards of any other origin.
+        Raises ConfigError if the destination has shards that no such run has written.
         """
         self._initial_objects = await self._target.objects()
         if JOURNAL not in self._initial_objects:

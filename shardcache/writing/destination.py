@@ -84,6 +84,7 @@ class Destination:
             message = "web servers can only be read"
             raise errors.ConfigError(message, url=folder_url, remedy=WRITABLE_REMEDY)
         self._is_local = protocol in LOCAL
+        # A local folder is named by its path, without `file://`.
         self.url = place_of(folder_url) if self._is_local else folder_url
 
     async def __aenter__(self) -> Self:

@@ -41,6 +41,8 @@ _OFFSETS = "offsets"
 _SIZES = "sizes"
 _NUMBER_BYTES = 8  # size of a number in `_OFFSETS` and `_SIZES`, which are arrays of type "Q"
 
+_Members = list[tuple[str, InputFile]]  # the extension and the file of each member of a sample
+
 
 class FolderSource:
     """The samples of folders, in the order of the listing that `list_folders` made.
@@ -192,7 +194,7 @@ class _Listing:
     def _add_sample(
         self,
         key: str,
-        members: list[tuple[str, InputFile]],
+        members: _Members,
         class_number: int | None,
     ) -> None:
         self.offsets.append(self._rows.tell())
@@ -209,16 +211,13 @@ class _Listing:
         self.digest.update(json.dumps((key, without_paths, class_number)).encode())
 
 
-def _members_by_key(
-    root: Path,
-    key_at: KeySplit | None,
-) -> Iterator[tuple[str, list[tuple[str, InputFile]]]]:
-    """Yield each key of a folder's files, with the extension of each of its files and the file.
+def _members_by_key(root: Path, key_at: KeySplit | None) -> Iterator[tuple[str, _Members]]:
+    """Yield each key of a folder's files, with the members of its sample.
 
     The key is empty for files without a key. Raises ConfigError if the files of several samples
     would become one sample.
     """
-    split = _split_at_last_dot if key_at == LAST_DOT else _split
+    split = _split_at_last_dot if key_at == LAST_DOT else _split_at_first_dot
     merge_finder = MergeFinder()
 
     def key_of(path_and_file: tuple[str, InputFile]) -> str:
@@ -241,7 +240,7 @@ def _members_by_key(
         yield key, list(zip(extensions, files, strict=True))
 
     if key_at is None:
-        # Which words are rare is known only after all keys.
+        # Only after all keys is it known that no other key has the words of two files.
         merged = merge_finder.merged_files()
         if merged is not None:
             raise _merge_error(*merged, root)
@@ -277,7 +276,7 @@ def _walk(
         visible = [entry for entry in os.scandir(folder) if not is_left_out(entry.name)]
         # Sorting by stem makes files with the same key neighbours. Of one stem, files come before
         # folders, so that no folder's content comes between them.
-        stem_of = _stem_to_last_dot if key_at == LAST_DOT else _stem
+        stem_of = _stem_to_last_dot if key_at == LAST_DOT else _stem_to_first_dot
         ordered = sorted((stem_of(entry.name), entry.is_dir(), entry.name) for entry in visible)
         for _, is_folder, name in ordered:
             if is_folder:
@@ -288,7 +287,7 @@ def _walk(
         raise read_error(exn, Path(exn.filename or folder)) from exn
 
 
-def _split(path: str) -> tuple[str, str]:
+def _split_at_first_dot(path: str) -> tuple[str, str]:
     """Return the key and the extension that readers will find in a path.
 
     Both are empty if readers will find none.
@@ -302,15 +301,15 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _split_at_last_dot(path: str) -> tuple[str, str]:
-    """Split as `_split`, but at the last dot; dots before it become underscores."""
+    """Split as `_split_at_first_dot`, but at the last dot; dots before it become underscores."""
     folder, slash, name = path.rpartition("/")
     if "." not in name:
         return "", ""
     _, _, extension = name.rpartition(".")
-    return _split(f"{folder}{slash}{_stem_to_last_dot(name)}.{extension}")
+    return _split_at_first_dot(f"{folder}{slash}{_stem_to_last_dot(name)}.{extension}")
 
 
-def _stem(name: str) -> str:
+def _stem_to_first_dot(name: str) -> str:
     """Return what is before the first dot of a name."""
     return name.partition(".")[0]
 
@@ -371,7 +370,7 @@ def _class_names(roots: Sequence[Path]) -> list[str]:
 def _has_samples(folder: os.DirEntry[str]) -> bool:
     """Return True if any file below a folder has a key."""
     for path, _ in _walk(Path(folder.path), f"{folder.name}/"):
-        key, _ = _split(path)
+        key, _ = _split_at_first_dot(path)
         if key:
             return True
     return False
