@@ -13,7 +13,7 @@ FILES = {
     "a zip": (b"PK\3\4", ".zip"),
     "a parquet file": (b"PAR1", ".parquet"),
     "an Arrow file": (b"ARROW1\0\0", "parquet"),
-    "an HDF5 file": (b"\x89HDF\r\n\x1a\n", "ShardWriter"),
+    "an HDF5 file": (b"\x89HDF\r\n\x1a\n", "`shardcache.writing.ShardWriter`"),
     "an LMDB database": (bytes(16) + b"\xde\xc0\xef\xbe", "ShardWriter"),
     "a web page": (b"<!DOCTYPE html>", "url"),
 }
