@@ -1,4 +1,4 @@
-"""Transport workers, which are processes that move HTTP bodies into files, and the daemon's side.
+"""Transport workers: processes that send HTTP requests and write the answers' bodies to files.
 
-`worker_pool.Workers` is what the daemon uses; `worker` is the program of a worker.
+The daemon uses `worker_pool.Workers`; `worker` is the program that each process runs.
 """

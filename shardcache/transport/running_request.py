@@ -27,7 +27,7 @@ log = SharedLogger()
 # the right place.
 _END_LIMIT_S = 2.0
 
-# Remedy if a host's name leads to this node or its cloud's metadata service.
+# Remedy for a url whose host name leads to this node or to its cloud's metadata service.
 _NEAR_REMEDY = "if that is intended, the node's operator can add the url's prefix to --allow"
 
 
@@ -42,7 +42,7 @@ class RunningRequest:
     Attributes:
         number: identifies the request in messages to and from its worker.
         send: sends a message to the worker.
-        flow: pauses the request, grants its byte credit, and is told of its progress.
+        flow: pauses the request, grants its byte credit, and receives its progress.
         path: path of the file that its body is written to; None for no body, empty for a file
             without a name.
         received_bytes: number of bytes of the body received so far.
@@ -55,14 +55,14 @@ class RunningRequest:
     received_bytes: int = 0
     _written_bytes: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
-    _paused: bool = False  # True from a pause until the flow is ready
-    _held: bool = False  # True from when a held body has arrived until `commit` is called
+    _is_paused: bool = False  # True from a pause until the flow is ready
+    _is_held: bool = False  # True from when a held body has arrived until `commit` is called
     _last_message: Message | None = None  # how the request has ended; None while it runs
 
     def pause(self) -> None:
         """Pause until the flow is ready again."""
-        if not self._paused and self._last_message is None:
-            self._paused = True
+        if not self._is_paused and self._last_message is None:
+            self._is_paused = True
             self.send({"do": "pause", "id": self.number})
             self._changed.set()
 
@@ -81,14 +81,14 @@ class RunningRequest:
 
             # 1. The request is paused, as its flow has no byte credit or no connection slot. It is
             #    resumed once the flow is ready.
-            if self._paused and self._last_message is None:
+            if self._is_paused and self._last_message is None:
                 await self.flow.ready()
-                self._paused = False
+                self._is_paused = False
                 limit_bytes = self.limit_bytes()
                 self.send({"do": "resume", "id": self.number, "limit_bytes": limit_bytes})
             # 2. The whole body has arrived in the worker's memory, and waits to be committed.
-            if self._held and self._last_message is None:
-                self._held = False
+            if self._is_held and self._last_message is None:
+                self._is_held = False
                 if commit is not None and not await commit():
                     return None
                 self.send({"do": "commit", "id": self.number})
@@ -114,16 +114,16 @@ class RunningRequest:
         return self.received_bytes + max(0, self.flow.credit_bytes)
 
     def receive(self, message: Message) -> None:
-        """Handle the worker's message about this request."""
+        """Handle the worker's message that the body is held, or that the request has ended."""
         if message["is"] == "held":
-            self._held = True
+            self._is_held = True
         else:
             received_bytes = message.get("received_bytes", self.received_bytes)
-            self.progress(received_bytes, self._written_bytes, message.get("first_byte_s"))
+            self.record_progress(received_bytes, self._written_bytes, message.get("first_byte_s"))
             self._last_message = message
         self._changed.set()
 
-    def progress(
+    def record_progress(
         self,
         received_bytes: int,
         written_bytes: int,
@@ -137,8 +137,9 @@ class RunningRequest:
             first_byte_s: when the first byte was received, by the monotonic clock; None if none
                 was.
         """
+        # Several threads of the worker report progress, so an older report may come after a newer
+        # one, and is ignored.
         more_bytes = received_bytes - self.received_bytes
-        # Two threads of the worker report progress, so an older report may come after a newer one.
         if more_bytes > 0:
             self.received_bytes = received_bytes
             self.flow.received(more_bytes, first_byte_s)

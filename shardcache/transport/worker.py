@@ -39,11 +39,11 @@ from shardcache.transport.http.http_heads import HeadError
 from shardcache.transport.http.pool import Pool, Primed
 from shardcache.transport.http.sockets import NearHostError
 
-_PR_SET_PDEATHSIG = 1
-_IN = 0
-_OUT = 1
+_PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
+_STDIN = 0
+_STDOUT = 1
 _PROGRESS_S = 0.1  # between two reports of progress
-_EXPIRE_S = 1.0  # between two looks at idle connections, while there are no requests
+_EXPIRE_S = 1.0  # between two checks of idle connections, while there are no requests
 _MAX_PRIMED = 8  # limit on requests that were sent ahead and have no exchange yet
 _READ_BYTES = 256 * 1024
 _MAX_THREADS = 1024  # each request takes one thread
@@ -60,8 +60,9 @@ class Worker:
         self._files_socket = files_socket
         self._pool = Pool(self._report_silence)
         self._threads = ThreadPoolExecutor(_MAX_THREADS)
+        # By request number: the gates of the requests whose end has not been reported.
         self._gates: dict[int, Gate] = {}
-        # By request, the numbers of bytes received and written that were last reported.
+        # By request number: the numbers of bytes received and written that were last reported.
         self._reported: dict[int, tuple[int, int]] = {}
         self._sending = threading.Lock()  # keeps the messages of several threads apart
 
@@ -80,10 +81,10 @@ class Worker:
                 case "pause":
                     self._gate(message).pause()
                 case "resume":
-                    self._gate(message).resume(_limit(message))
+                    self._gate(message).resume(_limit_bytes_in(message))
                 case "commit":  # a held body may be written
                     self._gate(message).commit()
-                case "ping":
+                case "ping":  # any reply shows that this worker does not hang
                     self._send({"is": "up"})
                 case "distrust":  # connections may be dead, and are closed
                     self._pool.distrust(message["before_s"])
@@ -98,7 +99,7 @@ class Worker:
         next_tick_s = 0.0
         while True:
             wait_s = _PROGRESS_S if self._gates else _EXPIRE_S
-            readable, _, _ = select.select([_IN], [], [], wait_s)
+            readable, _, _ = select.select([_STDIN], [], [], wait_s)
             now_s = time.monotonic()
             if now_s >= next_tick_s:
                 self._report_progress()
@@ -107,7 +108,7 @@ class Worker:
             if not readable:
                 continue
 
-            data = os.read(_IN, _READ_BYTES)
+            data = os.read(_STDIN, _READ_BYTES)
             if not data:
                 return
             *lines, partial_line = (partial_line + data).split(b"\n")
@@ -116,7 +117,7 @@ class Worker:
     def _begin(self, message: Message) -> None:
         """Begin a request's exchange, in a thread of its own."""
         number = message["id"]
-        gate = Gate(_limit(message))
+        gate = Gate(_limit_bytes_in(message))
         self._gates[number] = gate
         request, body = request_from_json(message)
         fd = None
@@ -124,7 +125,7 @@ class Worker:
             try:
                 fd = descriptors.receive(self._files_socket, tuple(message["file"]))
             except OSError as exn:
-                self._end(number, _disk_error(exn))
+                self._report_end(number, _disk_error(exn))
                 return
             body = _with_descriptor(body, fd)
 
@@ -141,17 +142,18 @@ class Worker:
         self._threads.submit(self._run, number, exchange, fd)
 
     def _run(self, number: int, exchange: Exchange, fd: int | None) -> None:
-        """Run an exchange to its end, in its thread, and close its file's descriptor.
+        """Run an exchange to its end, in its thread, and report how it has ended.
 
         Args:
-            fd: the descriptor; None if the file is opened by its path, or there is no body.
+            fd: the file's descriptor, which is closed here; None if the file is opened by its path,
+                or there is no body.
         """
         try:
-            outcome = _outcome(exchange, self._pool)
+            outcome = _outcome_of(exchange, self._pool)
         finally:
             if fd is not None:
                 os.close(fd)
-        self._end(number, outcome)
+        self._report_end(number, outcome)
 
     def _prime(self, message: Message) -> None:
         """Send a request ahead of its exchange.
@@ -166,7 +168,7 @@ class Worker:
             opening = self._threads.submit(self._pool.prime, request, gate)
             self._pool.primed[request.url] = Primed(gate, opening)
 
-    def _end(self, number: int, outcome: Message) -> None:
+    def _report_end(self, number: int, outcome: Message) -> None:
         """Report how a request has ended, unless its end was already reported."""
         gate = self._gates.pop(number, None)
         self._reported.pop(number, None)
@@ -186,12 +188,12 @@ class Worker:
         if gate is None:
             return
         has_ended = gate.cancel()
-        # The request had got no answer over a reused connection. Something in between may have
-        # dropped that connection, so the pool may distrust the others that were idle.
+        # If the request was sent over a reused connection and got no answer, a NAT or load balancer
+        # may have dropped that connection. The pool may then distrust the other idle ones as well.
         if gate.unanswered_since_s is not None:
             self._pool.record_cancellation(gate.unanswered_since_s)
         if has_ended:
-            self._end(number, {"is": "cancelled"})
+            self._report_end(number, {"is": "cancelled"})
 
     def _gate(self, message: Message) -> Gate:
         """Return the gate of the request that a message is about.
@@ -210,6 +212,7 @@ class Worker:
 
     def _report_progress(self) -> None:
         """Report the requests whose numbers of bytes have changed since the last report."""
+        # Rows of request number, bytes received, bytes written, and time of the first byte.
         rows: list[tuple[int, int, int, float | None]] = []
         for number, gate in list(self._gates.items()):
             counts = (gate.received_bytes, gate.written_bytes)
@@ -224,7 +227,7 @@ class Worker:
         line = memoryview(encoded(message))
         with self._sending:
             while line:
-                line = line[os.write(_OUT, line) :]
+                line = line[os.write(_STDOUT, line) :]
 
 
 def _with_descriptor(body: Body, fd: int) -> Body:
@@ -232,8 +235,8 @@ def _with_descriptor(body: Body, fd: int) -> Body:
     return replace(body, parts=replace(body.parts, fd=fd))
 
 
-def _outcome(exchange: Exchange, pool: Pool) -> Message:
-    """Return how an exchange ends, as a message."""
+def _outcome_of(exchange: Exchange, pool: Pool) -> Message:
+    """Run an exchange to its end; return its answer, or its failure, as a message."""
     try:
         return {"is": "answer", "answer": exchange.run(pool).to_json()}
     except CancelledError:
@@ -241,7 +244,7 @@ def _outcome(exchange: Exchange, pool: Pool) -> Message:
     except PartFileError as exn:
         return _disk_error(exn.cause)
     except NearHostError as exn:
-        # The host's name leads to this node or its cloud's metadata service, which is refused.
+        # The host's name leads to this node or to its cloud's metadata service.
         return {"is": "near", "reason": str(exn)}
     except ssl.SSLCertVerificationError as exn:
         return {"is": "certificate", "reason": exn.verify_message}
@@ -255,8 +258,11 @@ def _disk_error(exn: OSError) -> Message:
     return {"is": "disk", "errno": exn.errno, "reason": exn.strerror}
 
 
-def _limit(message: Message) -> float:
-    """Return how many bytes of the body may be read in total, those already read included."""
+def _limit_bytes_in(message: Message) -> float:
+    """Return how many bytes of the body may be read in total, those already read included.
+
+    The result is infinite if the message has no limit.
+    """
     limit_bytes: float | None = message["limit_bytes"]
     return math.inf if limit_bytes is None else limit_bytes
 

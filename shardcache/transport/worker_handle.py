@@ -1,8 +1,11 @@
 """The daemon's side of one transport worker: its process, and the messages to and from it.
 
 `Workers` creates a `WorkerProcess` for each worker and gives it requests. Messages go to the
-worker's standard input and come from its standard output, each as a line of JSON. A request is
-primed if it was sent ahead of the request for its body, so that the answer is already on its way.
+worker's standard input and come from its standard output, each as a line of JSON. A message to the
+worker names a command in its field "do"; a message from the worker names an event in "is".
+
+A request is primed if it was sent ahead of the request for its body, so that the answer is already
+on its way. Byte credit is the number of bytes of a body that may be read.
 """
 
 import asyncio
@@ -47,16 +50,16 @@ class WorkerProcess(asyncio.SubprocessProtocol):
     """One worker process.
 
     Args:
-        report_silence: called when a server gave no answer over a reused connection, with the time
-            when the request was sent, by the monotonic clock.
+        report_silence: called with the time when a request was sent, by the monotonic clock, if the
+            server gave no answer to it over a reused connection.
         ping_s: interval of pings while there are requests.
         files_socket: socket over which the worker gets the descriptors of files that have no name.
 
     Attributes:
         requests: the requests in flight, by number.
-        primed: the latest urls that were requested ahead, and whose bodies have not been requested.
+        primed: urls of the latest primed requests whose bodies have not been requested so far.
         started_or_ended: set once the worker takes requests, or has ended.
-        has_ended: True once the process was killed, is to be killed, or has exited.
+        has_ended: True once the process was killed or has exited.
     """
 
     def __init__(
@@ -108,12 +111,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         if body is not None and request.url in self.primed:
             self.primed.remove(request.url)
 
-        if not self._is_pinging:
-            # A worker is pinged only while it has requests. The first ping goes out together with
-            # the request, too early for a timely answer, so it is not counted.
-            self._unanswered_pings = -1
-            self._is_pinging = True
-            self._ping()
+        self._start_pinging()
         message = {
             "do": "ask",
             "id": running.number,
@@ -138,6 +136,15 @@ class WorkerProcess(asyncio.SubprocessProtocol):
             # The worker has just ended, or is far behind with its work. A retry helps in both
             # cases, so the error is one that is retried.
             raise TransportError(f"the transport worker takes no file ({exn.strerror})") from exn
+
+    def _start_pinging(self) -> None:
+        """Ping the process from now on, unless it is pinged already."""
+        if not self._is_pinging:
+            # The first ping goes out together with the worker's first request, too early for a
+            # timely answer, so it is not counted.
+            self._unanswered_pings = -1
+            self._is_pinging = True
+            self._ping()
 
     def prime(self, request: Request) -> None:
         """Send a request ahead of the call of `begin` that requests its body."""
@@ -172,7 +179,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         self._unanswered_pings = 0
         *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         for line in lines:
-            self._take(decoded(line))
+            self._handle(decoded(line))
 
     def process_exited(self) -> None:
         """Fail the requests in flight, as no answer to them will come."""
@@ -214,14 +221,14 @@ class WorkerProcess(asyncio.SubprocessProtocol):
             self.has_ended = True
             self._process.kill()
 
-    def _take(self, message: Message) -> None:
-        """Handle a message of the worker."""
+    def _handle(self, message: Message) -> None:
+        """Handle a message from the worker."""
         match message["is"]:
             case "progress":
                 for number, received_bytes, written_bytes, first_byte_s in message["counts"]:
                     running = self.requests.get(number)
                     if running is not None:
-                        running.progress(received_bytes, written_bytes, first_byte_s)
+                        running.record_progress(received_bytes, written_bytes, first_byte_s)
             case "silent":
                 self._report_silence(message["asked_s"])
             case "up":

@@ -1,9 +1,9 @@
 """The daemon's transport workers: started as needed, given requests, replaced when they die.
 
 A transport worker is a process that sends HTTP requests and writes the answers' bodies to files.
-Origins call `Workers.ask` for answers without a body, such as an object's version, and
-`Workers.fetch` for bodies. A worker is up once it has started and takes requests. A request is
-primed if it was sent ahead of the `fetch` for its body.
+Origins, which are the daemon's clients of object stores, call `Workers.ask` for answers without a
+body, such as an object's version, and `Workers.fetch` for bodies. A worker is up once it has
+started and takes requests. A request is primed if it was sent ahead of the `fetch` for its body.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ _REQUESTS_PER_WORKER = 4
 _CORES_PER_WORKER = 4
 _MIN_WORKERS = 2
 _MAX_WORKERS = 8
-# An interpreter starts in a fraction of a second, but in several seconds on a node that is short of
-# memory and pages.
+# An interpreter starts in a fraction of a second, but in several seconds on a node that is so short
+# of memory that it swaps.
 _START_LIMIT_S = 60.0
 
 
@@ -49,14 +49,14 @@ class Workers:
         self._maximum = maximum or _maximum_for(len(os.sched_getaffinity(0)))
         self._workers: list[WorkerProcess] = []  # some of them may have ended
         self._starting = asyncio.Lock()  # held while a process starts: they start one by one
-        # The task that runs `_grow`, or ran it last; None before the first.
-        self._growing: asyncio.Task[None] | None = None
+        # The latest task that runs `_grow`; it may be done. None before the first.
+        self._grow_task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<Workers {[len(worker.requests) for worker in self._workers]} requests>"
 
     async def start_one(self) -> None:
-        """Start a worker before the first request needs it, and wait until it is up.
+        """Start a worker before the first request needs it; return once it is up or has ended.
 
         Raises CacheError.
         """
@@ -64,7 +64,7 @@ class Workers:
         await self._workers[0].started_or_ended.wait()
 
     async def start_others(self) -> None:
-        """Start further workers, until there are as many as a busy daemon needs at least."""
+        """Start the workers after the first that even a daemon with few requests needs."""
         for _ in range(_MIN_WORKERS - 1):
             await self._grow()
 
@@ -81,7 +81,7 @@ class Workers:
         """
         # The plain flow neither pauses nor limits the read.
         answer = await self._run(request, body=None, flow=Flow(), ahead=ahead)
-        assert answer is not None
+        assert answer is not None  # only a `commit` that returns False leads to None
         return answer
 
     async def fetch(
@@ -94,22 +94,23 @@ class Workers:
         """Send a request, write the answer's body to a file, and return the answer.
 
         The body is written only if the answer is as `body` expects. After a fetch was cancelled or
-        has failed, nothing more is written, unless the disk hangs.
+        has failed, nothing more is written, except by a write that hangs in the disk.
 
         Args:
-            flow: pauses the read, grants its byte credit, and is told of its progress.
-            commit: for a held body, called once it has arrived. If it returns False, the body is
-                dropped and None is returned. None to write the body in any case.
+            flow: pauses the read, limits the number of its bytes, and receives its progress.
+            commit: for a body that is held in memory until it may be written: called once it has
+                arrived. If it returns False, the body is dropped and None is returned. None to
+                write the body in any case.
 
         Raises what `ask` raises, and PartFileError.
         """
         return await self._run(request, body, flow, commit)
 
     async def close(self) -> None:
-        """Kill the processes."""
-        if self._growing is not None:
-            self._growing.cancel()
-            await asyncio.wait([self._growing])
+        """Kill the processes, including one that is still starting."""
+        if self._grow_task is not None:
+            self._grow_task.cancel()
+            await asyncio.wait([self._grow_task])
         while self._workers:
             await self._workers.pop().end()
 
@@ -122,7 +123,7 @@ class Workers:
         ahead: Request | None = None,
     ) -> Answer | None:
         """Have a worker carry out a request; the arguments are those of `ask` and `fetch`."""
-        # A flow without a slot or credit waits here, before a worker is chosen by its present load.
+        # A flow that is paused waits here, so that the worker is chosen by its load afterwards.
         await flow.ready()
         worker = await self._worker_for(request, body)
         running = worker.begin(request, body, flow)
@@ -137,14 +138,14 @@ class Workers:
     async def _worker_for(self, request: Request, body: Body | None) -> WorkerProcess:
         """Return the worker for a request; start a worker if there is none.
 
-        1. A worker that already writes to the same file is preferred: the writers of a file take
-           turns, so another process would gain nothing. So is a worker that has sent this request
-           ahead, as it has the answer.
+        1. For a body, a worker that already writes to the same file is preferred: the writers of a
+           file take turns, so another process would gain nothing. A worker that has sent this
+           request ahead is preferred as well, as it has the answer.
         2. Otherwise, the worker with the fewest requests is chosen. If it has many, another worker
            is started for later requests.
         """
         self._drop_ended()
-        while not self._workers:
+        while not self._workers:  # a new worker may end at once
             await self._ensure_one()
             self._drop_ended()
 
@@ -156,7 +157,7 @@ class Workers:
         idlest = min(self._workers, key=lambda worker: len(worker.requests))
         is_busy = len(idlest.requests) >= _REQUESTS_PER_WORKER
         if is_busy and len(self._workers) < self._maximum and not self._is_growing:
-            self._growing = asyncio.create_task(self._grow(), name="another transport worker")
+            self._grow_task = asyncio.create_task(self._grow(), name="another transport worker")
         return idlest
 
     def _drop_ended(self) -> None:
@@ -164,7 +165,7 @@ class Workers:
 
     @property
     def _is_growing(self) -> bool:
-        return self._growing is not None and not self._growing.done()
+        return self._grow_task is not None and not self._grow_task.done()
 
     async def _ensure_one(self) -> None:
         """Start a worker if none is alive.
@@ -192,18 +193,17 @@ class Workers:
                 # No request fails, as the other workers carry on with all of the work.
                 log.warning("cannot start another transport worker", cause=exn.message)
                 return
-            is_in_time = False
             try:
                 async with asyncio.timeout(_START_LIMIT_S):
                     await worker.started_or_ended.wait()
-                is_in_time = True
             except TimeoutError:
                 log.warning("transport worker failed to start", waited_s=_START_LIMIT_S)
-            finally:
-                if is_in_time:
-                    self._workers.append(worker)
-                else:
-                    await worker.end()
+                await worker.end()
+            except asyncio.CancelledError:
+                await worker.end()
+                raise
+            else:
+                self._workers.append(worker)
 
     async def _new_worker(self) -> WorkerProcess:
         """Return a new worker, which may not be up yet. Raises CacheError."""
@@ -246,9 +246,9 @@ class Workers:
     def _distrust_idle(self, before_s: float) -> None:
         """Have all workers close their connections that have been idle since before `before_s`.
 
-        A worker's report that a server did not respond over an idle connection calls this. The NAT
-        or load balancer that has dropped this connection has probably dropped the other idle ones,
-        too.
+        This is called when a worker reports that a server did not respond over an idle connection.
+        The NAT or load balancer that has dropped this connection has probably dropped the other
+        idle ones, too.
 
         Args:
             before_s: a time by the monotonic clock, which all processes of the machine share.

@@ -17,7 +17,7 @@ from shardcache.origin.http.http_errors import certificate_error, connection_err
 from shardcache.shared.own_endpoint import ENDPOINT_HEADER, OWN_ENDPOINT, OWN_ENDPOINT_REMEDY
 from shardcache.shared.urls.url_names import version_in
 from shardcache.transport.http.http_heads import HEAD_REMEDY, HeadError
-from shardcache.transport.http.sockets import failure
+from shardcache.transport.http.sockets import connection_failure
 
 E = TypeVar("E", bound=Exception)
 
@@ -161,7 +161,7 @@ def _client_error(exn: Exception, url: str) -> errors.ShardcacheError:
     connector_error = _cause(exn, aiohttp.ClientConnectorError)
     if connector_error is not None:
         place = f"{connector_error.host}:{connector_error.port}"
-        return connection_error(failure(connector_error.os_error, place), url)
+        return connection_error(connection_failure(connector_error.os_error, place), url)
     return connection_error(str(exn) or type(exn).__name__, url)
 
 

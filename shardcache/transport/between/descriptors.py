@@ -1,9 +1,9 @@
 """Descriptors of files without a name, sent by the daemon to a transport worker.
 
-Besides the pipes for messages, each worker has a Unix socket for descriptors. The message states
-the file's identity, which the worker compares with the descriptor that it receives. A path such as
-/proc/PID/fd/N would not do in place of a descriptor: it names the file only where /proc shows the
-daemon's own PID namespace, and elsewhere it may name any process's file.
+Besides the pipes for messages, each worker has a Unix socket for descriptors. The message of a
+request states the file's identity, which the worker compares with that of the descriptor that it
+receives. A path such as /proc/PID/fd/N cannot replace the descriptor: outside the daemon's own PID
+namespace, /proc may show a file of another process under this path.
 """
 
 import errno
@@ -18,10 +18,10 @@ Identity = tuple[int, int]
 
 
 def channel() -> tuple[socket.socket, socket.socket]:
-    """Return a new socket's two ends: first the daemon's, which never blocks, then the worker's."""
-    sending, receiving = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sending.setblocking(False)
-    return sending, receiving
+    """Return two connected sockets: the daemon's, which never blocks, and the worker's."""
+    daemon_end, worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    daemon_end.setblocking(False)
+    return daemon_end, worker_end
 
 
 def identity(fd: int) -> Identity:
@@ -36,10 +36,10 @@ def send(sock: socket.socket, fd: int) -> Identity:
     return identity(fd)
 
 
-def receive(sock: socket.socket, wanted: Identity) -> int:
+def receive(sock: socket.socket, expected: Identity) -> int:
     """Return the next descriptor that was sent.
 
-    Raises OSError if the descriptor is that of another file than `wanted`, or none has arrived.
+    Raises OSError if it is the descriptor of another file than expected, or none has arrived.
     """
     # `socket.recv_fds` ignores its flags, so `recvmsg` is called in its place. The daemon sends a
     # descriptor before the message that states the file's identity, so the call need not wait.
@@ -49,7 +49,7 @@ def receive(sock: socket.socket, wanted: Identity) -> int:
         raise OSError(errno.EBADF, "no descriptor has arrived")
     _level, _type, data = ancillary[0]
     (fd,) = _FD.unpack(data)
-    if identity(fd) != wanted:
+    if identity(fd) != expected:
         os.close(fd)
         raise OSError(errno.EBADF, "the descriptor of another file has arrived")
     return int(fd)

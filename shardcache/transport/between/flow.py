@@ -1,7 +1,8 @@
 """Flow of a body's bytes: the interface by which a read is counted, paused and limited.
 
-Whoever fetches a body passes a `Flow` to the origin, and the transport reports the body's bytes to
-it. Byte credit is the number of bytes that a read may take before it has to ask for more.
+The caller that fetches a body passes a `Flow` to the origin, and the transport reports the body's
+bytes to it. Byte credit is the number of bytes that a read may take before it has to wait for more
+credit.
 """
 
 import math
@@ -10,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
 Commit: TypeAlias = Callable[[], Awaitable[bool]]
-"""Called when a whole body has arrived in memory, before it is written; False drops the body."""
+"""Called when a whole body has arrived in memory; returns True to write it, False to drop it."""
 
 Received: TypeAlias = Callable[[int], None]
 """Called with the number of bytes just received, so that a slow read does not count as stalled."""
@@ -24,9 +25,10 @@ class Flow:
     """Counts a read's bytes, and may pause the read.
 
     This class only counts; its subclass `fetch.reads.PausableRead` also pauses. A read that pulls
-    its bytes chunk by chunk awaits `ready` before each chunk. A read to which bytes are pushed uses
-    `interruptible`: it is given a callback, which stops the read until `ready` returns. TCP flow
-    control then stops the origin as well, and no byte is lost.
+    its bytes chunk by chunk awaits `ready` before each chunk. A read to which bytes are pushed
+    passes a callback to `interruptible`. The flow calls it to stop the read, which continues once
+    `ready` returns. While the read is stopped, TCP flow control stops the origin as well, so no
+    byte is lost.
 
     Args:
         tally: called with each number of bytes received.
@@ -64,5 +66,5 @@ class Flow:
         """Return when the next bytes may be read."""
 
     def interruptible(self, pause: Callable[[], object]) -> AbstractContextManager[None]:
-        """Call `pause` during the block whenever the read has to stop until `ready` returns."""
+        """Return a context during which `pause` is called whenever the read has to stop."""
         return nullcontext()

@@ -3,7 +3,7 @@
 Origins in the daemon build a `Request` and the `Body` that they expect; a worker carries the
 request out and returns an `Answer`. A part is the unit in which a file is checksummed and recorded.
 A held body waits in the worker's memory until the daemon commits it, that is, allows it to be
-written.
+written. The tier is a cache of objects that the nodes of a cluster share.
 
 Headers are text decoded as Latin-1, which has a character for every byte. So a header's value, such
 as an ETag, can be sent back to its server with exactly the bytes that the server sent.
@@ -17,6 +17,7 @@ from typing import Any
 from shardcache.transport.between.parts import Parts, PartSums
 
 Message = dict[str, Any]
+"""A message's fields; "do" names the daemon's command, "is" the event that a worker reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,12 @@ class Body:
     Attributes:
         parts: the parts of the file that the body is written to; their size is the expected one.
         status: the expected status.
-        expected: permitted values by header, whose name is in lower case; the value None permits
-            that the header is missing.
+        expected: the permitted values of headers, by name in lower case; with None among them, the
+            header may be missing.
         held: True to keep the body in memory until it is committed.
         encoded_chunks: True if a chunked body may have a Content-Encoding. It is False for servers
-            that may encode bodies while they send them: their bytes differ from the stored ones.
+            that may compress bodies as they send them, so that the bytes differ from the stored
+            ones.
     """
 
     parts: Parts
@@ -73,7 +75,10 @@ class Body:
 
 
 KEPT_HEADERS = frozenset({"x-shardcache-tier"})
-"""The only headers that are passed to the daemon with an answer whose body was written."""
+"""The only headers that are passed to the daemon with an answer whose body was written.
+
+This one says how the tier has answered the request.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Parts of a file on disk: checksummed, written, and recorded in a journal.
 
 A part is a piece of a file, of a fixed size except for the last one. A journal is a file that lists
-the finished parts with their checksums, so that a later daemon can resume the download. Workers
-write the body of an answer with a `PartsWriter`; the daemon writes a body that it has in memory
-with `write_parts`.
+the finished parts with their checksums, so that a later daemon can resume the download. Transport
+workers write the body of an answer with a `PartsWriter`; the daemon writes a body that it has in
+memory with `write_parts`.
 """
 
 import contextlib
@@ -81,16 +81,17 @@ class PartFileError(Exception):
         self.cause = cause
 
 
-# Several threads that write to one file at a time would only spin on the file's lock in the kernel,
-# so they take turns. Locks of one process suffice, as all writers of a file are in one worker.
-_turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
-_giving_turns = threading.Lock()
+# By file, the lock by which its writers take turns: several threads that write to one file at the
+# same time would only spin on the file's lock in the kernel. Locks of one process suffice, as all
+# writers of a file are in one worker.
+_file_locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+_guards_file_locks = threading.Lock()
 
 
-def _turn_of(file: str) -> threading.Lock:
+def _lock_of(file: str) -> threading.Lock:
     """Return the lock by which the writers of a file take turns."""
-    with _giving_turns:
-        return _turns.setdefault(file, threading.Lock())
+    with _guards_file_locks:
+        return _file_locks.setdefault(file, threading.Lock())
 
 
 class PartsWriter:
@@ -108,9 +109,9 @@ class PartsWriter:
     def __init__(self, parts: Parts, fd: int) -> None:
         self._parts = parts
         self._fd = fd
-        self._turn = _turn_of(parts.path or f"descriptor {parts.fd}")
-        self._at = parts.start  # offset of the next byte to write
-        # Checksums of the bytes that are written of the present part.
+        self._file_lock = _lock_of(parts.path or f"descriptor {parts.fd}")
+        self._offset = parts.start  # in the file, of the next byte to write
+        # Checksums of the current part's bytes that have been written.
         self._crc32c = 0
         self._checksum = 0
         self._update_crc32c = checksum_function("crc32c")
@@ -124,27 +125,28 @@ class PartsWriter:
         """Append bytes of the body."""
         part_bytes = self._parts.part_bytes
         while data:
-            part_start = self._at - self._at % part_bytes
+            part_start = self._offset - self._offset % part_bytes
             part_stop = min(self._parts.stop, part_start + part_bytes)
-            block = data[: part_stop - self._at]  # up to the end of the present part
+            block = data[: part_stop - self._offset]  # up to the end of the current part
 
             self._crc32c = self._update_crc32c(block, self._crc32c)
             if self._update_checksum is not None:
                 self._checksum = self._update_checksum(block, self._checksum)
 
-            with self._turn, _disk_errors():
-                write_all(self._fd, block, self._at)
-                self._at += len(block)
-                if self._at == part_stop:
+            with self._file_lock, _disk_errors():
+                write_all(self._fd, block, self._offset)
+                self._offset += len(block)
+                if self._offset == part_stop:
                     self._finish()
             data = data[len(block) :]
 
     def _finish(self) -> None:
         """Record the part whose last byte was just written."""
-        index = (self._at - 1) // self._parts.part_bytes
+        index = (self._offset - 1) // self._parts.part_bytes
         if self._parts.journal_path is not None:
             _append_record(self._parts.journal_path, RECORD.pack(index, self._crc32c))
 
+        # If the origin's checksum is the CRC32C, it was computed only once.
         checksum = self._crc32c if self._parts.algorithm == "crc32c" else self._checksum
         self.finished.append(PartSums(index, self._crc32c, checksum))
         self._crc32c = 0
@@ -153,17 +155,17 @@ class PartsWriter:
 
 @contextlib.contextmanager
 def writing(parts: Parts) -> Iterator[PartsWriter]:
-    """Provide a writer for the parts; their file is open during the block. Raises PartFileError."""
+    """Open the parts' file for the block, and yield its writer. Raises PartFileError."""
     with _disk_errors():
-        fd = _opened(parts)
+        fd = _open(parts)
     try:
         yield PartsWriter(parts, fd)
     finally:
         os.close(fd)
 
 
-def _opened(parts: Parts) -> int:
-    """Return a descriptor of the parts' file, which the caller has to close. Raises OSError."""
+def _open(parts: Parts) -> int:
+    """Open the parts' file; return its descriptor, which the caller closes. Raises OSError."""
     if parts.fd is None:
         return os.open(parts.path, os.O_WRONLY | os.O_CLOEXEC)
     return os.dup(parts.fd)
@@ -178,8 +180,8 @@ def write_parts(parts: Parts, body: Data) -> list[PartSums]:
 
 def _append_record(path: str, record: bytes) -> None:
     """Append a record to a journal. Blocks; raises OSError."""
-    # `open` would make six system calls in place of three, and at each of them, another thread may
-    # take the interpreter lock.
+    # The built-in `open` would make six system calls in place of three, and at each call, another
+    # thread may take the interpreter lock.
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         os.write(fd, record)
@@ -197,7 +199,7 @@ def write_all(fd: int, data: memoryview, offset: int) -> None:
 
 @contextlib.contextmanager
 def _disk_errors() -> Iterator[None]:
-    """Translate an OSError in the block, which comes from the disk, to PartFileError."""
+    """Raise PartFileError in place of an OSError in the block, which comes from the disk."""
     try:
         yield
     except OSError as exn:

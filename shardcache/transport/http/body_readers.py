@@ -1,7 +1,7 @@
 """Readers of an answer's body, into memory.
 
-An `Exchange` reads a body of known length with a `BodyReader`, and a chunked body with a
-`ChunksReader`. Both are called with the memory to fill.
+An exchange, which is one request and its answer, reads a body of known length with a `BodyReader`,
+and a chunked body with a `ChunksReader`.
 """
 
 import socket
@@ -11,17 +11,17 @@ from contextlib import suppress
 from shardcache.transport.http.http_heads import Response
 from shardcache.transport.http.tls import TlsSocket
 
-# Time limit of 0.1 s for filling a whole block of memory, as a `struct timeval`. The bytes that
-# have arrived by then are written without waiting for the rest. TLS sockets have no such limit:
-# `TlsSocket.fill` keeps its reads short by itself.
-_TICK = struct.pack("ll", 0, 100_000)
-_NO_TICK = struct.pack("ll", 0, 0)  # removes the limit
-_CHUNK_BYTES = 16 * 1024
+# Time limit of 0.1 s for filling a whole block of memory, as a `struct timeval` of seconds and
+# microseconds. The bytes that have arrived by then are written without waiting for the rest. TLS
+# sockets do not need the limit: `TlsSocket.fill` keeps its reads short by itself.
+_FILL_LIMIT = struct.pack("ll", 0, 100_000)
+_NO_LIMIT = struct.pack("ll", 0, 0)
+_MAX_READ_BYTES = 16 * 1024  # of a chunked body, at a time
 
 
 def wait_without_limit(sock: socket.socket) -> None:
     """Remove the limit that a `BodyReader` has set on reads from its socket."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _NO_TICK)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _NO_LIMIT)
 
 
 class BodyReader:
@@ -31,7 +31,7 @@ class BodyReader:
     socket.
 
     Attributes:
-        has_more: True if bytes beyond the body's end are in the buffer.
+        has_more: True if bytes beyond the body's end have arrived.
     """
 
     def __init__(self, response: Response, sock: socket.socket) -> None:
@@ -43,9 +43,9 @@ class BodyReader:
         self.has_more = arrived_bytes > length
         self._sock = sock
         if not isinstance(sock, TlsSocket):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TICK)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _FILL_LIMIT)
 
-    def __call__(self, memory: memoryview) -> int:
+    def read_into(self, memory: memoryview) -> int:
         """Fill some or all of the memory and return the number of bytes; 0 at the stream's end."""
         # The first bytes are returned without waiting for more, so they are reported immediately.
         if self._buffered_bytes:
@@ -55,19 +55,20 @@ class BodyReader:
         return self._receive(memory)
 
     def _read_buffered(self, memory: memoryview) -> int:
-        """Read the buffer's bytes, and those that have arrived since; return their number."""
+        """Read the buffer's bytes, and those that have arrived since then; return their number."""
         count = self._fp.readinto(memory[: self._buffered_bytes])
         self._buffered_bytes -= count
-        is_all = not self._buffered_bytes
-        if is_all and count < len(memory) and not isinstance(self._sock, TlsSocket):
+        rest = memory[count:]
+        buffer_is_empty = not self._buffered_bytes
+        if rest and buffer_is_empty and not isinstance(self._sock, TlsSocket):
             with suppress(BlockingIOError):  # nothing more has arrived so far
-                count += self._sock.recv_into(memory[count:], flags=socket.MSG_DONTWAIT)
+                count += self._sock.recv_into(rest, flags=socket.MSG_DONTWAIT)
         return count
 
     def _receive(self, memory: memoryview) -> int:
-        """Receive until the memory is full, or `_TICK` has passed; return the number of bytes."""
+        """Receive until the memory is full or the limit has passed; return the number of bytes."""
         while True:
-            # After `_TICK` without a byte, `recv_into` raises this error.
+            # After `_FILL_LIMIT` without a byte, `recv_into` raises this error.
             with suppress(BlockingIOError):
                 return self._sock.recv_into(memory, flags=socket.MSG_WAITALL)
 
@@ -87,6 +88,6 @@ class ChunksReader:
         """
         return bool(self._response.read(1))
 
-    def __call__(self, memory: memoryview) -> int:
+    def read_into(self, memory: memoryview) -> int:
         """Fill some or all of the memory and return the number of bytes; 0 at the body's end."""
-        return self._response.readinto(memory[:_CHUNK_BYTES])
+        return self._response.readinto(memory[:_MAX_READ_BYTES])

@@ -1,13 +1,15 @@
 """One HTTP request and its answer, whose body is written to a file.
 
-A worker runs each request as an `Exchange` in a thread of its own. The exchange finds a connection,
-sends the request, reads the answer's head, and writes the body if the answer is the expected one.
+A transport worker, a process that sends requests for the daemon, runs each request as an `Exchange`
+in a thread of its own. The exchange finds a connection, sends the request, reads the answer's head,
+and writes the body if the answer is the expected one.
 
-A part is the unit in which a file is checksummed and recorded. A request is primed if it was sent
-ahead of its exchange. A body is held if it waits in memory until the daemon commits it. An idle
-connection is one that is kept open after an earlier request. The gate is the exchange's link to the
-daemon's messages: it pauses and cancels the exchange, commits its body, and grants it byte credit,
-the number of bytes of the body that may be read.
+- part: the unit in which a file is checksummed and recorded;
+- primed request: one that was sent ahead of its exchange;
+- held body: one that waits in memory until the daemon commits it, that is, allows it to be written;
+- idle connection: one that is kept open after an earlier request;
+- gate: the exchange's link to the daemon's messages, which pauses and cancels the exchange, commits
+  its body, and grants it byte credit, the number of bytes of the body that may be read.
 """
 
 import ctypes
@@ -37,12 +39,13 @@ _BUSY = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 # An unwanted body of this size at most is read to its end, so that its connection can be reused:
 # reading it costs less than opening a new connection.
 _SHORT_BYTES = 64 * 1024
-_DRAIN_S = 1.0  # longest wait for more of such a body
-# Most bytes that are read, summed and written at a time. Each of these calls releases and takes the
-# interpreter lock, so smaller blocks would cost more.
+_DRAIN_S = 1.0  # longest wait for more bytes of an unwanted body
+# Maximum number of bytes that are read, summed and written at a time. Each of these calls releases
+# and takes the interpreter lock, so smaller blocks would cost more.
 _BLOCK_BYTES = 1024 * 1024
+_MIB = 1024 * 1024
 
-_memory = threading.local()  # each thread has one block of memory, for all of its bodies
+_memory = threading.local()  # its `block` is a thread's memory for one block of a body
 
 AnyReader: TypeAlias = BodyReader | ChunksReader
 
@@ -61,6 +64,7 @@ class Exchange:
 
     Args:
         _body: the expected body and its destination; None if no body is to be written.
+        _gate: the request's gate, which belongs to no other request.
         _report_held: called when a held body has arrived in memory.
         _report_progress: called when the first bytes of a long body have arrived, and when the byte
             credit is used up. The first bytes of a short body are reported together with its end,
@@ -85,7 +89,7 @@ class Exchange:
         HTTP; NearHostError, PartFileError, CancelledError.
         """
         # The request may have been paused before it began: wait until a byte may be read.
-        self._gate.ready(1)
+        self._gate.wait_to_read(1)
         # The connection that gives the earliest answer is tried first:
         # 1. the connection on which this request was already sent ahead;
         # 2. an idle connection, which needs no handshake.
@@ -96,7 +100,7 @@ class Exchange:
                 if connection is not None:
                     return self._ask(pool, connection)
             except StaleError:
-                self._gate.check()  # a cancellation makes the connection fail, too
+                self._gate.raise_if_cancelled()  # a cancellation makes the connection fail, too
                 # From now on, a cancellation says nothing about the connection that has failed.
                 self._gate.unanswered_since_s = None
 
@@ -132,23 +136,26 @@ class Exchange:
         return pool.take(server_of(self._request))
 
     def _ask(self, pool: Pool, connection: HttpConnection) -> Answer:
-        """Return the answer over a connection; keep the connection for reuse, or close it."""
+        """Return the answer over a connection; then keep the connection for reuse, or close it.
+
+        Raises StaleError if the request has to be sent over another connection.
+        """
         is_reusable = False
-        was_primed = connection.is_primed  # asked here, as `_exchange_heads` resets it
+        was_primed = connection.is_primed  # read before `_exchange_heads` resets it
         try:
             with (
                 self._gate.cancellable(connection.end_reads),
                 # The response is closed because it would otherwise keep the socket open.
-                closing(self._response(pool, connection)) as response,
+                closing(self._get_response(pool, connection)) as response,
             ):
                 sums = None
                 if self._body is not None and _is_expected(self._body, response):
-                    sums, is_whole = self._write(self._body, response, connection.socket)
+                    sums, is_at_end = self._write(self._body, response, connection.socket)
                 elif was_primed and response.status not in _BUSY:
                     raise StaleError
                 else:
-                    is_whole = _drain(response, connection.socket)
-                is_reusable = is_whole and not response.will_close
+                    is_at_end = _drain(response, connection.socket)
+                is_reusable = is_at_end and not response.will_close
         finally:
             if is_reusable:
                 pool.keep(server_of(self._request), connection)
@@ -157,31 +164,31 @@ class Exchange:
 
         headers = response.head
         if sums:
-            # The caller needs one header of an expected answer. The others are left out of the
-            # message to the daemon, as there are a hundred such answers per GB.
+            # Of an expected answer, the daemon needs only these headers. The others are dropped to
+            # keep its message short: there are a hundred expected answers per GB.
             headers = {name: headers[name] for name in KEPT_HEADERS & headers.keys()}
         return Answer(response.status, headers, sums)
 
     # The head of the answer
 
-    def _response(self, pool: Pool, connection: HttpConnection) -> Response:
+    def _get_response(self, pool: Pool, connection: HttpConnection) -> Response:
         """Send the request and read the answer's head.
 
-        Raises StaleError if a reused connection fails.
+        Raises StaleError if a reused connection or a primed request fails.
         """
-        was_used_before = connection.heard_s is not None
+        was_used_before = connection.last_answer_s is not None
         if was_used_before:
-            return self._response_over_idle(pool, connection)
+            return self._get_response_over_idle(pool, connection)
         was_primed = connection.is_primed
         try:
-            # The connection is new, so the server is given any time to answer.
-            return self._exchange_heads(connection, None)
+            # The connection is new, so the server may take any time to answer.
+            return self._exchange_heads(connection, patience_s=None)
         except (OSError, http.client.HTTPException) as exn:
             if was_primed:
                 raise StaleError from exn
             raise
 
-    def _response_over_idle(self, pool: Pool, connection: HttpConnection) -> Response:
+    def _get_response_over_idle(self, pool: Pool, connection: HttpConnection) -> Response:
         """Send the request over an idle connection and read the answer's head.
 
         A NAT or load balancer may have dropped the connection without notice. So if the server
@@ -190,13 +197,13 @@ class Exchange:
         Raises StaleError if the connection fails or the server stays silent.
         """
         asked_s = time.monotonic()
-        patience_s = pool.patience_s
         if self._request.via is None:
-            # If this request is cancelled before its answer, the pool may distrust the connection.
+            patience_s = pool.patience_s
+            # If this request is cancelled before its answer, the connection may count as silent.
             self._gate.unanswered_since_s = asked_s
         else:
             # The request goes through a Unix socket, so no network can drop the connection. The
-            # tier behind the socket may answer late.
+            # server behind the socket may answer late.
             patience_s = None
         try:
             response = self._exchange_heads(connection, patience_s)
@@ -212,8 +219,8 @@ class Exchange:
         """Send the request, unless it was sent ahead, and read the answer's head.
 
         Args:
-            patience_s: longest time that the server may send nothing before the head ends; None for
-                no limit.
+            patience_s: longest time that the server may stay silent until the head has ended; None
+                for no limit.
         """
         response = Response(connection.socket, self._request.method)
         try:
@@ -222,7 +229,7 @@ class Exchange:
                 connection.socket.sendall(request_head(self._request))
             connection.is_primed = False
             connection.socket.settimeout(patience_s)
-            response.receive()
+            response.read_head()
             connection.socket.settimeout(None)
         except BaseException:
             response.close()
@@ -239,41 +246,42 @@ class Exchange:
     ) -> tuple[list[PartSums] | None, bool]:
         """Write the body to its file.
 
-        Return the parts' checksums, and True if the connection is at the answer's end, so that it
-        can be reused. A chunked body that is longer than expected is not written: None is returned
-        in place of its checksums.
+        Returns:
+            The parts' checksums, or None for a chunked body that is longer than expected, which is
+            not written; and True if the connection is at the answer's end, so that it can be
+            reused.
         """
         if body.held or response.chunked:
-            return self._write_at_once(body, response, sock)
-        read = BodyReader(response, sock)
+            return self._write_when_complete(body, response, sock)
+        reader = BodyReader(response, sock)
         with writing(body.parts) as writer:
-            self._copy(body.parts.size_bytes, read, writer)
-        return writer.finished, not read.has_more
+            self._copy(body.parts.size_bytes, reader, writer)
+        return writer.finished, not reader.has_more
 
-    def _write_at_once(
+    def _write_when_complete(
         self,
         body: Body,
         response: Response,
         sock: socket.socket,
     ) -> tuple[list[PartSums] | None, bool]:
-        """Do as `_write` does, but write nothing until the whole body has arrived in memory.
+        """Write as `_write` does, but only once the whole body has arrived in memory.
 
         A held body also waits for the daemon's commit.
         """
         memory = _page_aligned(body.parts.size_bytes)
-        read = ChunksReader(response) if response.chunked else BodyReader(response, sock)
+        reader = ChunksReader(response) if response.chunked else BodyReader(response, sock)
         filled_bytes = 0
         while filled_bytes < len(memory):
-            filled_bytes += self._receive(memory[filled_bytes:], read)
-        if response.chunked and read.has_more:
+            filled_bytes += self._receive(memory[filled_bytes:], reader)
+        if response.chunked and reader.has_more:
             return None, False
         if body.held:
             self._report_held()
             self._gate.wait_for_commit()
         with self._gate.writing():
-            return write_parts(body.parts, memory), not read.has_more
+            return write_parts(body.parts, memory), not reader.has_more
 
-    def _copy(self, size_bytes: int, read: AnyReader, writer: PartsWriter) -> None:
+    def _copy(self, size_bytes: int, reader: AnyReader, writer: PartsWriter) -> None:
         """Write a body block by block, as its bytes arrive.
 
         Args:
@@ -283,30 +291,34 @@ class Exchange:
             _memory.block = _page_aligned(_BLOCK_BYTES + mmap.PAGESIZE)
         gate = self._gate
         while gate.written_bytes < size_bytes:
-            at = gate.written_bytes
-            wanted_bytes = min(_BLOCK_BYTES, size_bytes - at)
-            # Bytes are copied fast from and to the same offset within a page (`_page_aligned`).
-            start = at % mmap.PAGESIZE
+            offset = gate.written_bytes
+            wanted_bytes = min(_BLOCK_BYTES, size_bytes - offset)
+            # A block has the same offset within a page of memory as within a page of the file,
+            # because bytes are copied faster between equal offsets (`_page_aligned`).
+            start = offset % mmap.PAGESIZE
             block = _memory.block[start : start + wanted_bytes]
-            count = self._receive(block, read)
+            count = self._receive(block, reader)
             with gate.writing():
                 writer.write(block[:count])
             gate.written_bytes += count
 
-            crosses_mib = (at + count) // _BLOCK_BYTES > at // _BLOCK_BYTES
-            if self.prompt and crosses_mib:
+            has_filled_mib = gate.written_bytes // _MIB > offset // _MIB
+            if self.prompt and has_filled_mib:
                 self._report_progress()
 
-    def _receive(self, memory: memoryview, read: AnyReader) -> int:
-        """Read the next bytes into the memory once the gate permits; return their number."""
-        permitted_bytes = self._gate.ready(len(memory))
-        count = read(memory[:permitted_bytes])
+    def _receive(self, memory: memoryview, reader: AnyReader) -> int:
+        """Read the next bytes into the memory once the gate permits; return their number.
+
+        Raises ConnectionResetError at the stream's end.
+        """
+        permitted_bytes = self._gate.wait_to_read(len(memory))
+        count = reader.read_into(memory[:permitted_bytes])
         if not count:
             message = "the server closed the connection before the end of the body"
             raise ConnectionResetError(message)
         is_first = self._gate.first_byte_s is None
-        self._gate.receive(count)
-        if self._gate.used_up or (is_first and self._reports_first_bytes):
+        self._gate.record_received(count)
+        if self._gate.is_used_up or (is_first and self._reports_first_bytes):
             self._report_progress()
         return count
 
@@ -318,24 +330,25 @@ class Exchange:
 
 
 def _is_expected(body: Body, response: Response) -> bool:
-    """Return whether an answer's body is to be written."""
+    """Return whether an answer's body is to be written, as far as its head tells.
+
+    The head does not state the size of a chunked body, which is checked once the body has arrived.
+    """
     if response.status != body.status:
         return False
-    if not _has_right_size(body, response):
+    if response.chunked:
+        has_right_body = _may_be_chunked(body, response)
+    else:
+        has_right_body = response.head.get("content-length") == str(body.parts.size_bytes)
+    if not has_right_body:
         return False
     return all(response.head.get(name) in values for name, values in body.expected.items())
 
 
-def _has_right_size(body: Body, response: Response) -> bool:
-    """Return whether the body has the expected size.
-
-    A chunked body does not state its size, so it is accepted here and checked once it has arrived.
-    """
-    size_bytes = body.parts.size_bytes
-    if not response.chunked:
-        return response.head.get("content-length") == str(size_bytes)
+def _may_be_chunked(body: Body, response: Response) -> bool:
+    """Return whether a chunked body is accepted in place of one with a stated size."""
     # A chunked body stays in memory until all of it has arrived, so it may be one part at most.
-    if size_bytes > body.parts.part_bytes:
+    if body.parts.size_bytes > body.parts.part_bytes:
         return False
     is_encoded = response.head.get("content-encoding", "identity") != "identity"
     return body.encoded_chunks or not is_encoded
@@ -346,7 +359,7 @@ def _drain(response: Response, sock: socket.socket) -> bool:
 
     Return whether the end of the body was reached.
     """
-    # An answer without a body, such as a 304, has the length 0 even if it states an invalid one.
+    # The stated length is checked first, as `response.length` is 0 for a 304 whatever it states.
     # After an invalid length, the connection is not reused.
     stated_length = response.head.get("content-length")
     if stated_length is not None and number_in(stated_length) is None:
@@ -366,9 +379,9 @@ def _page_aligned(size_bytes: int) -> memoryview:
     """Return zeroed memory that begins at a page's beginning.
 
     The kernel copies between this memory and pages of the file. AMD's Zen 3 and 4 copy (`rep
-    movsb`) at a third of the speed if the destination lies 1 to 31 bytes further into its page than
-    the source does. That may happen with memory from malloc, as its large blocks begin 16 bytes
-    into a page.
+    movsb`) at a third of the speed if the destination begins 1 to 31 bytes further into its page
+    than the source does. Memory from malloc may cause this, as its large blocks begin 16 bytes into
+    a page.
     """
     memory = memoryview(bytearray(size_bytes + mmap.PAGESIZE))
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))

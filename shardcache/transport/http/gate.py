@@ -1,7 +1,7 @@
 """Link between the thread that reads an answer and the thread that takes the daemon's messages.
 
-A worker is a process that sends requests for the daemon. It has one `Gate` for each request, by
-which the daemon pauses and cancels the request. The daemon also grants byte credit: the number of
+A worker is a process that sends requests for the daemon. It has one `Gate` for each request,
+through which the daemon pauses the request, cancels it, and grants it byte credit: the number of
 bytes of the body that may be read. A held body waits in memory until the daemon commits it, that
 is, allows it to be written.
 """
@@ -30,17 +30,18 @@ class Gate:
         written_bytes: number of bytes of the body that are in the file.
         first_byte_s: when the first bytes of the body were received, by the monotonic clock; None
             before that.
-        unanswered_since_s: when the request was sent over a reused connection that has not answered
-            yet, by the monotonic clock; None otherwise. If the request is cancelled, the connection
-            may count as silent (`Pool.record_cancellation`).
+        unanswered_since_s: when the request was sent over a reused connection, by the monotonic
+            clock; None if the connection is new, or the answer has begun. If the request is
+            cancelled before its answer, the connection may count as silent
+            (`Pool.record_cancellation`).
     """
 
     def __init__(self, limit_bytes: float) -> None:
         self._limit_bytes = limit_bytes
-        self._paused = False
-        self._cancelled = False
-        self._committed = False
-        self._writes = False  # True while the file is written to
+        self._is_paused = False
+        self._is_cancelled = False
+        self._is_committed = False
+        self._is_writing = False  # True while the file is written to
         # Called to end the blocking call in progress (see `cancellable`); None if there is none.
         self._interrupt: Callable[[], object] | None = None
         self._changed = threading.Condition()
@@ -51,52 +52,51 @@ class Gate:
 
     # Called by the thread that reads the answer
 
-    def ready(self, wanted_bytes: int) -> int:
-        """Wait until bytes may be read; return how many, up to `wanted_bytes`.
+    def wait_to_read(self, wanted_bytes: int) -> int:
+        """Wait until bytes of the body may be read; return how many, up to `wanted_bytes`.
 
         Raises CancelledError.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._cancelled or self._may_read)
-            self.check()
+            self._changed.wait_for(lambda: self._is_cancelled or self._may_read)
+            self.raise_if_cancelled()
         return int(min(wanted_bytes, self._limit_bytes - self.received_bytes))
 
     @property
     def _may_read(self) -> bool:
         """True if the request is not paused and has byte credit left."""
-        return not self._paused and not self.used_up
+        return not self._is_paused and not self.is_used_up
 
-    def receive(self, count: int) -> None:
-        """Count received bytes."""
+    def record_received(self, count: int) -> None:
+        """Count bytes of the body that were received."""
         if self.first_byte_s is None:
             self.first_byte_s = time.monotonic()
         self.received_bytes += count
 
     @property
-    def used_up(self) -> bool:
+    def is_used_up(self) -> bool:
         """True while there is no byte credit left."""
         return self.received_bytes >= self._limit_bytes
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Mark the block as writing to the file.
+        """Mark the block as writing to the file, so that a cancellation waits for its end.
 
-        A request that is cancelled during the block ends only after the block. Raises
-        CancelledError if the request was cancelled before.
+        Raises CancelledError if the request was cancelled before the block.
         """
         with self._changed:
-            self.check()
-            self._writes = True
+            self.raise_if_cancelled()
+            self._is_writing = True
         try:
             yield
         finally:
-            self._writes = False
+            self._is_writing = False
 
     def wait_for_commit(self) -> None:
         """Wait until the daemon allows a held body to be written. Raises CancelledError."""
         with self._changed:
-            self._changed.wait_for(lambda: self._cancelled or self._committed)
-            self.check()
+            self._changed.wait_for(lambda: self._is_cancelled or self._is_committed)
+            self.raise_if_cancelled()
 
     @contextmanager
     def cancellable(self, interrupt: Callable[[], object]) -> Iterator[None]:
@@ -105,23 +105,23 @@ class Gate:
         Raises CancelledError in place of the error with which the block then ends.
 
         Args:
-            interrupt: called by a cancellation; makes the blocking call in the block fail.
+            interrupt: makes the blocking call in the block fail; called by a cancellation.
         """
         with self._changed:
-            self.check()
+            self.raise_if_cancelled()
             self._interrupt = interrupt
         try:
             yield
         except (OSError, http.client.HTTPException, concurrent.futures.CancelledError):
-            self.check()
+            self.raise_if_cancelled()
             raise
         finally:
             with self._changed:
                 self._interrupt = None
 
-    def check(self) -> None:
+    def raise_if_cancelled(self) -> None:
         """Raise CancelledError if the request was cancelled."""
-        if self._cancelled:
+        if self._is_cancelled:
             raise CancelledError
 
     # Called by the thread that takes the daemon's messages
@@ -129,7 +129,7 @@ class Gate:
     def pause(self) -> None:
         """Stop reading before the next bytes."""
         with self._changed:
-            self._paused = True
+            self._is_paused = True
 
     def resume(self, limit_bytes: float) -> None:
         """Continue after a pause.
@@ -139,14 +139,14 @@ class Gate:
                 included.
         """
         with self._changed:
-            self._paused = False
+            self._is_paused = False
             self._limit_bytes = limit_bytes
             self._changed.notify_all()
 
     def commit(self) -> None:
         """Allow a held body to be written."""
         with self._changed:
-            self._committed = True
+            self._is_committed = True
             self._changed.notify_all()
 
     def cancel(self) -> bool:
@@ -156,8 +156,8 @@ class Gate:
         progress.
         """
         with self._changed:
-            self._cancelled = True
+            self._is_cancelled = True
             self._changed.notify_all()
             if self._interrupt is not None:
                 self._interrupt()
-            return not self._writes
+            return not self._is_writing

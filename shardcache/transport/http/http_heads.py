@@ -1,7 +1,8 @@
 """Heads of HTTP messages: written for requests, read from answers.
 
-A head is everything before the body: the request line or status line, and the headers. `Exchange`
-uses this module in place of http.client's own parser, which is slower and less strict.
+A head is everything before the body: the request line or status line, and the headers. Interim
+answers, with a status of 100 to 199, precede the final one. An `Exchange` uses this module in place
+of http.client's own parser, which is slower and less strict.
 """
 
 import base64
@@ -17,7 +18,7 @@ MAX_HEAD_BYTES = 64 * 1024
 """Limit for the head of an answer, interim answers included; S3 sends about 1 KiB."""
 
 HEAD_REMEDY = "check that the url, or the proxy on the way to it, is a file server"
-"""Remedy of the OriginError that is raised in the daemon for a worker's HeadError."""
+"""Remedy of the OriginError that the daemon raises if a worker reports a HeadError."""
 
 SENDABLE = re.compile(r"[\t\x20-\x7e\x80-\xff]+")
 """Pattern of the header values that can be sent back to a server.
@@ -29,10 +30,10 @@ PORTS = {"http": 80, "https": 443}
 
 # A url; the group is its path and query, without the leading slash.
 _TARGET = re.compile(r"[a-z]+://[^/?#]*/?([^#]*)")
-# The line before a chunk of a chunked body; the group is the chunk's size.
+# The line before a chunk of a chunked body; the group is the chunk's size, in hexadecimal digits.
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?\r?\n", re.DOTALL)
 _NUMBER = re.compile(r"[0-9]{1,19}")
-_MAX_NUMBER = 2**63
+_TOO_LARGE = 2**63
 _STATUS_LINE = re.compile(rb"HTTP/(0\.9|1\.[0-9])[ \t]+([1-9][0-9]{2})(?:[ \t].*)?\r?\n", re.DOTALL)
 _OLD_VERSIONS = (b"0.9", b"1.0")
 # http.client numbers the versions of HTTP in this way.
@@ -44,7 +45,7 @@ _SPACE = " \t\r\n"
 
 
 def number_in(text: object) -> int | None:
-    """Return the number of bytes that a header or an answer states.
+    """Return the number that a header or a field of JSON states.
 
     Return None for a missing value (None), for anything but decimal digits, and for 2**63 or more.
     `int` alone would accept signs, underscores and the digits of other scripts, and would raise
@@ -56,11 +57,11 @@ def number_in(text: object) -> int | None:
     if digits is None:
         return None
     number = int(digits[0])
-    return number if number < _MAX_NUMBER else None
+    return number if number < _TOO_LARGE else None
 
 
 def request_head(request: Request) -> bytes:
-    """Return the bytes of a request.
+    """Return the bytes of a request, which has no body.
 
     The request line has the path and query; for a proxy of plain HTTP, it has the whole url.
     """
@@ -106,10 +107,10 @@ class HeadError(http.client.HTTPException):
 
 
 class Response(http.client.HTTPResponse):
-    """An answer, whose head is read by `receive`.
+    """An answer, whose head is read by `read_head`.
 
     http.client would read the head with a parser for mail, which takes longer than everything else
-    that is done for a small range.
+    that is done for a request of a few bytes.
 
     Attributes:
         head: the headers' values by name in lower case; the values of a repeated header are joined
@@ -123,20 +124,20 @@ class Response(http.client.HTTPResponse):
         # An answer to HEAD has no body, whatever its headers state.
         self._method_is_head = method == "HEAD"
 
-    def receive(self) -> None:
+    def read_head(self) -> None:
         """Read the head of the final answer, skipping interim answers.
 
         Raises HeadError, and BadStatusLine if the answer is not HTTP.
         """
         lines = _HeadLines(self.fp)
-        self._receive_head(lines)
+        self._read_next_head(lines)
         while 100 <= self.status < 200:
-            self._receive_head(lines)
+            self._read_next_head(lines)
 
-    def _receive_head(self, lines: "_HeadLines") -> None:
-        """Read one head, and set the attributes of http.client that follow from it.
+    def _read_next_head(self, lines: "_HeadLines") -> None:
+        """Read one head, and set `head` and the attributes that http.client derives from a head.
 
-        These are the status, the body's length or chunks, and whether the connection will close.
+        The latter are `version`, `status`, `length`, `chunked`, `chunk_left` and `will_close`.
         """
         line = lines.readline()
         status_line = _STATUS_LINE.fullmatch(line)
@@ -156,6 +157,7 @@ class Response(http.client.HTTPResponse):
         self.will_close = ends_with_body or not self._is_kept_alive()
 
     def _is_kept_alive(self) -> bool:
+        """Return whether the server keeps the connection open, as far as the headers tell."""
         connection = self.head.get("connection", "").lower()
         if self.version == _HTTP_1_1:
             return "close" not in connection
@@ -174,7 +176,21 @@ class Response(http.client.HTTPResponse):
 
 
 def _headers_in(lines: "_HeadLines") -> dict[str, str]:
-    """Read lines up to the empty line at the head's end; return the headers.
+    """Read the rest of a head; return its headers' values by name in lower case."""
+    headers: dict[str, str] = {}
+    for name, value in _fields_in(lines):
+        earlier = headers.get(name)
+        if earlier is None:
+            headers[name] = value
+        elif name == "content-length" and value == earlier:
+            continue  # the same length twice is no contradiction, so it counts once
+        else:
+            headers[name] = f"{earlier}, {value}"
+    return headers
+
+
+def _fields_in(lines: "_HeadLines") -> list[tuple[str, str]]:
+    """Read lines up to the empty line at the head's end; return the name and value of each header.
 
     Names are in lower case. Raises http.client.HTTPException for a line that is not a header.
     """
@@ -183,7 +199,7 @@ def _headers_in(lines: "_HeadLines") -> dict[str, str]:
     while True:
         text = lines.readline().decode("latin-1")
         if text in ("\r\n", "\n"):
-            break
+            return [(name, value.strip(_SPACE)) for name, value in zip(names, values, strict=True)]
         # A line that begins with white space continues the header before it (it is folded). The
         # line break stays in the value, so the value does not match `SENDABLE`.
         if text[0] in " \t" and values:
@@ -195,21 +211,9 @@ def _headers_in(lines: "_HeadLines") -> dict[str, str]:
         names.append(name.lower())
         values.append(value)
 
-    headers: dict[str, str] = {}
-    for name, padded_value in zip(names, values, strict=True):
-        value = padded_value.strip(_SPACE)
-        earlier = headers.get(name)
-        if earlier is None:
-            headers[name] = value
-        elif name == "content-length" and value == earlier:
-            continue  # a length that is repeated is no contradiction, so it counts once
-        else:
-            headers[name] = f"{earlier}, {value}"
-    return headers
-
 
 class _HeadLines:
-    """Lines of the heads of one answer, whose total size is limited.
+    """Lines of an answer's heads, the interim ones included, whose total size is limited.
 
     The end of the stream within a head is an error here. http.client would take it for the end of
     the head.

@@ -23,12 +23,13 @@ from shardcache.shared.front import connected_front
 from shardcache.transport.between.messages import Request
 from shardcache.transport.http.gate import Gate
 from shardcache.transport.http.http_heads import MAX_HEAD_BYTES, PORTS, HeadError, proxy_headers
-from shardcache.transport.http.sockets import connect, failure
+from shardcache.transport.http.sockets import connect, connection_failure
 from shardcache.transport.http.tls import client_context
 
-_LOCAL = "unix"  # stands in place of a url's scheme for servers behind a Unix socket
+_UNIX = "unix"  # in place of a url's scheme, for a server behind a Unix socket
 
-# Longest time for the name's lookup, the connection, the tunnel and the TLS handshake together.
+# Time limit for the lookup of the host's name, the connection, the tunnel and the TLS handshake,
+# all together.
 _OPEN_LIMIT_S = 10.0
 # Shortest time-out to set on a socket: with 0, the socket's calls would not block at all.
 _MIN_TIMEOUT_S = 0.001
@@ -43,18 +44,18 @@ class HttpConnection:
     """One connection, which carries one request at a time.
 
     Attributes:
-        heard_s: time when its last answer ended, by the monotonic clock; None before the first.
+        last_answer_s: when its last answer ended, by the monotonic clock; None before the first.
         is_primed: True from when a request has been sent ahead of its exchange until the exchange
             begins.
     """
 
     socket: socket.socket
-    heard_s: float | None = None
+    last_answer_s: float | None = None
     is_primed: bool = False
 
     def is_idle_since_before(self, time_s: float) -> bool:
         """Return True if its last answer ended before `time_s`, or it has had no answer yet."""
-        return self.heard_s is None or self.heard_s < time_s
+        return self.last_answer_s is None or self.last_answer_s < time_s
 
     def close(self) -> None:
         """Close the socket."""
@@ -63,17 +64,17 @@ class HttpConnection:
     def end_reads(self) -> None:
         """End a read that blocks in another thread.
 
-        This does not call `SSLSocket.shutdown`, which ends the decryption first: the other thread
-        would then take ciphertext for the body.
+        The plain socket's `shutdown` is called even for TLS: `SSLSocket.shutdown` would end the
+        decryption first, and the other thread would take ciphertext for the body.
         """
         with suppress(OSError):  # raised if the peer has closed the connection first
             socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
 
     @property
     def is_readable(self) -> bool:
-        """True if bytes or the stream's end have arrived.
+        """True if bytes, or the stream's end, have arrived and were not read.
 
-        No request is in flight on an idle connection, so it is unusable if this is True.
+        An idle connection of which this is True is unusable, as no request is in flight on it.
         """
         if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0:
             return True
@@ -87,15 +88,15 @@ class ProxyError(ConnectionError):
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
-        self.status = status
+        self.status = status  # of the proxy's answer
 
 
 class Server(NamedTuple):
     """A server and the way to connect to it. Equal servers can share idle connections.
 
     Attributes:
-        scheme: "http", "https", or `_LOCAL`.
-        netloc: host and port; with `_LOCAL`, the path of the socket of the tier's front.
+        scheme: "http", "https", or `_UNIX`.
+        netloc: host and port; with `_UNIX`, the path of the socket of the tier's front.
         proxy: as `Request.proxy`.
         ca_file: as `Request.ca_file`.
         far_only: as `Request.far_only`.
@@ -111,7 +112,7 @@ class Server(NamedTuple):
 def server_of(request: Request) -> Server:
     """Return the server of a request."""
     if request.via is not None:
-        return Server(_LOCAL, request.via, proxy=None, ca_file=None, far_only=False)
+        return Server(_UNIX, request.via, proxy=None, ca_file=None, far_only=False)
     url = urlsplit(request.url)
     return Server(url.scheme, url.netloc, request.proxy, request.ca_file, request.far_only)
 
@@ -124,7 +125,7 @@ def open_connection(server: Server, gate: Gate) -> HttpConnection:
 
     Raises OSError, HeadError, NearHostError, CancelledError.
     """
-    if server.scheme == _LOCAL:
+    if server.scheme == _UNIX:
         return HttpConnection(_open_front(server.netloc))
 
     deadline_s = time.monotonic() + _OPEN_LIMIT_S
@@ -147,15 +148,15 @@ def _open_front(path: str) -> socket.socket:
     try:
         sock = connected_front(path, _OPEN_LIMIT_S)
     except OSError as exn:
-        raise ConnectionError(failure(exn, path)) from exn
+        raise ConnectionError(connection_failure(exn, path)) from exn
     sock.settimeout(None)
     return sock
 
 
 class _OpeningLoop:
-    """Event loop in a thread of its own, in which the process opens all of its connections.
+    """Event loop, in a thread of its own, that opens all TCP connections of the process.
 
-    The thread of a request blocks until its connection is open. The loop is needed because several
+    A request's thread blocks until its connection is open. The loop is needed because several
     addresses of a host are tried at the same time.
     """
 
@@ -179,14 +180,14 @@ _opening_loop = _OpeningLoop()
 def _open_socket(server: Server, host: str, port: int, gate: Gate) -> socket.socket:
     """Return a socket that is connected to a server, through a proxy's tunnel if it needs one."""
     loop = _opening_loop.get()
-    opening = asyncio.run_coroutine_threadsafe(_connected(server, host, port), loop)
+    opening = asyncio.run_coroutine_threadsafe(_connect_to_server(server, host, port), loop)
     with gate.cancellable(opening.cancel):
         return opening.result()
 
 
-async def _connected(server: Server, host: str, port: int) -> socket.socket:
-    """Connect as `_open_socket` does, in the event loop. Raises OSError, NearHostError."""
-    async with asyncio.timeout(_OPEN_LIMIT_S):  # its TimeoutError is an OSError, too
+async def _connect_to_server(server: Server, host: str, port: int) -> socket.socket:
+    """Do the work of `_open_socket` in the event loop. Raises OSError, NearHostError."""
+    async with asyncio.timeout(_OPEN_LIMIT_S):  # raises TimeoutError, which is an OSError
         if server.proxy is None:
             return await connect(host, port, far_only=server.far_only)
 
@@ -224,7 +225,7 @@ async def _open_tunnel(sock: socket.socket, target: str, proxy: SplitResult) -> 
     lines += ["", ""]
     await asyncio.get_running_loop().sock_sendall(sock, "\r\n".join(lines).encode())
 
-    head = await _head(sock, f"the proxy {proxy.hostname}")
+    head = await _receive_head(sock, f"the proxy {proxy.hostname}")
     answer = _STATUS_LINE.match(head)
     if answer is None:
         raise ConnectionError(f"the answer of the proxy {proxy.hostname} is not HTTP")
@@ -235,7 +236,7 @@ async def _open_tunnel(sock: socket.socket, target: str, proxy: SplitResult) -> 
         raise ProxyError(status, message)
 
 
-async def _head(sock: socket.socket, peer: str) -> bytearray:
+async def _receive_head(sock: socket.socket, peer: str) -> bytearray:
     """Return the bytes that a peer sends up to the end of its answer's head.
 
     Args:
@@ -243,8 +244,8 @@ async def _head(sock: socket.socket, peer: str) -> bytearray:
     """
     loop = asyncio.get_running_loop()
     head = bytearray()
-    # Only new bytes are searched for the head's end, and a few old ones: the end may be split
-    # between two reads.
+    # Each time, only the new bytes are searched for the head's end, and the last few before them,
+    # as the end may be split between two reads.
     searched_bytes = 0
     while not _HEAD_END.search(head, max(0, searched_bytes - _MAX_HEAD_END_BYTES + 1)):
         searched_bytes = len(head)
@@ -279,7 +280,7 @@ def _encrypt(
             do_handshake_on_connect=False,
         )
         left_s = deadline_s - time.monotonic()
-        # While a handshake runs, the time-out applies to all of it, not to each read.
+        # For a handshake, a socket's time-out limits all of it, not each read.
         connection.socket.settimeout(max(_MIN_TIMEOUT_S, left_s))
         with gate.cancellable(connection.end_reads):
             connection.socket.do_handshake()

@@ -35,9 +35,9 @@ SILENCE_S = 3.0
 After this time, the request is sent again over a new connection.
 """
 
-# Age at which a primed request is dropped if no exchange has taken it. An exchange begins as soon
-# as the object's version is known, so none will begin this late.
-_PRIMED_S = 5.0
+# Age at which a primed request is dropped if no exchange has taken it. The exchange begins as soon
+# as the object's version is known, so it will not begin this late.
+_MAX_PRIMED_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +46,7 @@ class Primed:
 
     Attributes:
         gate: the gate by which the opening of the connection is cancelled.
-        opening: brings the connection once the request has been sent over it.
+        opening: its result is the connection, once the request has been sent over it.
         sent_s: when the opening of the connection began, by the monotonic clock.
     """
 
@@ -56,13 +56,13 @@ class Primed:
 
     def drop(self) -> None:
         """Cancel the request, and close its connection if that was opened."""
-
-        def close(opening: Future[HttpConnection]) -> None:
-            if opening.exception() is None:
-                opening.result().close()
-
         self.gate.cancel()
-        self.opening.add_done_callback(close)
+        self.opening.add_done_callback(_close_if_opened)
+
+
+def _close_if_opened(opening: Future[HttpConnection]) -> None:
+    if opening.exception() is None:
+        opening.result().close()
 
 
 def _report_to_nobody(asked_s: float) -> None:
@@ -76,7 +76,7 @@ class Pool:
 
     Args:
         report: called when a request over a reused connection got no answer, with the time when the
-            request was sent. The other workers then close their idle connections as well.
+            request was sent, so that the other workers close their idle connections as well.
 
     Attributes:
         silence_s: longest wait for the first byte over a reused connection.
@@ -95,9 +95,10 @@ class Pool:
         self.idle_s = idle_s
         self.primed: dict[str, Primed] = {}
         self._report = report
-        # These are times by the monotonic clock.
-        self._answered_s = 0.0  # time of the latest answer over a reused connection
-        self._patient_until_s = 0.0  # until then, a silent connection counts as slow, not dropped
+        # Two times by the monotonic clock: that of the latest answer over a reused connection, and
+        # that until which a silent connection counts as slow rather than dropped.
+        self._answered_s = 0.0
+        self._patient_until_s = 0.0
         self._idle: defaultdict[Server, list[HttpConnection]] = defaultdict(list)
         self._lock = threading.Lock()  # guards `_idle`, which any thread of the worker uses
 
@@ -108,8 +109,8 @@ class Pool:
             if connection is None:
                 return None
             oldest_s = time.monotonic() - self.idle_s
-            # The server has closed a connection that is readable while idle, or has sent bytes
-            # that belong to no request. A connection that is idle for too long may be dropped.
+            # If an idle connection is readable, the server has closed it, or has sent bytes that
+            # belong to no request. If it was idle for too long, the network may have dropped it.
             if connection.is_readable or connection.is_idle_since_before(oldest_s):
                 connection.close()
                 continue
@@ -123,12 +124,12 @@ class Pool:
 
     def keep(self, server: Server, connection: HttpConnection) -> None:
         """Keep a connection for the next request."""
-        connection.heard_s = time.monotonic()
+        connection.last_answer_s = time.monotonic()
         with self._lock:
             self._idle[server].append(connection)
 
     def prime(self, request: Request, gate: Gate) -> HttpConnection:
-        """Send a request, and return its connection. Raises as `open_connection` does."""
+        """Send a request ahead, and return its connection. Raises what `open_connection` raises."""
         server = server_of(request)
         connection = self.take(server) or open_connection(server, gate)
         connection.is_primed = True
@@ -143,9 +144,8 @@ class Pool:
     def patience_s(self) -> float | None:
         """Longest wait for an answer over a reused connection; None for no limit.
 
-        There is no limit for `idle_s` after a connection stayed silent. All connections that were
-        idle at that time have been closed, so if another connection is silent now, its server is
-        slow.
+        For `idle_s` after a connection stayed silent, there is no limit. All connections that were
+        idle at that time have been closed, so if another one is silent now, its server is slow.
         """
         if time.monotonic() < self._patient_until_s:
             return None
@@ -164,7 +164,7 @@ class Pool:
             asked_s: when the request was sent, by the monotonic clock.
         """
         self.distrust(asked_s)
-        self._report(asked_s)
+        self._report(asked_s)  # so that the other workers do the same
 
     def record_cancellation(self, asked_s: float) -> None:
         """Record that a request over a reused connection was cancelled before it was answered.
@@ -181,21 +181,21 @@ class Pool:
     def distrust(self, before_s: float) -> None:
         """Close the connections that have been idle since before `before_s`."""
         self._patient_until_s = time.monotonic() + self.idle_s
-        self._drop(before_s)
+        self._close_idle(before_s)
 
     def expire(self) -> None:
         """Close connections that have been idle for `idle_s`, and drop old primed requests."""
         now_s = time.monotonic()
-        self._drop(now_s - self.idle_s)
+        self._close_idle(now_s - self.idle_s)
 
-        oldest_s = now_s - _PRIMED_S
+        oldest_s = now_s - _MAX_PRIMED_S
         expired = [url for url, primed in list(self.primed.items()) if primed.sent_s < oldest_s]
         for url in expired:
             primed = self.primed.pop(url, None)
             if primed is not None:  # None if an exchange has taken the request just now
                 primed.drop()
 
-    def _drop(self, before_s: float) -> None:
+    def _close_idle(self, before_s: float) -> None:
         """Close the idle connections whose last answer ended before `before_s`."""
         with self._lock:
             for server, idle in list(self._idle.items()):

@@ -1,8 +1,8 @@
 """TCP sockets, connected to the first of a host's addresses to answer.
 
 `opening` calls `connect` for each new connection to a server or a proxy. A host is near if it is
-this node or its cloud's metadata service, which holds credentials. An origin that users can choose
-must not lead there under another name.
+this node or its cloud's metadata service, which hands out credentials. A url that a user can choose
+must not lead to a near host under the name of another host.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ NEXT_ADDRESS_S = 0.25
 # kernel sends three keepalive probes. Sent data that stays unacknowledged for 15 s also ends the
 # connection. These options are needed because a NAT or load balancer may drop an idle connection
 # without notice to either end, and then loses whatever is sent over it.
-_OPTIONS = {
+_TCP_OPTIONS = {
     "TCP_KEEPIDLE": 15,
     "TCP_KEEPINTVL": 5,
     "TCP_KEEPCNT": 3,
@@ -50,7 +50,7 @@ def new_socket(address: AddrInfoType) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     sock.setblocking(False)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _OPTIONS.items():
+    for name, value in _TCP_OPTIONS.items():
         if hasattr(socket, name):  # Linux has all of them, other systems only some
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return sock
@@ -59,11 +59,10 @@ def new_socket(address: AddrInfoType) -> socket.socket:
 async def connect(host: str, port: int, *, far_only: bool = False) -> socket.socket:
     """Return a socket that is connected to the first of the host's addresses to answer.
 
-    With `far_only`, the checked addresses are the very ones that it connects to. So a name whose
-    addresses change between two lookups (DNS rebinding) gains nothing.
-
     Args:
-        far_only: True to refuse a host whose name leads to this node or its metadata service.
+        far_only: True to refuse a host whose name leads to this node or its metadata service. The
+            name is looked up once, for the check and for the connection, so a name whose addresses
+            change between two lookups (DNS rebinding) is refused as well.
 
     Raises an OSError that names the host, and NearHostError with `far_only`.
     """
@@ -79,12 +78,12 @@ async def connect(host: str, port: int, *, far_only: bool = False) -> socket.soc
             socket_factory=new_socket,
         )
     except OSError as exn:
-        raise ConnectionError(failure(exn, f"{host}:{port}")) from exn
+        raise ConnectionError(connection_failure(exn, f"{host}:{port}")) from exn
 
 
 def _check_far(host: str, addresses: Sequence[AddrInfoType]) -> None:
     """Raise NearHostError if one of the host's addresses is near, though its name is not."""
-    # A host that names this node openly was permitted, or refused, together with its url.
+    # A url whose host names this node openly was permitted before; here it is not refused.
     if is_near(host):
         return
     for *_, socket_address in addresses:
@@ -95,8 +94,8 @@ def _check_far(host: str, addresses: Sequence[AddrInfoType]) -> None:
             )
 
 
-def failure(exn: OSError, place: str) -> str:
-    """Return a message that there is no connection to a place, with the reason.
+def connection_failure(exn: OSError, place: str) -> str:
+    """Return an error message: that there is no connection to a place, and why.
 
     Args:
         place: a host and port, or a socket's path.
@@ -104,7 +103,7 @@ def failure(exn: OSError, place: str) -> str:
     if isinstance(exn, ConnectionRefusedError):
         return f"connection refused by {place}"
     reason = exn.strerror or str(exn)
-    # The number is negative if the name is unknown; the error's own text is used then.
+    # For an unknown host name, the number is negative, and the error's own text is used.
     if exn.errno is not None and exn.errno > 0:
         reason = os.strerror(exn.errno)
     return f"no connection to {place}: {reason}"

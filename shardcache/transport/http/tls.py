@@ -7,15 +7,17 @@ Python's ssl returns one record per call. For each record, it releases and takes
 lock and makes two system calls. That happens 64,000 times per GB, and the threads of a process
 spend more time on handing over the lock than on decrypting. OpenSSL can do better, though ssl does
 not offer it: `SSL_set_read_ahead` reads several records with one system call, and a read through
-`BIO_f_buffer` returns only when all of the memory is filled (man pages of the same names). Both are
-called by ctypes, in the very library that ssl uses, on connections that ssl has made and verified.
-Where these calls are not possible, for example because the interpreter is linked with OpenSSL
-statically, records are read one by one.
+`BIO_f_buffer` returns only when all of the memory is filled (man pages of the same names). A BIO is
+a stream of OpenSSL; several BIOs form a chain. Both functions are called by ctypes, in the very
+library that ssl uses, on connections that ssl has made and verified. Where these calls are not
+possible, for example because the interpreter is linked with OpenSSL statically, records are read
+one by one.
 
-In a measurement, four threads of one process wrote parts from a server on the same two cores. With
+In a measurement, four threads of one process wrote bodies from a server on the same two cores. With
 this module, they took 1.2 s of processor time per GB instead of 2.6, and received 0.30 GB/s instead
-of 0.21. These are medians of ten rounds, with and without it in turn. While other programs had most
-of the processors, the threads took 1.5 s instead of 2.0, and received 0.12 GB/s instead of 0.08.
+of 0.21. These are medians of ten rounds, with and without this module in turn. While other programs
+had most of the processors, the threads took 1.5 s instead of 2.0, and received 0.12 GB/s instead of
+0.08.
 """
 
 import ctypes
@@ -34,15 +36,14 @@ _AHEAD_BYTES = 64 * 1024
 # For a read that is not larger than this, BIO_f_buffer fills a buffer of its own. The buffer could
 # then hold bytes that ssl does not know of, so such small reads go through ssl.
 _BUFFER_BYTES = 4 * 1024
-# After a fast read, the next read may be four times as large, up to a maximum. At the same pace, it
-# takes 0.1 s at most. After a slow read, the next read is a single record again, so that bytes are
-# reported as they arrive.
+# After a fast read, the next read may be four times as large, up to a maximum. At the same rate of
+# bytes, it takes 0.1 s at most. After a slow read, the next read is a single record again, so that
+# bytes are reported as they arrive.
 _FAST_S = 0.025
 _GROWTH = 4
 _MAX_BYTES = 256 * 1024
-# OpenSSL's BIO_C_SET_SSL and BIO_CLOSE.
-_SET_SSL = 109
-_CLOSE = 1
+_SET_SSL = 109  # OpenSSL's BIO_C_SET_SSL
+_CLOSE = 1  # OpenSSL's BIO_CLOSE
 _POINTER_BYTES = ctypes.sizeof(c_void_p)
 
 # For each function of OpenSSL, the type of its result, then the types of its arguments.
@@ -68,13 +69,15 @@ class TlsSocket(ssl.SSLSocket):
     Such a socket is made by the `wrap_socket` of a `client_context`.
     """
 
-    _records: "_Records | None" = None  # None before the handshake, and if OpenSSL is unreachable
-    _next_bytes = _RECORD_BYTES  # most bytes of the next read
+    _record_reader: "_RecordReader | None" = (
+        None  # None before the handshake, and if OpenSSL is unreachable
+    )
+    _next_bytes = _RECORD_BYTES  # maximum size of the next read
 
     def do_handshake(self, block: bool = False) -> None:
         """Perform the TLS handshake as ssl does, then prepare the reading of several records."""
         super().do_handshake(block)
-        self._records = _Records.of(self)
+        self._record_reader = _RecordReader.of(self)
 
     def fill(self, memory: memoryview) -> int:
         """Fill some or all of the memory and return the number of bytes; 0 at the stream's end.
@@ -83,12 +86,12 @@ class TlsSocket(ssl.SSLSocket):
         """
         begun_s = time.monotonic()
         count = 0
-        takes_several = self._next_bytes > _RECORD_BYTES and len(memory) > _BUFFER_BYTES
-        if takes_several and self._records is not None:
-            count = self._records.read(memory[: self._next_bytes])
+        may_read_several = self._next_bytes > _RECORD_BYTES and len(memory) > _BUFFER_BYTES
+        if may_read_several and self._record_reader is not None:
+            count = self._record_reader.read(memory[: self._next_bytes])
         if count <= 0:
-            # One record is read by ssl. If the read above has failed, ssl now raises the error that
-            # OpenSSL has met, or returns 0 at the stream's end.
+            # ssl reads one record. If the read above has failed, ssl raises the error that OpenSSL
+            # has met, or returns 0 at the stream's end.
             count = cast(int, self.read(_RECORD_BYTES, memory))
 
         is_fast = time.monotonic() - begun_s < _FAST_S
@@ -101,12 +104,12 @@ class TlsSocket(ssl.SSLSocket):
     def pending(self) -> int:
         """Return the number of decrypted bytes that wait to be read.
 
-        The result is 1 if there are none, but OpenSSL holds encrypted bytes that it has read ahead.
+        If there are none, but OpenSSL holds encrypted bytes that it has read ahead, return 1.
         """
         decrypted_bytes = super().pending()
-        if decrypted_bytes or self._records is None:
+        if decrypted_bytes or self._record_reader is None:
             return decrypted_bytes
-        return 1 if self._records.has_unread else 0
+        return 1 if self._record_reader.has_unread else 0
 
 
 @cache
@@ -123,7 +126,7 @@ def client_context(ca_file: str | None) -> ssl.SSLContext:
     return context
 
 
-class _Records:
+class _RecordReader:
     """Reader of one connection's records by OpenSSL's own functions.
 
     Args:
@@ -136,8 +139,8 @@ class _Records:
         self._ssl = ssl_pointer  # stays valid at least as long as this object
         library.SSL_set_read_ahead(ssl_pointer, 1)
         library.SSL_set_default_read_buffer_len(ssl_pointer, _AHEAD_BYTES)
-        # Freeing the chain below shuts the TLS connection down. The shutdown must be quiet, that
-        # is, write nothing: by then, the file descriptor may belong to something else.
+        # The TLS connection is shut down when the chain below is freed. The shutdown must be quiet,
+        # that is, write nothing: by then, the descriptor may be that of another file.
         library.SSL_set_quiet_shutdown(ssl_pointer, 1)
         library.SSL_up_ref(ssl_pointer)
         ssl_bio = library.BIO_new(library.BIO_f_ssl())
@@ -148,8 +151,8 @@ class _Records:
         weakref.finalize(self, library.BIO_free_all, self._chain).atexit = False
 
     @classmethod
-    def of(cls, sock: ssl.SSLSocket) -> "_Records | None":
-        """Return the records of a connected socket; None if OpenSSL cannot be called here."""
+    def of(cls, sock: ssl.SSLSocket) -> "_RecordReader | None":
+        """Return the reader of a connected socket; None if OpenSSL's functions are unreachable."""
         library = _openssl()
         pointer = _ssl_pointer(sock)
         if library is None or pointer is None:
