@@ -1,4 +1,4 @@
-"""The cluster's tier: nginx on each node as a cache that all nodes share, before the object stores.
+"""The cluster's tier: a cache of objects that all nodes share; it is an nginx on each node.
 
 The package writes nginx's configuration and the nodes' certificates, runs nginx on a node, and asks
 for the state of all nodes. The commands `shardcache cluster` use it. The bytes of shards pass

@@ -1,7 +1,8 @@
 """Figures of one node's tier, counted from the access log of its nginx.
 
 `node_tier` reads the log every few seconds; the functions block. A line of the log is a JSON object
-about one request. An owner is the node that fetches and caches a part, a range of an object.
+about one request. The owner of a part, which is a range of an object, is the node that fetches and
+caches it.
 """
 
 import json
@@ -24,10 +25,10 @@ class TierFigures:
 
     Attributes:
         hits: number of requests that the node answered from its disk.
-        misses: number of requests for which the node asked the store.
-        refused: number of refused requests, such as those that the store did not permit.
+        misses: number of requests for which the node asked the object store.
+        refused: number of refused requests, such as those that the object store did not permit.
         from_tier_bytes: bytes of parts that the node sent from its disk.
-        from_store_bytes: bytes of parts that the node received from the store.
+        from_store_bytes: bytes of parts that the node received from the object store.
         files: number of cached parts.
         cached_bytes: size of all cached parts.
     """
@@ -40,8 +41,8 @@ class TierFigures:
     files: int = 0
     cached_bytes: int = 0
 
-    def add(self, row: dict[str, object]) -> None:
-        """Add one request that the node served as an owner, as the log's JSON object."""
+    def add_request(self, row: dict[str, object]) -> None:
+        """Add one request that the node served as an owner; `row` is the log's JSON object."""
         # A part is a range of an object, so every successful answer has the status 206.
         if row["status"] != HTTPStatus.PARTIAL_CONTENT:
             self.refused += 1
@@ -51,18 +52,18 @@ class TierFigures:
         else:
             self.misses += 1
             # nginx writes a number for each server that it asked, separated by commas or colons.
-            received = str(row["received_bytes"]).replace(":", ",")
-            self.from_store_bytes += sum(map(_number, received.split(",")))
+            numbers = str(row["received_bytes"]).replace(":", ",").split(",")
+            self.from_store_bytes += sum(map(_number, numbers))
 
     def measure(self, folder: Path) -> None:
-        """Count the cached parts in a folder."""
+        """Count the cached parts in a folder and their bytes."""
         self.files = 0
         self.cached_bytes = 0
         for parent, _folders, names in os.walk(folder):
             for name in names:
                 # Path objects would be too slow for 100,000 files.
                 path = os.path.join(parent, name)  # noqa: PTH118
-                with suppress(FileNotFoundError):  # nginx has evicted the part in the meantime
+                with suppress(FileNotFoundError):  # nginx has just evicted the part
                     self.cached_bytes += os.stat(path).st_size  # noqa: PTH116
                     self.files += 1
 
@@ -76,7 +77,7 @@ def _number(text: object) -> int:
 class AccessLog:
     """Reads the lines that nginx adds to its access log, and rotates the log.
 
-    One previous file is kept.
+    One old file is kept.
     """
 
     def __init__(self, path: Path, owner_port: int) -> None:
@@ -84,12 +85,14 @@ class AccessLog:
 
         Args:
             path: path of the log.
-            owner_port: port of the requests that count. Requests to the front, from this node's
-                daemon, are passed on to an owner and counted there.
+            owner_port: port at which the node serves as an owner; only its requests count. Those of
+                this node's daemon come to a Unix socket, and are counted by the owner to which
+                nginx passes them.
         """
         self._path = path
         self._owner_port = str(owner_port)
-        self._position = path.stat().st_size if path.exists() else 0
+        # Offset in the file up to which it was read.
+        self._read_to = path.stat().st_size if path.exists() else 0
 
     def read(self, figures: TierFigures) -> None:
         """Add the requests since the last call to `figures`."""
@@ -98,18 +101,18 @@ class AccessLog:
             with suppress(ValueError):
                 row = json.loads(line)
                 if row["port"] == self._owner_port:
-                    figures.add(row)
+                    figures.add_request(row)
 
     def rotate(self) -> bool:
-        """Rename the log if it is large; return True if that was done.
+        """Rename the log if it is large; return whether it was renamed.
 
-        The caller then has to let nginx reopen its log. Call `read` before, since the rest of the
-        renamed file is not read.
+        If so, the caller has to make nginx reopen its log. Call `read` first: what was not read by
+        now of the renamed file is lost.
         """
         if not self._path.exists() or self._path.stat().st_size < _MAX_LOG_BYTES:
             return False
         self._path.replace(self._path.with_name(self._path.name + ".1"))
-        self._position = 0
+        self._read_to = 0
         return True
 
     def _lines(self) -> Iterator[bytes]:
@@ -117,11 +120,11 @@ class AccessLog:
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
-            file.seek(self._position)
+            file.seek(self._read_to)
             data = file.read(_CHUNK_BYTES)
             while b"\n" in data:
                 whole_lines, newline, _beginning_of_next = data.rpartition(b"\n")
-                self._position += len(whole_lines + newline)
-                file.seek(self._position)
+                self._read_to += len(whole_lines + newline)
                 yield from whole_lines.splitlines()
+                file.seek(self._read_to)  # to read the next line from its beginning
                 data = file.read(_CHUNK_BYTES)

@@ -47,7 +47,7 @@ class IssuedCertificate:
     Attributes:
         node: name of the certificate's node; `PEER_NAME` if the certificate is for all nodes.
         folder: folder with node.pem, node.key and ca.pem, which have to be copied to the node.
-        expires: end of the certificate's validity.
+        expires: time at which the certificate expires.
     """
 
     node: str
@@ -83,19 +83,19 @@ def issue(nodes: Sequence[Node] | None, folder: Path, days: int) -> list[IssuedC
 
 
 def expiry_s(tls: Tls) -> float:
-    """Return the time at which a node's certificate or its authority expires, since the epoch.
+    """Return when a node's certificate or its authority's expires, in seconds since the epoch.
 
-    Raises OSError and ValueError.
+    The earlier of both times counts. Raises OSError and ValueError.
     """
-    certificate_expiries = _expiries(tls.certificate)
+    node_expiry = min(_expiries(tls.certificate))
     # While nodes change to a new authority, the file has the previous one, too. Only the authority
     # that expires last counts.
     authority_expiry = max(_expiries(tls.ca))
-    return min(*certificate_expiries, authority_expiry).timestamp()
+    return min(node_expiry, authority_expiry).timestamp()
 
 
 def _expiries(file: Path) -> list[datetime]:
-    """Return the end of validity of each certificate in a PEM file. Raises OSError, ValueError."""
+    """Return when each certificate in a PEM file expires. Raises OSError, ValueError."""
     certificates = x509.load_pem_x509_certificates(file.read_bytes())
     return [certificate.not_valid_after_utc for certificate in certificates]
 
@@ -109,27 +109,13 @@ class _Authority:
     def __init__(self, folder: Path) -> None:
         file = folder / "ca.pem"
         key_file = folder / "ca.key"
-        # If only one of the files exists, loading fails: a new authority would replace that file.
+        # If only one of the files exists, it is loaded, which fails: a new authority would replace
+        # that file.
         if file.exists() or key_file.exists():
             self._certificate, self._key = _load(file, key_file)
-            return
-
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        # While nodes change from one authority to the next, they trust both. Each authority has a
-        # name of its own, by which TLS tells them apart.
-        name = _subject(f"shardcache tier authority {secrets.token_hex(4)}")
-        expires = datetime.now(UTC) + timedelta(days=_CA_DAYS)
-        basics = x509.BasicConstraints(ca=True, path_length=0)
-        usage = x509.KeyUsage(**_NO_USES, key_cert_sign=True, crl_sign=True)
-        self._certificate = (
-            _builder(name, name, self._key, expires)
-            .add_extension(basics, critical=True)
-            .add_extension(usage, critical=True)
-            .sign(self._key, hashes.SHA256())
-        )
-        _write_key(key_file, self._key)
-        _write(file, self._certificate.public_bytes(_PEM))
+        else:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._certificate, self._key = _create(file, key_file)
 
     def issue(
         self,
@@ -140,14 +126,14 @@ class _Authority:
     ) -> IssuedCertificate:
         """Write a new certificate and key for a node, with the authority's certificate.
 
-        Raises OSError.
-
         Args:
             name: name in the certificate.
             folder: folder for the three files.
             days: number of days for which the certificate is valid.
             address: IP address of the node, which the certificate names as well; None for a
                 certificate that all nodes share.
+
+        Raises OSError.
         """
         names: list[x509.GeneralName] = [x509.DNSName(name)]
         if address is not None:
@@ -157,7 +143,7 @@ class _Authority:
         expires = min(requested, self._certificate.not_valid_after_utc)
         basics = x509.BasicConstraints(ca=False, path_length=None)
         certificate = (
-            _builder(_subject(name), self._certificate.subject, key, expires)
+            _certificate_builder(_subject(name), self._certificate.subject, key, expires)
             .add_extension(basics, critical=True)
             .add_extension(x509.ExtendedKeyUsage(_PURPOSES), critical=False)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
@@ -170,7 +156,7 @@ class _Authority:
         return IssuedCertificate(name, folder, expires)
 
 
-def _builder(
+def _certificate_builder(
     subject: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePrivateKey,
@@ -188,8 +174,28 @@ def _builder(
     )
 
 
+def _create(file: Path, key_file: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """Write the files of a new authority; return its certificate and key. Raises OSError."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    # While nodes change from one authority to the next, they trust both. Each authority has a name
+    # of its own, by which TLS tells them apart.
+    name = _subject(f"shardcache tier authority {secrets.token_hex(4)}")
+    expires = datetime.now(UTC) + timedelta(days=_CA_DAYS)
+    basics = x509.BasicConstraints(ca=True, path_length=0)
+    usage = x509.KeyUsage(**_NO_USES, key_cert_sign=True, crl_sign=True)
+    certificate = (
+        _certificate_builder(name, name, key, expires)
+        .add_extension(basics, critical=True)
+        .add_extension(usage, critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    _write_key(key_file, key)
+    _write(file, certificate.public_bytes(_PEM))
+    return certificate, key
+
+
 def _load(file: Path, key_file: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """Return an authority's certificate and key. Raises ConfigError."""
+    """Return an authority's certificate and key, from its files. Raises ConfigError."""
     remedy = (
         "restore both files of the authority, "
         "or create a new authority in another folder with --out"
@@ -197,10 +203,9 @@ def _load(file: Path, key_file: Path) -> tuple[x509.Certificate, ec.EllipticCurv
     try:
         certificate = x509.load_pem_x509_certificate(file.read_bytes())
         key = serialization.load_pem_private_key(key_file.read_bytes(), password=None)
-        if (
-            not isinstance(key, ec.EllipticCurvePrivateKey)
-            or key.public_key() != certificate.public_key()
-        ):
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise TypeError("the key is not one of an elliptic curve")
+        if key.public_key() != certificate.public_key():
             raise ValueError("the key is not that of the certificate")
     except (OSError, ValueError, TypeError) as exn:
         raise ConfigError(
@@ -214,7 +219,7 @@ def _load(file: Path, key_file: Path) -> tuple[x509.Certificate, ec.EllipticCurv
 
 
 def _subject(common_name: str) -> x509.Name:
-    """Return a certificate's subject with this name, cut to the length that is allowed."""
+    """Return a certificate's subject with a name, cut to the length that is allowed."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:MAX_COMMON_NAME])])
 
 

@@ -8,15 +8,19 @@ The file is made from the template nginx.conf.template in this folder. In the te
 - A line that begins with `[each name]` is repeated for each row of the table of that name. It may
   also use the row's values, which are in `_tables`.
 
-An owner is the node that fetches and caches a part (see the package). A permission is the object
-store's answer that a signed url may be read; nginx caches it for a time.
+- part: a range of an object;
+- owner: the node that fetches and caches a part;
+- front: the Unix socket at which nginx serves the daemon of its own node;
+- permission: the object store's answer that a signed url may be read; nginx caches it for a time;
+- lease: the note of an nginx worker that it is fetching a part, renewed while the worker runs;
+- stall time-out: the time after which the daemon gives up a download from which nothing arrives.
 """
 
 import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -30,8 +34,8 @@ from shardcache.origin.tier.tier_state import QUESTION_STALL_SHARE
 from shardcache.shared.unix_socket import MAX_SOCKET_BYTES
 
 _LEASES_MIB = 16  # memory for some 50,000 parts that are being fetched at the same time
-# An owner may use a copy of a permission that another node has got for 1/10 of the time for which
-# the permission is good.
+# One node asks the object store for a permission. An owner that copies it may use the copy for a
+# tenth of the time for which the permission is good, and the node that asked uses it for the rest.
 _COPIED_DIVISOR = 10
 _MAX_STALLS = 180  # number of stall time-outs for which an owner may send nothing
 # After `QUESTION_STALL_SHARE` times the stall time-out, the daemon asks an owner that sends nothing
@@ -40,25 +44,26 @@ _MAX_STALLS = 180  # number of stall time-outs for which an owner may send nothi
 _CONNECT_SHARE = 0.8
 _MAX_FRONT_S = 30 * 86400  # a longer limit comes from a mistyped stall time-out
 _PART_BYTES = 8 * MIB  # usual size of a part
-# nginx keeps the keys of cached parts in memory, some 8000 keys per MiB. It gets twice as much
-# memory as the keys of parts of the usual size need.
+# nginx keeps the keys of cached parts in memory, some 8000 keys per MiB. It gets memory for twice
+# the number of parts of the usual size.
 _KEYS_PER_MIB = 8000
 _KEYS_RESERVE = 2
 _MIN_KEYS_MIB = 16
 _KIB_PER_OWNER = 2  # memory per node in nginx's list of owners; nginx needs 0.9 KiB
 _MIN_OWNERS_KIB = 256
 _SPECIAL = re.compile(r"[$\"'\\\x00-\x1f]")  # characters that nginx would not take literally
-# A parameter of AWS's signatures, which is left out of the names of parts.
+# A parameter of AWS's signatures. It differs between requests for the same part, so it is left out
+# of the part's name.
 _SIGNATURE = (
     r"X-Amz-(Algorithm|Content-Sha256|Credential|Date|Expires|Security-Token|Sign\w+)=[\w%/+=.~-]*"
 )
 # Keys of permissions in nginx's cache. A request with the same key needs no new permission.
-# 1. With --same-rights, the permission of any node counts for all nodes: the key has the object.
+# 1. With --same-rights, the permission of any node counts for all nodes: the key names the object.
 _SAME_RIGHTS = "$http_host$object"
 # 2. Otherwise, a permission counts for the same url and credentials only. The url's signature
-# proves that the client has the secret key.
+#    proves that the client has the secret key.
 _OWN_RIGHTS = "$http_host$request_uri|$http_authorization|$http_cookie"
-# 3. While the store cannot be asked, a permission counts for the same access key.
+# 3. While the object store cannot be asked, a permission counts for the object and access key.
 _OWN_KEY = "$access_key|$http_authorization|$http_cookie|$http_host$object"
 # A line of the template: indent, "if" or "each" with the name of a feature or table, and text.
 _TEMPLATE_LINE = re.compile(r"( *)(?:\[(if|each) (\w+)\] )?(.*)")
@@ -70,26 +75,23 @@ Values: TypeAlias = Mapping[str, object]
 def time_limits(stall_timeout_s: float) -> dict[str, int]:
     """Return nginx's time limits in milliseconds, by their names in the template.
 
-    `store_ms` is the time for which the object store may send nothing. After `lease_ms` without a
-    sign of life, a worker process of nginx counts as gone, and its parts as not being fetched.
-    Raises ConfigError if the limits contradict each other.
-
     Args:
-        stall_timeout_s: the daemon's option of that name: the time after which it gives up a
-            download from which nothing arrives.
+        stall_timeout_s: the daemon's option of that name.
+
+    Raises ConfigError if the limits contradict each other.
     """
+    # The time of silence after which the daemon asks an owner whether it still serves the request.
     question_ms = 1000 * QUESTION_STALL_SHARE * stall_timeout_s
     store_ms = round(1000 * stall_timeout_s)
     connect_ms = round(_CONNECT_SHARE * question_ms)
     front_ms = round(_MAX_STALLS * 1000 * stall_timeout_s)
-    # 1. nginx finds a dead owner before the daemon asks whether the owner is alive.
-    can_connect = 0 < connect_ms < question_ms
-    # 2. The daemon's question, and as much time for its answer, come before the time at which a
-    # silent store counts as failed.
-    can_answer = 2 * question_ms < store_ms
-    # 3. An owner may send nothing for longer than the store may.
-    can_wait = store_ms < front_ms < 1000 * _MAX_FRONT_S
-    if not (can_connect and can_answer and can_wait):
+    # 1. nginx finds a dead owner before the daemon asks the owner.
+    finds_dead_owner = 0 < connect_ms < question_ms
+    # 2. The daemon asks, and waits as long again for the answer, before nginx gives up the store.
+    hears_owner = 2 * question_ms < store_ms
+    # 3. nginx waits longer for an owner than the owner waits for the store.
+    waits_for_store = store_ms < front_ms < 1000 * _MAX_FRONT_S
+    if not (finds_dead_owner and hears_owner and waits_for_store):
         raise ConfigError(
             "the tier cannot derive its time limits from a stall time-out of "
             f"{stall_timeout_s:g} s",
@@ -109,6 +111,8 @@ def time_limits(stall_timeout_s: float) -> dict[str, int]:
         # The limit for an owner's answer whether a node may read an object. The owner may have to
         # ask the store.
         "asked_ms": 2 * store_ms,
+        # The time without a renewal after which a lease ends: its worker counts as gone, and the
+        # part as not being fetched.
         "lease_ms": connect_ms,
         # The limit for the next bytes from an owner, which sends nothing while it waits for the
         # store. The daemon ends a request long before this limit.
@@ -145,11 +149,11 @@ def _rows(
     features: Mapping[str, Values | None],
     tables: Mapping[str, Sequence[Values]],
 ) -> Sequence[Values]:
-    """Return the rows with which a line of the template appears, each with further values.
+    """Return a row of further values for each time that a line of the template is to appear.
 
     Args:
         kind: "if", "each", or None for a line that appears once in any case.
-        name: name of the line's feature or table.
+        name: name of the line's feature or table, if it has one.
         features: by the name of each feature, its values; None if the feature is not in use.
         tables: by the name of each table, its rows.
     """
@@ -169,9 +173,9 @@ def _template() -> list[str]:
 
 
 def _lua_lines(values: Values) -> list[Values]:
-    """Return the rows for the lines of `parts_in_hand.lua`, which nginx.conf includes.
+    """Return a row for each line of `parts_in_hand.lua`, which nginx.conf includes.
 
-    By this program, nginx's workers record which of them is fetching which part.
+    This program manages the leases of nginx's workers.
     """
     source = files("shardcache.cluster").joinpath("parts_in_hand.lua").read_text()
     return [{"line": _AtTemplate(line).substitute(values)} for line in source.splitlines()]
@@ -187,8 +191,8 @@ def _values(tier: Tier, node: Node) -> dict[str, object]:
     if tier.tls is not None:
         listen += " ssl"
         scheme = "https"
-    parts = tier.max_size_bytes / _PART_BYTES
-    keys_mib = math.ceil(_KEYS_RESERVE * parts / _KEYS_PER_MIB)
+    part_count = tier.max_size_bytes / _PART_BYTES
+    keys_mib = math.ceil(_KEYS_RESERVE * part_count / _KEYS_PER_MIB)
     about_peers = {"node": node.name, "peers": len(tier.nodes), "digest": tier.digest}
     return {
         "workers": tier.workers,
@@ -204,7 +208,7 @@ def _values(tier: Tier, node: Node) -> dict[str, object]:
         "signature": _SIGNATURE,
         "permission_key": _SAME_RIGHTS if tier.same_rights else _OWN_RIGHTS,
         "outage_key": _SAME_RIGHTS if tier.same_rights else _OWN_KEY,
-        # 3. The owners on their ring, and this node among them
+        # 3. The owners on the consistent-hash ring of parts, and this node among them
         "owners_kib": _MIN_OWNERS_KIB + len(tier.nodes) * _KIB_PER_OWNER,
         "weight": tier.weight,
         "peers": json.dumps(about_peers),  # nginx's answer to requests for `PEERS`
@@ -237,7 +241,7 @@ def _features(tier: Tier, node: Node) -> dict[str, Values | None]:
         features["resolvers"] = {"resolvers": " ".join(servers)}
     if tier.outage_s:
         features["outage"] = {"outage_s": tier.outage_s}
-        features["outage_tls"] = features["tls"]
+        features["outage_tls"] = features["tls"]  # lines that need both features
     if tier.trust_s:
         copied_s = tier.trust_s // _COPIED_DIVISOR
         features["trust"] = {"copied_s": copied_s, "kept_s": tier.trust_s - copied_s}
@@ -260,11 +264,11 @@ def _tls_values(tier: Tier, node: Node) -> Values | None:
 
 
 def _tables(tier: Tier) -> dict[str, list[Values]]:
-    """Return the rows of the lines that are repeated, by the names of the tables.
+    """Return the rows of each table, by the table's name.
 
-    A group (`upstream` in nginx.conf) has the addresses of a store that nginx knows from its start
-    on: the store's url has an address, or no resolvers are configured, so that nginx looks the name
-    up when it starts. The names of other stores are looked up during requests.
+    A store has a group (`upstream` in nginx.conf) if nginx knows its addresses from the start on:
+    its url has an address, or no resolvers are configured, so that nginx looks the name up when it
+    starts. The names of other stores are looked up during requests.
     """
     stores: list[Values] = []
     store_groups: list[Values] = []
@@ -292,12 +296,12 @@ def _tables(tier: Tier) -> dict[str, list[Values]]:
     }
 
 
-def _certificate_names(tier: Tier) -> Iterable[str]:
+def _certificate_names(tier: Tier) -> list[str]:
     """Return the names of certificates that the tier admits, each once."""
     if tier.tls is None:
-        return ()
-    names = (tier.tls.name_of(node)[:MAX_COMMON_NAME] for node in tier.nodes)
-    return dict.fromkeys(names)
+        return []
+    names = [tier.tls.name_of(node)[:MAX_COMMON_NAME] for node in tier.nodes]
+    return list(dict.fromkeys(names))
 
 
 def _host_pattern(store: Upstream) -> str:

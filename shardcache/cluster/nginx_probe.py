@@ -1,8 +1,8 @@
 """Health probe of this node's nginx.
 
 `python -m shardcache.cluster.nginx_probe [SOCKET]` exits 0 if nginx answers at the socket. It also
-exits 0 while `shardcache cluster run --wait` waits to start nginx, such as for a list of nodes that
-has this node.
+exits 0 while `shardcache cluster run --wait` waits to start nginx: for instance, until the list of
+nodes has this node.
 
 The probe runs every few seconds in a container, so it imports only the standard library.
 """
@@ -17,8 +17,8 @@ _FAILED = 1
 _USAGE = 2
 
 
-def answer_of(front: str, limit_s: float = _LIMIT_S) -> str:
-    """Return the name of nginx's node, and the digest of its list of nodes.
+def describe_nginx(front: str, limit_s: float = _LIMIT_S) -> str:
+    """Return a line about nginx: its node's name, the number of nodes, and their list's digest.
 
     Args:
         front: path of the socket at which nginx serves this node.
@@ -41,13 +41,13 @@ def _reason_to_wait(front: str) -> str:
 
 
 def main(args: list[str]) -> int:
-    """Run the probe; print what it found and return the exit code."""
+    """Run the probe: print the result, and return the exit code."""
     if len(args) > 1:
         print("usage: python -m shardcache.cluster.nginx_probe [SOCKET]", file=sys.stderr)
         return _USAGE
     front = args[0] if args else FRONT
     try:
-        print(answer_of(front))
+        print(describe_nginx(front))
     except (OSError, ValueError) as exn:
         reason = _reason_to_wait(front)
         if reason:

@@ -1,7 +1,7 @@
 """nginx as a child process: functions that find, check, start, reload and end it.
 
 `node_tier` calls these functions, which block, and need Linux. The front is the Unix socket at
-which nginx serves the daemon of its own node.
+which nginx serves the daemon of its own node. The argument `nginx` is the path of the program.
 """
 
 import ctypes
@@ -15,28 +15,28 @@ from contextlib import suppress
 from pathlib import Path
 from threading import get_native_id
 
-from shardcache.cluster.nginx_probe import answer_of
+from shardcache.cluster.nginx_probe import describe_nginx
 from shardcache.errors import ConfigError
 from shardcache.shared.unix_socket import connected
 
 # Matches words in nginx's message if its Lua module is missing.
 _LUA = re.compile("(ndk|lua)_(http_)?module|lua_|resty")
-# Operations of prctl(2).
+# Operations of prctl(2), from <sys/prctl.h>.
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")  # some users' PATH lacks these
 _STOP_LIMIT_S = 15.0
 _RELOAD_LIMIT_S = 60.0
 _POLL_S = 0.02
-_CONNECT_LIMIT_S = 0.02  # to a local socket
+_CONNECT_LIMIT_S = 0.02  # short, as the socket is local
 
 Process = subprocess.Popen[bytes]
 
 
 def clear_front(front: Path) -> None:
-    """Remove the socket `front` that a killed nginx has left, once nothing listens at it any more.
+    """Remove the socket `front` that a killed nginx has left, once its workers have ended.
 
-    Raises ConfigError if a program still listens after `_STOP_LIMIT_S`.
+    Raises ConfigError if a program still listens there after `_STOP_LIMIT_S`.
     """
     deadline_s = time.monotonic() + _STOP_LIMIT_S
     while _is_served(front):
@@ -103,7 +103,7 @@ def check_config(nginx: str, config: Path) -> None:
 def start(nginx: str, config: Path) -> Process:
     """Start nginx.
 
-    Call it in the main thread of a process that has no other threads: nginx ends when the calling
+    Call this in the main thread of a process that has no other threads: nginx ends when the calling
     thread ends.
     """
     libc = ctypes.CDLL(None)
@@ -114,7 +114,7 @@ def start(nginx: str, config: Path) -> Process:
     def end_with_parent() -> None:
         # SIGTERM is used rather than SIGKILL, so that nginx ends its workers, too.
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        # The signal does not come if the parent died before the call.
+        # If the parent died before the call above, no signal comes.
         if os.getppid() != parent:
             os._exit(1)
 
@@ -152,7 +152,7 @@ def reload(process: Process, front: str, digest: str) -> None:
     deadline_s = time.monotonic() + _RELOAD_LIMIT_S
     while time.monotonic() < deadline_s:
         with suppress(OSError, ValueError):
-            if digest in answer_of(front):
+            if digest in describe_nginx(front):
                 return
         time.sleep(_POLL_S)
     raise ConfigError("nginx did not load its new configuration", remedy="see nginx's messages")
@@ -166,7 +166,7 @@ def end(process: Process) -> int:
     except subprocess.TimeoutExpired:
         process.kill()
     status = process.wait()
-    # Workers of a killed nginx are children of this process now; see `start`. More workers may
+    # The workers of a killed nginx are children of this process now (see `start`). More of them may
     # become children while the first ones are being killed, hence the loop.
     while orphans := _children():
         for pid in orphans:

@@ -1,7 +1,8 @@
 """The list of a cluster's nodes: their names, and the addresses for traffic between them.
 
-`parse` reads the value of `--nodes`, or the file that it names. An item is a piece of the list's
-text, such as `node[1-8]`; an entry is the text for one node, to which the item expands.
+`parse` reads the text of the option `--nodes`, or of the file that the option names. An item of the
+text may have ranges, such as `node[1-8]`. It expands to entries, each of which is the text for one
+node. The owner of a part, which is a range of an object, is the node that fetches and caches it.
 """
 
 import ipaddress
@@ -51,8 +52,8 @@ class Node:
 def parse(text: str) -> tuple[Node, ...]:
     """Return the nodes of a list, in its order.
 
-    Names without an address in the list are resolved here, so that the configuration of all nodes
-    has the same addresses, since the addresses decide which node owns which part.
+    A name without an address in the list is resolved. The addresses have to be the same in the
+    configuration of all nodes, as they decide which node owns which part.
 
     Args:
         text: NAME, ADDRESS or NAME=ADDRESS, separated by commas or white space, with ranges as in
@@ -74,8 +75,31 @@ def parse(text: str) -> tuple[Node, ...]:
         )
     _check_unique("name", [node.name for node in nodes])
     _check_unique("address", [node.address for node in nodes])
+    _check_reachable(nodes)
+    return nodes
+
+
+def _check_unique(attribute: str, values: list[str]) -> None:
+    """Raise ConfigError if a value occurs twice.
+
+    Args:
+        attribute: "name" or "address".
+        values: the value of each node.
+    """
+    for value, count in Counter(values).items():
+        if count > 1:
+            raise ConfigError(
+                f"the list of nodes has the {attribute} {value} twice",
+                remedy="list each node once",
+            )
+
+
+def _check_reachable(nodes: tuple[Node, ...]) -> None:
+    """Raise ConfigError if the nodes cannot reach each other, as only some have loopback addresses.
+
+    If all have loopback addresses, the cluster is a test on one machine.
+    """
     local_nodes = [node for node in nodes if node.is_loopback]
-    # A list of loopback addresses only is allowed, for a test on one machine.
     are_all_local = len(local_nodes) == len(nodes)
     if local_nodes and not are_all_local:
         local = local_nodes[0]
@@ -84,17 +108,6 @@ def parse(text: str) -> tuple[Node, ...]:
             "reach",
             remedy=f"write {local.name}=ADDRESS with the address that other nodes connect to",
         )
-    return nodes
-
-
-def _check_unique(attribute: str, values: list[str]) -> None:
-    """Raise ConfigError if a value, which is a node's name or address, occurs twice."""
-    for value, count in Counter(values).items():
-        if count > 1:
-            raise ConfigError(
-                f"the list of nodes has the {attribute} {value} twice",
-                remedy="list each node once",
-            )
 
 
 def _entries(text: str) -> Iterator[str]:
@@ -104,8 +117,8 @@ def _entries(text: str) -> Iterator[str]:
     """
     for line in text.splitlines():
         items, _, _comment = line.partition("#")
-        outside = _ITEM.sub("", items)
-        if not _SEPARATORS.fullmatch(outside):
+        between_items = _ITEM.sub("", items)
+        if not _SEPARATORS.fullmatch(between_items):
             raise ConfigError(
                 f"{items.strip()!r} has braces or brackets that are unbalanced or nested",
                 remedy="write node{1..8} or node[1-8]",
@@ -116,8 +129,9 @@ def _entries(text: str) -> Iterator[str]:
 
 def _expand(item: str) -> Iterator[str]:
     """Yield the entries of an item, which may have ranges. Raises ConfigError."""
+    pattern = _RANGES.sub(_braces, item)
     try:
-        for number, entry in enumerate(braceexpand(_RANGES.sub(_braces, item))):
+        for number, entry in enumerate(braceexpand(pattern)):
             if number == _MAX_NODES:
                 raise ConfigError(
                     f"{item!r} stands for more than {_MAX_NODES:,} nodes",
@@ -133,10 +147,10 @@ def _expand(item: str) -> Iterator[str]:
 
 def _braces(ranges: re.Match[str]) -> str:
     """Return Slurm's ranges, such as `[1-8,12]`, as a shell writes them: `{{1..8},12}`."""
-    items = [_RANGE.sub(r"{\1..\2}", item) for item in ranges[1].split(",")]
-    if len(items) == 1:
-        return items[0]
-    return "{" + ",".join(items) + "}"
+    braces = [_RANGE.sub(r"{\1..\2}", text) for text in ranges[1].split(",")]
+    if len(braces) == 1:
+        return braces[0]
+    return "{" + ",".join(braces) + "}"
 
 
 def _parse_node(entry: str) -> Node:
@@ -164,10 +178,7 @@ def is_address(text: str) -> bool:
 
 
 def _resolve(name: str) -> str:
-    """Return the IP address of a name. Raises ConfigError.
-
-    If the name has several addresses, the result is the same each time.
-    """
+    """Return the IP address of a name; the same each time if it has several. Raises ConfigError."""
     if is_address(name):
         return name
     try:
@@ -179,8 +190,8 @@ def _resolve(name: str) -> str:
         ) from None
     addresses: set[str] = set()
     for *_, socket_address in records:
-        address = socket_address[0]  # the port follows the address
-        addresses.add(str(address))
+        host, *_ = socket_address
+        addresses.add(str(host))
     return min(addresses, key=_preference)
 
 

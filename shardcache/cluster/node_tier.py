@@ -1,9 +1,9 @@
 """One node's tier: nginx with its configuration, its folders and its figures. Linux only.
 
 `shardcache cluster run` constructs a `NodeTier` and calls its blocking method `run`. The sources of
-the configuration are the list of nodes and the certificates. When one of these files changes, the
-configuration is written again and nginx reloads it. The figures are counts of requests and bytes,
-which nginx serves to `shardcache cluster status`.
+the configuration are the files of the list of nodes and of the certificates. When one of them
+changes, the configuration is written again and nginx reloads it. The figures are counts of requests
+and bytes, which nginx serves to `shardcache cluster status`.
 """
 
 import json
@@ -38,41 +38,42 @@ class NodeTier:
 
     def __init__(
         self,
-        read: Callable[[], Tier],
+        read_tier: Callable[[], Tier],
         name: str,
-        watched: tuple[Path, ...],
+        sources: tuple[Path, ...],
         report: Callable[[str], object],
-        ready: Callable[[str], object],
+        report_ready: Callable[[str], object],
     ) -> None:
         """Read the configuration. Raises ConfigError.
 
         Args:
-            read: reads the sources and returns the tier. The function is called again whenever a
-                file in `watched` has changed.
+            read_tier: reads the sources and returns the tier. The function is called again whenever
+                one of the sources has changed.
             name: name or address of this node in the tier.
-            watched: files of the sources.
+            sources: the files that are watched for changes.
             report: called with each message for the operator.
-            ready: called with a line about the tier once nginx listens, and after each reload.
+            report_ready: called with a line about the tier once nginx listens, and after each
+                reload.
         """
-        self._read = read
+        self._read_tier = read_tier
         self._name = name
-        self._watched = watched
+        self._sources = sources
         self._report = report
-        self._ready = ready
+        self._report_ready = report_ready
         # The stamps are taken before the sources are read, so that a change in between is noticed.
         self._seen_stamps = self._stamps()
-        self._tier = read()
+        self._tier = read_tier()
         self._node = self._tier.node(name)
         self._cache_dir = self._tier.cache_folder(self._node)
         self._run_dir = self._tier.run_folder(self._node)
         self._config = self._run_dir / "nginx.conf"
-        self._rendered = ""  # the configuration that nginx uses
+        self._rendered = ""  # the text of the configuration that nginx uses
         self._figures = TierFigures()
-        self._next_measure_s = 0.0  # time by the monotonic clock of the next `measure`
+        self._next_measure_s = 0.0  # time of the next `TierFigures.measure`, by the monotonic clock
         self._started_s = time.time()
         # The reason why nginx does not use the current sources; None if it uses them.
-        self._stale: str | None = None
-        self._tried_s = 0.0  # time of the last `_reload`
+        self._stale_reason: str | None = None
+        self._last_reload_s = 0.0  # time of the last `_reload`, by the monotonic clock
 
     def run(self, stopping: Event) -> int:
         """Run nginx until `stopping` is set, or nginx ends.
@@ -95,7 +96,7 @@ class NodeTier:
         return 0 if stopping.is_set() else status
 
     def _prepare(self, nginx: str) -> None:
-        """Make the folders and the configuration. Raises ConfigError."""
+        """Make the folders, and write the configuration. Raises ConfigError."""
         try:
             user = self._tier.user or nginx_process.default_user(nginx)
             tier_folder.make_folder(self._cache_dir, 0o700, user)
@@ -118,28 +119,27 @@ class NodeTier:
         log: AccessLog,
         stopping: Event,
     ) -> None:
-        """Publish figures and use changed sources until `stopping` is set, or nginx ends."""
-        reported: str | None = None
+        """Publish figures and use changed sources until `stopping` is set, or nginx ends.
+
+        Args:
+            nginx: path of the program.
+            process: the running nginx.
+        """
+        reported_failure: str | None = None
         while process.poll() is None:
             failure = self._update_figures(process, log)
-            if failure is not None and failure != reported:
+            if failure is not None and failure != reported_failure:
                 self._report(f"the tier's figures are not up to date: {failure}")
-            reported = failure
+            reported_failure = failure
             if stopping.wait(_PERIOD_S):
                 return
-
-            since_try_s = time.monotonic() - self._tried_s
-            is_retry_due = self._stale is not None and since_try_s >= _RETRY_S
-            stamps = self._stamps()
-            if stamps != self._seen_stamps or is_retry_due:
-                self._seen_stamps = stamps
-                self._tried_s = time.monotonic()
-                self._reload(nginx, process)
+            self._reload_if_due(nginx, process)
 
     def _update_figures(self, process: nginx_process.Process, log: AccessLog) -> str | None:
-        """Count what nginx has served since the last call, and publish the figures.
+        """Count the requests that nginx has served since the last call, and publish the figures.
 
-        Returns the reason if that fails, such as a full disk: nginx can still serve its node then.
+        Return None, or the reason if that fails, such as a full disk. The failure is not raised, as
+        nginx can still serve its node.
         """
         try:
             if time.monotonic() >= self._next_measure_s:
@@ -153,35 +153,48 @@ class NodeTier:
             return str(exn)
         return None
 
-    def _reload(self, nginx: str, process: nginx_process.Process) -> None:
-        """Let nginx use the current sources.
+    def _reload_if_due(self, nginx: str, process: nginx_process.Process) -> None:
+        """Reload if the sources have changed, or, at intervals, if they could not be used."""
+        since_reload_s = time.monotonic() - self._last_reload_s
+        is_retry_due = self._stale_reason is not None and since_reload_s >= _RETRY_S
+        stamps = self._stamps()
+        if stamps != self._seen_stamps or is_retry_due:
+            self._seen_stamps = stamps
+            self._last_reload_s = time.monotonic()
+            self._reload(nginx, process)
 
-        If they cannot be used, the previous configuration stays in use, and `_stale` has the
-        reason.
+    def _reload(self, nginx: str, process: nginx_process.Process) -> None:
+        """Have nginx use the current sources.
+
+        If they cannot be used, the previous configuration stays in use, and `_stale_reason` says
+        why.
         """
         try:
-            tier = self._read()
+            tier = self._read_tier()
             rendered = render(tier, tier.node(self._name))
             self._config.write_text(rendered)
             nginx_process.check_config(nginx, self._config)
             nginx_process.reload(process, str(tier.front(self._node)), tier.digest)
         except (ShardcacheError, OSError) as exn:
-            with suppress(OSError):  # nginx has read it already, and reads it again when it starts
+            # The file gets the configuration back that nginx uses. A failure does no harm, as nginx
+            # has read that configuration, and `_prepare` writes the file before the next start.
+            with suppress(OSError):
                 self._config.write_text(self._rendered)
             reason = exn.message if isinstance(exn, ShardcacheError) else str(exn)
-            if reason != self._stale:  # reported once, not with each retry
+            if reason != self._stale_reason:  # else it was reported before an earlier retry
                 self._report(f"the previous configuration stays in use: {exn}")
-            self._stale = reason
+            self._stale_reason = reason
             return
         self._tier = tier
         self._rendered = rendered
-        self._stale = None
+        self._stale_reason = None
         self._announce_ready()
 
     def _announce_ready(self) -> None:
-        """Call `ready` with the number of nodes and the digest of the tier."""
+        """Report the number of nodes and the digest of the tier."""
         count = len(self._tier.nodes)
-        self._ready(f"{count} node{'' if count == 1 else 's'}, digest {self._tier.digest}")
+        nodes = "1 node" if count == 1 else f"{count} nodes"
+        self._report_ready(f"{nodes}, digest {self._tier.digest}")
 
     def _publish(self) -> None:
         """Write the figures to the file that nginx serves."""
@@ -189,7 +202,7 @@ class NodeTier:
             "node": self._node.name,
             "started_s": self._started_s,
             "free_bytes": shutil.disk_usage(self._cache_dir).free,
-            "stale": self._stale,
+            "stale": self._stale_reason,
             "certificate_expires_s": _expiry_s(self._tier.tls_of(self._node)),
             **asdict(self._figures),
         }
@@ -199,9 +212,9 @@ class NodeTier:
         new_file.replace(self._run_dir / _STATUS_FILE)
 
     def _stamps(self) -> list[tuple[int, int]]:
-        """Return modification time and inode of each watched file, which differ after a change."""
+        """Return modification time and inode of each source, which differ after a change."""
         stamps: list[tuple[int, int]] = []
-        for path in self._watched:
+        for path in self._sources:
             with suppress(OSError):  # the file is missing, such as while it is being replaced
                 status = path.stat()
                 stamps.append((status.st_mtime_ns, status.st_ino))
@@ -209,10 +222,10 @@ class NodeTier:
 
 
 def _expiry_s(tls: Tls | None) -> float | None:
-    """Return the time at which a node's certificates expire, since the epoch.
+    """Return when a node's certificates expire, in seconds since the epoch.
 
-    Returns None if there are no certificates, or the time is unknown: while a file is being
-    replaced, or if the extra `cluster` is not installed.
+    Return None if there are no certificates, or the time is unknown: a file is being replaced, or
+    the extra `cluster` is not installed.
     """
     if tls is None:
         return None

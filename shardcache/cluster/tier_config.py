@@ -1,8 +1,11 @@
 """Configuration that the nodes of a cluster share: `Tier`, its stores and its certificates.
 
-The options of `shardcache cluster` make a `Tier` (`cli.cluster_options`); `nginx_conf` turns it
-into the nginx.conf of each node. An owner is the node that fetches and caches a part. A permission
-is the object store's answer that a signed url may be read, which nginx caches.
+The tier is a cache that the nodes share: an nginx on each node, in front of the object stores. The
+options of `shardcache cluster` make a `Tier` (`cli.cluster_options`); `nginx_conf` turns it into
+the nginx.conf of each node.
+
+The owner of a part, which is a range of an object, is the node that fetches and caches it. A
+permission is the object store's answer that a signed url may be read; nginx caches it for a time.
 """
 
 import hashlib
@@ -68,13 +71,14 @@ class Upstream:
         try:
             port = parts.port
         except ValueError:
-            port = 0  # refused below, as the port 0 itself is
+            port = 0  # refused below
         host = (parts.hostname or "").rstrip(".")
-        # The pattern matches names and IPv4 addresses; a colon occurs only in an IPv6 address.
+        # The pattern matches names and IPv4 addresses; a host with a colon is an IPv6 address.
         is_host = _HOST.fullmatch(host) is not None or ":" in host
+        is_endpoint = parts.scheme in _PORTS and is_host and port != 0
         has_user = parts.username is not None
-        has_more = has_user or parts.path.strip("/") or parts.query or parts.fragment
-        if parts.scheme not in _PORTS or not is_host or port == 0 or has_more:
+        surplus = (has_user, parts.path.strip("/"), parts.query, parts.fragment)
+        if not is_endpoint or any(surplus):
             raise ConfigError(
                 "a store's url may have a scheme, a host and a port, and nothing else",
                 url=url,
@@ -151,7 +155,8 @@ class Tier:
         trust_s: time for which the store's permission for a signed url is cached.
         same_rights: True if all nodes may read the same objects, so that a permission that one node
             got counts for all.
-        outage_s: time for which a permission is good while the store fails; 0 for no such time.
+        outage_s: time for which a permission is good while the store fails; 0 if it is good only as
+            long as otherwise.
         stall_timeout_s: the daemon's option of that name.
         tls: files of mutual TLS; None for plain HTTP between the nodes.
         store_ca: file with the authorities to trust for https stores.
@@ -195,9 +200,9 @@ class Tier:
         """Weight of each node on the consistent-hash ring that decides the owner of each part.
 
         nginx puts 160 points on the ring for each unit of weight. With more points, the nodes'
-        loads are more equal, but nginx takes longer to start: a second for two and a half million
-        points. The weight falls as nodes join. Each node then keeps some of its points, so that
-        most parts keep their owner.
+        loads are more equal, but nginx takes longer to start: a second for 2.5 million points. So
+        the weight falls as nodes join. Each node then keeps some of its points, so that most parts
+        keep their owner.
         """
         return max(1, min(_MAX_NODE_WEIGHT, _MAX_TOTAL_WEIGHT // len(self.nodes)))
 
@@ -205,7 +210,8 @@ class Tier:
     def digest(self) -> str:
         """Hash of everything that decides the owner of each part; all nodes have to agree on it."""
         peers = sorted(node.at(self.owner_port) for node in self.nodes)
-        # "parts" says what has an owner: whole shards had owners once, and the digest differed.
+        # With "parts", the digest differs from that of older versions, in which an owner had whole
+        # shards.
         text = "\n".join((f"parts, {self.weight}", *peers))
         return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARS]
 
@@ -214,19 +220,19 @@ class Tier:
         for node in self.nodes:
             if name in (node.name, node.address):
                 return node
-        known = ", ".join(node.name for node in self.nodes[:_SHOWN_NODES])
+        examples = ", ".join(node.name for node in self.nodes[:_SHOWN_NODES])
         raise ConfigError(
             f"{name} is not among the nodes",
-            remedy=f"name one of the {len(self.nodes)}: {known}",
+            remedy=f"name one of the {len(self.nodes)}: {examples}",
         )
 
     def cache_folder(self, node: Node) -> Path:
         """Return the cache folder on a node."""
-        return _filled(self.cache_dir, node)
+        return _path_on(self.cache_dir, node)
 
     def run_folder(self, node: Node) -> Path:
         """Return the folder in memory (`run_dir`) on a node."""
-        return _filled(self.run_dir, node)
+        return _path_on(self.run_dir, node)
 
     def front(self, node: Node) -> Path:
         """Return the Unix socket at which nginx serves the daemon of a node."""
@@ -238,9 +244,9 @@ class Tier:
         if tls is None:
             return None
         return Tls(
-            ca=_filled(str(tls.ca), node),
-            certificate=_filled(str(tls.certificate), node),
-            key=_filled(str(tls.key), node),
+            ca=_path_on(str(tls.ca), node),
+            certificate=_path_on(str(tls.certificate), node),
+            key=_path_on(str(tls.key), node),
             is_shared=tls.is_shared,
         )
 
@@ -249,8 +255,8 @@ def expiry_warning(expires_s: float | None) -> str | None:
     """Return a warning if a certificate has expired or expires soon; None otherwise.
 
     Args:
-        expires_s: time at which the certificate expires, since the epoch; None if that is unknown,
-            or there is no certificate.
+        expires_s: when the certificate expires, in seconds since the epoch; None if that is
+            unknown, or there is no certificate.
     """
     remaining_s = math.inf if expires_s is None else expires_s - time.time()
     if remaining_s > _WARN_BEFORE_S:
@@ -260,6 +266,6 @@ def expiry_warning(expires_s: float | None) -> str | None:
     return f"certificate expires in {duration(remaining_s)}"
 
 
-def _filled(path: str, node: Node) -> Path:
-    """Return an absolute path with the node's name in place of `{node}`."""
+def _path_on(path: str, node: Node) -> Path:
+    """Return the absolute path on a node, whose name takes the place of `{node}`."""
     return Path(path.replace("{node}", node.name)).absolute()

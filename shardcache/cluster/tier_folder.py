@@ -1,6 +1,7 @@
 """The cache folder of a node's tier: its parts survive a restart, but not a crash of the machine.
 
-`node_tier` calls `prepare` before nginx starts, and `finish` after nginx has ended.
+A part is a range of an object, which nginx caches in a file. `node_tier` calls `prepare` before
+nginx starts, and `finish` after nginx has ended.
 """
 
 import os
@@ -12,8 +13,10 @@ from shardcache.errors import ConfigError
 from shardcache.store.disk.file_operations import fsync_path
 
 PARTS = "parts"
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_BOOT = "boot"  # file with the kernel's id of the boot in which the folder was last used
+"""Name of the folder of the parts, in the cache folder."""
+
+_CURRENT_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_LAST_BOOT_ID = "boot"  # file with the kernel's id of the boot in which the folder was last used
 _CLEAN = "clean"  # file that exists only while the tier is cleanly stopped
 
 
@@ -59,19 +62,19 @@ def prepare(folder: Path, boot_id: str | None = None) -> bool:
         boot_id: the kernel's id of the current boot; None to ask the kernel.
     """
     if boot_id is None:
-        boot_id = _BOOT_ID.read_text().strip()
-    boot_file = folder / _BOOT
+        boot_id = _CURRENT_BOOT_ID.read_text().strip()
+    boot_file = folder / _LAST_BOOT_ID
     clean_mark = folder / _CLEAN
     parts = folder / PARTS
     last_boot_id = boot_file.read_text() if boot_file.exists() else None
     may_be_torn = last_boot_id != boot_id and not clean_mark.exists()
-    is_removed = parts.exists() and may_be_torn
-    if is_removed:
+    must_clear = parts.exists() and may_be_torn
+    if must_clear:
         shutil.rmtree(parts)
     boot_file.write_text(boot_id)
     clean_mark.unlink(missing_ok=True)
-    fsync_path(folder)
-    return is_removed
+    fsync_path(folder)  # else the mark might be there again after a power loss
+    return must_clear
 
 
 def finish(folder: Path) -> None:

@@ -20,19 +20,19 @@ from shardcache.shared.front import PEERS, STATUS
 # Many nodes are asked at the same time, since each node that is down takes the whole time limit,
 # and often many are down at once.
 _MAX_CONNECTIONS = 512
-# Keys of the figures that a node publishes.
-_FIGURES = {"free_bytes", *(field.name for field in fields(TierFigures))}
+# Keys that the figures of a node must have.
+_REQUIRED_FIGURES = {"free_bytes", *(field.name for field in fields(TierFigures))}
 _LIMIT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """Answer of one node.
+    """State of one node, from its answers.
 
     Attributes:
         node: the node that was asked.
         peers: the node's view of the cluster: `node`, its name; `peers`, the number of nodes; and
-            `digest`, as `Tier.digest`. None if the node is down.
+            `digest`, a hash of the list of nodes (`Tier.digest`). None if the node is down.
         figures: the figures that `shardcache cluster run` publishes; None if nginx was started in
             another way, or is down.
         error: reason why the node counts as down; None if it is up.
@@ -100,7 +100,7 @@ async def ask(
 
     Raises ConfigError if the certificates cannot be used.
     """
-    context = None if tls is None else _context(tls)
+    context = _context(tls) if tls is not None else None
     limits = aiohttp.ClientTimeout(total=None, sock_connect=limit_s, sock_read=limit_s)
     connector = aiohttp.TCPConnector(limit=_MAX_CONNECTIONS)
     async with aiohttp.ClientSession(timeout=limits, connector=connector) as http:
@@ -131,27 +131,38 @@ async def _ask(
     base = f"{scheme}://{address}"
     try:
         async with http.get(base + PEERS, allow_redirects=False, **tls_options) as answer:
-            if answer.status == HTTPStatus.FORBIDDEN:
-                return NodeReport(node, error="it refuses the name of this node's certificate")
-            if answer.status != HTTPStatus.OK:
-                return NodeReport(node, error=f"status {answer.status}: not this tier")
-            peers = await answer.json()
-        match peers:
-            case {"digest": str(), "peers": int()}:
-                pass
-            case _:
-                return NodeReport(node, error="not this tier")
-        figures = None
+            peers = await _peers_in(answer)
         async with http.get(base + STATUS, allow_redirects=False, **tls_options) as answer:
-            if answer.status == HTTPStatus.OK:
-                page = await answer.json(content_type=None)
-                if isinstance(page, dict) and page.keys() >= _FIGURES:
-                    figures = page
+            figures = await _figures_in(answer)
     except TimeoutError:
         return NodeReport(node, error="no answer")
     except (aiohttp.ClientError, OSError, ValueError) as exn:
         return NodeReport(node, error=str(exn) or type(exn).__name__)
     return NodeReport(node, peers, figures)
+
+
+async def _peers_in(answer: aiohttp.ClientResponse) -> dict[str, Any]:
+    """Return the page `PEERS`. Raises ValueError if the answer is another one."""
+    if answer.status == HTTPStatus.FORBIDDEN:
+        raise ValueError("it refuses the name of this node's certificate")
+    if answer.status != HTTPStatus.OK:
+        raise ValueError(f"status {answer.status}: not this tier")
+    peers = await answer.json()
+    match peers:
+        case {"digest": str(), "peers": int()}:
+            return peers  # type: ignore[no-any-return]
+    raise ValueError("not this tier")
+
+
+async def _figures_in(answer: aiohttp.ClientResponse) -> dict[str, Any] | None:
+    """Return the page `STATUS`; None if the answer is another one."""
+    if answer.status != HTTPStatus.OK:
+        return None
+    # nginx serves the page from a file, with the content type of any file.
+    page = await answer.json(content_type=None)
+    if isinstance(page, dict) and page.keys() >= _REQUIRED_FIGURES:
+        return page
+    return None
 
 
 def _context(tls: Tls) -> ssl.SSLContext:

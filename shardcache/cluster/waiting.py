@@ -1,7 +1,7 @@
 """Delayed start of a node's tier, for `shardcache cluster run --wait`.
 
-The command then waits until its configuration is usable: for instance, until the list of nodes has
-this node. The note is a file with the reason for the wait, which the health probe reads.
+With --wait, the command waits until its configuration is usable: for instance, until the list of
+nodes has this node. The note is a file with the reason for the wait, which the health probe reads.
 """
 
 from collections.abc import Callable
@@ -23,10 +23,10 @@ def run_when_usable(
     """Call `run` until it raises no ConfigError; return its result, or 0 if `stopping` is set.
 
     Between the calls, the note in `run_dir` has the reason, so that the health probe does not
-    report a failure.
+    report a failure. Raises ConfigError if the note cannot be written.
 
     Args:
-        run: starts the tier, and returns its exit status.
+        run: starts the tier, returns its exit status when it has ended, or raises ConfigError.
         run_dir: folder for the note.
         report: called with each new reason, for the operator.
         stopping: ends the wait when it is set.
@@ -40,7 +40,7 @@ def run_when_usable(
             if str(exn) != reason:
                 reason = str(exn)
                 report(f"waiting: {reason}")
-            _write(note, exn.message)
+            _write_note(note, exn.message)
         stopping.wait(_RETRY_S)
     return 0
 
@@ -50,8 +50,8 @@ def end_waiting(run_dir: Path) -> None:
     (run_dir / WAITING).unlink(missing_ok=True)
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a text to a file, whose folder may be missing. Raises ConfigError."""
+def _write_note(path: Path, text: str) -> None:
+    """Write the note, whose folder may be missing. Raises ConfigError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from shardcache.cluster.authority import issue
-from shardcache.cluster.nginx_probe import answer_of, main
+from shardcache.cluster.nginx_probe import describe_nginx, main
 from shardcache.cluster.node_list import parse
 from shardcache.cluster.node_tier import NodeTier
 from shardcache.cluster.tier_config import Tier, Tls, Upstream
@@ -180,7 +180,7 @@ def test_tier_serves_while_its_figures_cannot_be_written(node: NodeRun) -> None:
 
     node.until(is_in_the_way)
     node.until(lambda: "figures are not up to date" in node.said())
-    assert answer_of(str(node.front)).startswith("one: 1 nodes")
+    assert describe_nginx(str(node.front)).startswith("one: 1 nodes")
     in_the_way.rmdir()
     figures.unlink()
     node.until(figures.exists)
@@ -343,7 +343,7 @@ def test_probe_distinguishes_an_answering_nginx_from_a_hanging_one(capsys: pytes
         for worker in workers:
             os.kill(worker, signal.SIGSTOP)
         with pytest.raises(TimeoutError):
-            answer_of(nodes.front(node), 0.05)
+            describe_nginx(nodes.front(node), 0.05)
         for worker in workers:
             os.kill(worker, signal.SIGCONT)
         nodes.kill(node)
