@@ -1,8 +1,8 @@
 """The front of a cluster's tier: the Unix socket at which nginx serves the daemon of its node.
 
-The tier is an optional cache that the nodes of a cluster share. A page is a JSON document that
-nginx serves about the tier. A probe imports this module and runs every few seconds on each node, so
-the module uses the standard library alone.
+The tier is an optional cache that the nodes of a cluster share: an nginx on each node. A page is a
+JSON document that nginx serves about the tier. A health probe imports this module and runs every
+few seconds on each node, so the module uses the standard library alone.
 """
 
 import json
@@ -17,15 +17,19 @@ FRONT = "/run/shardcache-tier/front.sock"
 """Default path of the socket."""
 
 WAITING = "waiting"
-"""Name of a file in the front's folder: the reason why `cluster run` has not started nginx yet."""
+"""Name of a file in the front's folder: the reason why `cluster run` waits to start nginx."""
 
 PEERS = "/.shardcache/peers"
+"""Path of the page about the cluster's nodes: their number, and a hash of their list."""
+
 STATUS = "/.shardcache/status"
+"""Path of the page with the figures of this node's nginx, such as counts of requests."""
+
 _READ_BYTES = 64 * 1024
 
 
 class StrangerError(OSError):
-    """A front's listener is neither root nor the expected user."""
+    """The process that listens at a front is neither root's nor the expected user's."""
 
 
 def connected_front(path: str, timeout_s: float, uid: int | None = None) -> socket.socket:
@@ -36,7 +40,7 @@ def connected_front(path: str, timeout_s: float, uid: int | None = None) -> sock
         timeout_s: limit on each operation of the connection.
         uid: id of the user who has to listen there, unless root does; None for this process's user.
 
-    Raises OSError, such as StrangerError.
+    Raises OSError, which is StrangerError if another user listens there.
     """
     sock = connected(Path(path), timeout_s)
     try:
@@ -50,8 +54,8 @@ def connected_front(path: str, timeout_s: float, uid: int | None = None) -> sock
 def check_listener(sock: socket.socket, uid: int | None = None) -> None:
     """Raise StrangerError unless a user or root listens at the other end of a Unix socket.
 
-    The listener has to be trusted: it gets signed urls, and its answers are taken for the bytes of
-    shards.
+    The listener has to be trusted: it is sent signed urls, and the bytes that it answers count as
+    those of shards.
 
     Args:
         uid: id of the user; None for this process's user.
@@ -68,14 +72,15 @@ def page(path: str, target: str, timeout_s: float, uid: int | None = None) -> di
     """Return a page of the front at `path`; None if the front has no page of this name.
 
     Args:
-        target: path of the page, such as `STATUS`. The other arguments are as for
+        target: path of the page, such as `STATUS`. The other arguments are those of
             `connected_front`.
 
     Raises OSError, and ValueError if something other than a tier answers.
     """
     with connected_front(path, timeout_s, uid) as sock:
         sock.sendall(page_request(target))
-        return page_of(b"".join(iter(lambda: sock.recv(_READ_BYTES), b"")))
+        chunks = iter(lambda: sock.recv(_READ_BYTES), b"")  # up to the end of the stream
+        return page_of(b"".join(chunks))
 
 
 def page_request(target: str) -> bytes:
@@ -84,7 +89,10 @@ def page_request(target: str) -> bytes:
 
 
 def page_of(answer: bytes) -> dict[str, Any] | None:
-    """Return the page in an answer to `page_request`, as `page` does."""
+    """Return the page in the answer to a `page_request`; None for the status 404.
+
+    Raises ValueError if the answer is not a tier's.
+    """
     head, _, body = answer.partition(b"\r\n\r\n")
     version, _, after_version = head.partition(b" ")
     status = after_version[: len("200")]

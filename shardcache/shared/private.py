@@ -1,14 +1,14 @@
 """This user's private daemons: whether this node needs one, its place, and its credentials.
 
-Where nobody set up a daemon for the node, a reader starts a private daemon for its user. A private
+If nobody has set up a daemon for the node, a reader starts a private daemon for its user. A private
 daemon uses the credentials and the Python of the environment that started it. A place is the set of
-files of one private daemon, in a folder that only this user may enter. The names of the files are a
-hash of credentials and Python, the environment's digest. So a process with other credentials or
-another Python finds no socket under its digest, and gets another daemon. A process that does not
-see the daemon's cache gets another daemon as well.
+files of one private daemon, in a folder that only this user may enter. The names of the files begin
+with the environment's digest, a hash of credentials and Python. So a process with other credentials
+or another Python finds no socket under its own digest, and gets another daemon. A process that does
+not see the daemon's cache gets another daemon as well.
 
-Secrets of AWS, Azure, Google and the Hub are left out of the hash: the daemon gets them from its
-sessions (see `shared.credentials`). The client and the command line import this module, so it uses
+Secrets of AWS, Azure, Google and the Hub are left out of the hash: readers hand them over to the
+daemon (see `shared.credentials`). The client and the command line import this module, so it uses
 the standard library alone.
 """
 
@@ -29,7 +29,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from shardcache.errors import DaemonError
-from shardcache.shared.credentials.handed_credentials import handed_kinds
+from shardcache.shared.credentials.handed_credentials import handed_labels
 from shardcache.shared.credentials.store_variables import reaches_stores
 from shardcache.shared.socket_paths import (
     CONFIG_ENV,
@@ -41,12 +41,12 @@ from shardcache.shared.socket_paths import (
 )
 from shardcache.shared.unix_socket import MAX_SOCKET_BYTES, connected, peer_ids
 
-_KEY_BYTES = 32  # length of the key with which names are hashed
-# Maximum number of places for one environment, which needs several if it is in several containers
-# that do not see each other's caches.
+_KEY_BYTES = 32  # length of the secret key of the hash
+# Maximum number of places of one environment. It needs several if containers with this environment
+# do not see each other's caches.
 _MAX_PLACES = 16
-_NAME_CHARS = 16  # length of an environment's digest, with which the names of its files begin
-_SOCKET_NAME_BYTES = len("/.NN.sock") + _NAME_CHARS
+_DIGEST_CHARS = 16  # length of an environment's digest
+_SOCKET_NAME_BYTES = len("/.NN.sock") + _DIGEST_CHARS
 _LOCK_POLL_S = 0.02
 _CONNECT_S = 2.0
 _GROUP_AND_OTHERS = 0o077  # all rights of users other than the owner
@@ -61,42 +61,43 @@ def node_has_daemon() -> bool:
         return True
     if may_exist(DEFAULT_CONFIG) or may_exist(SYSTEM_SOCKET.parent):
         return True
-    # The error is for a folder in which another user's daemon might listen. Such a daemon is not
-    # counted.
+    # The error says that the socket's folder is another user's, whose daemon does not count.
     with suppress(DaemonError):
         return is_listening(socket_path())
     return False
 
 
 def tool_socket(explicit: str | os.PathLike[str] | None = None, *, fetches: bool = False) -> Path:
-    """Return the socket for a command.
+    """Return the socket of the daemon to which a command of the command line connects.
 
-    If nobody set up a daemon for the node, it is a private daemon's socket.
-
-    A command of the admin API does not start a daemon: it uses the daemon with the credentials of
-    the command's environment. A command that fetches nothing needs no credentials, so if the user
-    has only one daemon, the command uses that daemon.
+    If nobody has set up a daemon for the node, it is the socket of a running private daemon: the
+    one with the credentials of the command's environment. A command that fetches nothing needs no
+    credentials, so if the user has only one private daemon, the command uses that one.
 
     Args:
         explicit: the socket that the user named; None if the user named none.
         fetches: True if the command makes the daemon use its credentials.
     """
-    if explicit is not None or node_has_daemon() or not _folder().exists():
+    if explicit is not None or node_has_daemon() or not _sockets_folder().exists():
         return socket_path(explicit)
     place = PrivatePlace.find()
-    running = place.running()
-    if not running:
+    sockets = place.running_sockets()
+    if not sockets:
         return socket_path(explicit)
-    if len(running) == 1 and not fetches:
-        return running[0]
+    if len(sockets) == 1 and not fetches:
+        return sockets[0]
     return place.socket
 
 
 class PrivatePlace:
-    """The files of the private daemon that has one environment's credentials and Python.
+    """The files of a private daemon with one environment's credentials and Python.
 
-    The name of the files is the hash of these. Daemons that do not see each other's caches, such as
-    those in different containers, have numbers after that name.
+    Their names begin with the environment's digest. If daemons of one environment do not see each
+    other's caches, as in different containers, a number follows the digest.
+
+    Args:
+        folder: the folder of the files.
+        name: the name of the files, without their suffixes.
 
     Attributes:
         folder: the folder of all private daemons of this user; nobody else may enter it.
@@ -112,7 +113,8 @@ class PrivatePlace:
         self.log = folder / f"{name}.log"
         self.lock = folder / f"{name}.lock"
         self.start_lock = folder / "turn.lock"
-        self._record = folder / f"{name}.cache"  # a file that names the daemon's cache folder
+        # A file with the path, device and inode of the daemon's cache folder, as JSON.
+        self._cache_record = folder / f"{name}.cache"
 
     @classmethod
     def in_cache(cls, folder: Path, base: Path) -> "PrivatePlace":
@@ -131,20 +133,19 @@ class PrivatePlace:
     def find(cls) -> "PrivatePlace":
         """Return the place for this process's environment; its folder is created if it is missing.
 
-        If a daemon listens there, this process sees the daemon's cache. Raises DaemonError if the
-        folder could be another user's, or cannot be created.
+        It is the place of a running daemon whose cache this process sees, or else a free place.
+        Raises DaemonError if the folder could be another user's, or cannot be created, or if there
+        are too many daemons.
         """
-        folder = secured(_folder())
-        name = environment_digest(folder, _python())
-        numbered = [f"{name}.{number}" for number in range(1, _MAX_PLACES)]
-        places = [cls(folder, each) for each in (name, *numbered)]
+        folder = secured(_sockets_folder())
+        digest = environment_digest(folder, _python())
+        numbered = [f"{digest}.{number}" for number in range(1, _MAX_PLACES)]
+        places = [cls(folder, name) for name in (digest, *numbered)]
+        # All places are tried: a place in use may follow a free one, whose daemon has ended since.
         listening = [place for place in places if is_listening(place.socket)]
         for place in listening:
             if place.shows_cache():
                 return place
-
-        # A place without a daemon is free. It may have a lower number than places that are in use:
-        # its daemon may have ended since theirs were started.
         for place in places:
             if place not in listening:
                 return place
@@ -158,8 +159,8 @@ class PrivatePlace:
         """True if the path of the socket is short enough."""
         return len(os.fsencode(self.socket)) <= MAX_SOCKET_BYTES
 
-    def lead_to(self, other: "PrivatePlace") -> None:
-        """Link this place's socket to another place's, so that its daemon is found here, too.
+    def link_to(self, other: "PrivatePlace") -> None:
+        """Make this place's socket a link to another place's, so that its daemon is found here too.
 
         Raises DaemonError.
         """
@@ -167,18 +168,18 @@ class PrivatePlace:
             self.socket.unlink(missing_ok=True)
             self.socket.symlink_to(other.socket)
         except OSError as exn:
-            raise _unusable(self.folder, exn) from exn
+            raise _folder_error(self.folder, exn) from exn
 
     def record_cache(self, cache: Path) -> None:
         """Record the cache folder of the daemon that is about to start. Raises DaemonError."""
-        info = cache.stat()
-        record = json.dumps([str(cache), info.st_dev, info.st_ino])
+        status = cache.stat()
+        record = json.dumps([str(cache), status.st_dev, status.st_ino])
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            with os.fdopen(os.open(self._record, flags, 0o600), "w") as file:
+            with os.fdopen(os.open(self._cache_record, flags, 0o600), "w") as file:
                 file.write(record)
         except OSError as exn:
-            raise _unusable(self.folder, exn) from exn
+            raise _folder_error(self.folder, exn) from exn
 
     def shows_cache(self) -> bool:
         """Return True if this process sees the cache folder of the daemon last started here.
@@ -186,19 +187,19 @@ class PrivatePlace:
         In another mount namespace, its path may be missing or lead to another folder.
         """
         try:
-            path, device, inode = json.loads(self._record.read_text())
+            path, device, inode = json.loads(self._cache_record.read_text())
         except FileNotFoundError:  # daemons of earlier releases have no record
             return True
         except ValueError:  # the record is being written
             return False
         try:
-            info = os.stat(path)  # noqa: PTH116
+            status = os.stat(path)  # noqa: PTH116
         except OSError:
             return False
-        return (info.st_dev, info.st_ino) == (device, inode)
+        return (status.st_dev, status.st_ino) == (device, inode)
 
-    def running(self) -> list[Path]:
-        """Return the sockets of all of this user's private daemons that listen."""
+    def running_sockets(self) -> list[Path]:
+        """Return the sockets at which private daemons listen in this place's folder."""
         return [path for path in sorted(self.folder.glob("*.sock")) if is_listening(path)]
 
 
@@ -214,32 +215,34 @@ def is_listening(path: Path) -> bool:
     except (FileNotFoundError, ConnectionRefusedError):
         return False
     except OSError:
-        # Another error does not show that nobody listens. The caller gets it as it connects.
+        # Any other error does not show that nobody listens. If it lasts, the caller gets it when it
+        # connects.
         return True
 
 
 def secured(folder: Path, denied: int = _GROUP_AND_OTHERS) -> Path:
-    """Return a folder that belongs to this user, created if it is missing.
+    """Create a folder unless it exists, check that it is safe to use, and return it.
+
+    Args:
+        folder: path of the folder.
+        denied: bits of a mode, for the rights that other users must not have on the folder.
 
     Raises DaemonError if the folder is a link, another user's, or open to others: in a parent
     folder such as /tmp, anyone could have created it.
-
-    Args:
-        denied: bits of a mode, for the rights that other users must not have on the folder.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info = folder.lstat()
+        status = folder.lstat()
     except OSError as exn:
-        raise _unusable(folder, exn) from exn
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+        raise _folder_error(folder, exn) from exn
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise DaemonError(
             f"{folder} is a link or belongs to another user, who could pose as your daemon",
             remedy="remove it, or choose another place: export XDG_RUNTIME_DIR=…, a folder of mode "
             "0700 of your own",
         )
-    if info.st_mode & denied:
-        mode = f"mode {stat.S_IMODE(info.st_mode):04o}"
+    if status.st_mode & denied:
+        mode = f"mode {stat.S_IMODE(status.st_mode):04o}"
         raise DaemonError(
             f"other users have access to {folder} ({mode}), where they could pose as your daemon",
             remedy=f"chmod 700 {shlex.quote(str(folder))}",
@@ -247,7 +250,7 @@ def secured(folder: Path, denied: int = _GROUP_AND_OTHERS) -> Path:
     return folder
 
 
-def _unusable(folder: Path, exn: OSError) -> DaemonError:
+def _folder_error(folder: Path, exn: OSError) -> DaemonError:
     """Return the error for a folder whose files cannot be read or written."""
     if is_file_limit(exn):
         return DaemonError(
@@ -264,10 +267,10 @@ def is_file_limit(exn: BaseException | None) -> bool:
 
 
 def environment_digest(folder: Path, python: str = "") -> str:
-    """Return the hash of the environment's credentials.
+    """Return the hash of the credentials in this process's environment.
 
-    The hash has a secret key: without the key, the name of a socket or a cache folder says nothing
-    about the credentials.
+    The hash has a secret key, without which the name of a socket or a cache folder does not help to
+    guess the credentials.
 
     Args:
         folder: a folder of this user's, in which the key is kept.
@@ -278,24 +281,26 @@ def environment_digest(folder: Path, python: str = "") -> str:
     try:
         key = _key(folder)
     except OSError as exn:
-        raise _unusable(folder, exn) from exn
+        raise _folder_error(folder, exn) from exn
     names = {name for name in os.environ if _is_credential(name)}
-    facts = []
-    # Sessions hand over the values of these variables to the daemon, so a daemon may serve several
-    # values. Only the kind of the credentials, such as AWS keys, is hashed.
-    for kind, variables in handed_kinds(os.environ).items():
+    hashed: list[str] = []
+    # Readers hand over the values of some variables to the daemon, so a daemon may serve several
+    # values. Of these credentials, only a label is hashed, such as "keys of AWS".
+    for label, variables in handed_labels(os.environ).items():
         names.difference_update(variables)
-        facts.append(kind)
-    facts += [f"{name}={os.environ[name]}" for name in sorted(names)]
+        hashed.append(label)
+    hashed += [f"{name}={os.environ[name]}" for name in sorted(names)]
     if python:
-        facts.append(python)
-    text = "\0".join(facts)
-    return hmac.new(key, text.encode(errors="surrogateescape"), "sha256").hexdigest()[:_NAME_CHARS]
+        hashed.append(python)
+    text = "\0".join(hashed)
+    return hmac.new(key, text.encode(errors="surrogateescape"), "sha256").hexdigest()[
+        :_DIGEST_CHARS
+    ]
 
 
 def _is_credential(variable: str) -> bool:
     """Return True if an environment variable may decide which credentials are used."""
-    # Clients also find credentials in files below the home folder.
+    # The stores' clients also find credentials in files below the home folder.
     return variable == "HOME" or reaches_stores(variable)
 
 
@@ -317,7 +322,7 @@ def is_environment_digest(name: str) -> bool:
 
     Files in a cache folder whose names have another form are never touched.
     """
-    return re.fullmatch(rf"[0-9a-f]{{{_NAME_CHARS}}}", name) is not None
+    return re.fullmatch(rf"[0-9a-f]{{{_DIGEST_CHARS}}}", name) is not None
 
 
 def _key(folder: Path) -> bytes:
@@ -331,7 +336,7 @@ def _key(folder: Path) -> bytes:
 
 
 def _is_complete(path: Path) -> bool:
-    """Return whether a file has a whole key. With a shorter one, the names would hide nothing."""
+    """Return whether a file has a whole key; with a shorter one, the digests would hide nothing."""
     try:
         return path.stat().st_size >= _KEY_BYTES
     except FileNotFoundError:
@@ -357,24 +362,24 @@ def _write_key(path: Path) -> None:
 def locked(path: Path, limit_s: float = 60.0, *, is_inherited: bool = False) -> Iterator[int]:
     """Hold the lock of a file, which is created, or of a folder; yield its descriptor.
 
-    A folder must be locked only for moments, because the folder of sockets and the folder of caches
-    may be the same.
-
-    The lock ends with the block, even if another thread has forked a process that has the
-    descriptor as well, such as a worker of a DataLoader. Raises DaemonError if another process
-    holds the lock for longer than `limit_s`, or the file cannot be created.
+    A folder must be locked only for moments, because it may be the folder of both sockets and
+    caches.
 
     Args:
         path: the file or folder to lock.
         limit_s: maximum time to wait for the lock.
-        is_inherited: True to keep the lock after the block, until the last process with the
-            descriptor closes it.
+        is_inherited: False to release the lock after the block, even if another thread has forked a
+            process that has the descriptor as well, such as a worker of a DataLoader. True to keep
+            it until the last process with the descriptor closes it.
+
+    Raises DaemonError if another process holds the lock for longer than `limit_s`, or the file
+    cannot be created.
     """
     flags = os.O_DIRECTORY if path.is_dir() else os.O_CREAT | os.O_NOFOLLOW
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags, 0o600)
     except OSError as exn:
-        raise _unusable(path.parent, exn) from exn
+        raise _folder_error(path.parent, exn) from exn
     try:
         deadline_s = time.monotonic() + limit_s
         while not try_lock(fd):
@@ -402,10 +407,11 @@ def try_lock(fd: int) -> bool:
     return False
 
 
-def _folder() -> Path:
-    """Return the folder of the sockets.
+def _sockets_folder() -> Path:
+    """Return the folder of this user's sockets.
 
-    All jobs of a user share the folder, so it is not in the temporary directory of one job.
+    All jobs of a user share the folder, so it is not in the temporary directory of one job, unless
+    this process may not write to /tmp.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and _is_own(Path(runtime)):
@@ -420,7 +426,7 @@ def _folder() -> Path:
 def _is_own(folder: Path) -> bool:
     """Return True for a folder of this user's that nobody else may enter."""
     try:
-        info = folder.lstat()
+        status = folder.lstat()
     except OSError:
         return False
-    return info.st_uid == os.geteuid() and not info.st_mode & _GROUP_AND_OTHERS
+    return status.st_uid == os.geteuid() and not status.st_mode & _GROUP_AND_OTHERS

@@ -1,14 +1,21 @@
 """The protocol between daemon and client: the messages of a session.
 
-A reader is one process that iterates over a dataset. Its plan is the order in which it reads
-shards. A lease is its right to read one shard of the plan, and a grant is the answer that gives it
-the lease. A shard is published once it is complete, checked, indexed and synced to disk. A manifest
-is the list of a dataset's shards.
+A reader is one process that iterates over a dataset. A manifest is the list of a dataset's shards.
+A reader's plan is the order in which it reads shards, and a position is a place in this order. A
+lease is a reader's right to read the shard at one position, and a grant is the answer that gives it
+the lease. A part is the unit in which a shard is fetched and verified. A shard is published once it
+is complete, checked, indexed and synced to disk.
+
+Connections
+-----------
 
 Control is JSON over a Unix socket. Each reader has a WebSocket at `SESSION_PATH`; its plan and
 leases end with this connection. Tools use plain HTTP. The messages of a session are `REQUESTS` and
 `ANSWERS`. An answer repeats the `id` of its request, and so does an `error` in its place. A request
 without an `id` gets no answer, except `hello`.
+
+Lists of shards, and plans
+--------------------------
 
 A dataset's shards are sent once. The answer `manifest` has them `packed` (see `shard_columns`) in a
 binary frame, after its JSON and a newline. A plan's `shards` are the fingerprints of such lists.
@@ -22,6 +29,12 @@ user, or would need too much memory for them. The client then sends the shards i
 limited size, and the plan again. A `shards` message without `packed` asks whether this client has
 to send the list: only one of a user's clients has to.
 
+`remembered` is the number of sample counts in the manifest that only this daemon knows; the other
+counts come from an index file.
+
+Leases
+------
+
 A reader may have thousands of leases: on the shards that it is reading, and on others that it
 requested ahead. A request for a lease does not protect a shard: until the reader needs the shard,
 it may be evicted in favour of a reader that has nothing to read. `need` says that the reader has
@@ -31,11 +44,24 @@ reader that finds no file, because the shard was evicted before it was needed, r
 with `read` false and requests the shard again. A release states how many of the shard's samples
 were `unmatched`: they could not be joined with the samples of other shards.
 
+A lease that is not granted yet is released by the id of its request, and the request then gets no
+answer. `need` and `release` of a lease that has ended are ignored: an error, which ends the lease,
+may still have been on its way to the client.
+
+Damaged and replaced shards
+---------------------------
+
 A reader that finds a published file damaged releases the lease with `damage`, which is the error's
 message, and requests the shard again. Before the daemon grants that shard to any reader, it checks
 the shard, and indexes or fetches it again if necessary. If a shard has been replaced in the object
-store, a reader that may read another version than the plan's requests the `latest`. With `named`,
-the grant of a cached shard also has a `named_path`, which ends with the object's own name.
+store, a reader that may read another version than the plan's requests the `latest`.
+
+The daemon also reads cached shards again to find damage. When a shard that a reader has in use
+turns out to be damaged, the next `leased` or `arriving` answer has a list `damaged` of errors. Each
+error names a shard, and samples read from that shard may be wrong.
+
+Shards that are not published yet
+---------------------------------
 
 With `partial`, a plain tar that is needed may be granted while it is `arriving`: the file has its
 final size, and its first `ready_bytes` are valid, because each part of them has been verified.
@@ -48,23 +74,19 @@ when they are published, so a reader opens them and keeps them open, and must no
 to another process. A reader that does not find them, or finds another inode, asks for `more`, which
 then waits until the shard is published.
 
-A lease that is not granted yet is released by the id of its request, and the request then gets no
-answer. `need` and `release` of a lease that has ended are ignored: an error, which ends the lease,
-may still have been on its way to the client.
-
-The daemon scrubs cached shards: it reads them again to find damage. When a shard that a reader has
-in use turns out to be damaged, the next `leased` or `arriving` answer has a list `damaged` of
-errors. Each error names a shard, and samples read from that shard may be wrong.
+Files, folders and ranges
+-------------------------
 
 A plan's `wanted` says what the reader reads: `samples`, which is the default, or `files`, which are
 the own bytes of any objects. With `either` or `shards`, an object with a shard's name is a shard,
-and any other object is a file; with `either`, a name that is often another file's, such as that of
-JSON Lines, is not a shard's. A file has no samples, and a file of any format may be granted while
-it is `arriving`.
+and any other object is a file. They differ for a name that other files often have, such as that of
+JSON Lines: with `either`, it is not a shard's. A file has no samples, and a file of any format may
+be granted while it is `arriving`. With `named`, the grant of a cached shard also has a
+`named_path`, which ends with the object's own name.
 
-`resolve` has the same field: it finds only shards, or all files, accordingly. With `objects`, its
-urls are not patterns but objects; with `entries`, its url is a folder, whose entries are listed.
-`max_age_ms` limits the age of listings and versions that the daemon may answer from.
+`resolve` has the field `wanted`, too: it finds only shards, or all files, accordingly. With
+`objects`, its urls are not patterns but objects; with `entries`, its url is a folder, whose entries
+are listed. `max_age_ms` limits the age of listings and versions that the daemon may answer from.
 
 With a plan of `ranges`, only the bytes from `start` to `beyond` of each `lease` are fetched. The
 grant is `arriving`: the requested bytes may be read from then on until `release`, whether or not
@@ -77,21 +99,19 @@ Readers of many small ranges would spend most of their time on messages. If `hel
 have `bundles`, a `bundle` in either direction stands for all of its `messages`, in their order, and
 a `lease` that is `needed` implies its `need`.
 
-`remembered` is the number of sample counts in the manifest that only this daemon knows; the other
-counts come from an index file.
-
-To a private daemon, `hello` hands over the `credentials` of the reader's environment: the values of
-variables, by their names.
-
-The workers of a data loader send its name and batch size in `hello`: the loader takes one batch
-from each worker in turn, so a worker that waits for cache space keeps the others from releasing
-theirs.
+Beginning and end of a session
+------------------------------
 
 Daemon and client may be different releases. `hello` names the newest and the oldest protocol
 version that the client speaks, `welcome` the newest that both speak. Unknown fields are ignored, so
 a release may add fields under the same version; so are unsolicited messages of the daemon. A
 request of unknown type gets an error, and the session continues. An error also names the codes of
 its parent classes: a client that does not know its code uses the nearest parent.
+
+To a private daemon, which a reader has started for its own user, `hello` hands over the
+`credentials` of the reader's environment: the values of variables, by their names. The workers of a
+data loader send its name and batch size in `hello`: the loader takes one batch from each worker in
+turn, so a worker that waits for cache space keeps the others from releasing theirs.
 
 A stopping daemon closes its sessions with WebSocket code 1001, and refuses new ones with HTTP
 status 503 and a StoppingError. Granted shards may still be read; the client sends its plan to the
@@ -120,30 +140,31 @@ from shardcache.errors import ProtocolError
 T = TypeVar("T")
 Json = dict[str, Any]
 Wanted: TypeAlias = Literal["samples", "shards", "either", "files", "ranges", "objects", "entries"]
-Fields = Mapping[str, Any]  # the types of a message's fields, by field name
+Fields = Mapping[str, Any]  # types by the names of a message's fields
 
 SESSION_PATH = "/v1/session"
 
-# The daemon sends a manifest in one message, which is 20 to 100 MB for a million shards. Clients
-# send lists of shards and plans in pieces, so their messages have a lower limit.
+# Limits on the daemon's and the client's messages. The daemon sends a manifest in one message,
+# which has 20 to 100 MB for a million shards. Clients send lists of shards and plans in pieces.
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
-_MAX_BUNDLED = 4096  # number of messages in a bundle: each may take a task of the daemon
+# Limit on the messages of a bundle, each of which may take a task of the daemon.
+_MAX_BUNDLED = 4096
 MAX_JOB_CHARS = 255  # a longer name would crowd everything else off the status page
 _SHOWN_CHARS = 100  # number of characters of a wrong value that an error shows
 
-# The largest integer that SQLite and the kernel accept. JSON can also hold sums of such numbers.
+# The largest integer that SQLite and the kernel accept.
 _MAX_INT = 2**63 - 1
 # An inode number, which may be larger than `_MAX_INT`: overlayfs uses the highest bit.
 _Inode = Annotated[int, "unsigned"]
 
 
-# This is not a dataclass: one would take five times as long to create, and there may be millions.
+# A dataclass would take five times as long to create, and there may be millions of shards.
 class ShardRef(NamedTuple):
     """One shard in a manifest. A field is None if its value is not known.
 
     Attributes:
-        url: the original url, as in the samples' `__url__`.
+        url: the shard's url, as in the samples' `__url__`.
         version: version in the object store (ETag).
         size_bytes: size in the object store.
         samples: number of samples, known once the shard has been indexed.
@@ -166,7 +187,16 @@ def check_indices(values: Sequence[object], count: int) -> None:
 
 
 class _Granted(TypedDict):
-    """Fields of every answer that grants a lease."""
+    """Fields of every answer that grants a lease.
+
+    Attributes:
+        id: the id of the request.
+        lease: the number of the lease, by which the client releases it.
+        url: the shard's url.
+        version: the shard's version in the object store.
+        path: the shard's file in the cache.
+        size_bytes: the size of the file.
+    """
 
     type: str
     id: int
@@ -241,7 +271,7 @@ def _json(message: Json) -> bytes:
 
 
 def unbundled(message: Json) -> list[Json]:
-    """Return the messages of a `bundle`, or a list of only the message if it is another.
+    """Return the messages of a `bundle`; for any other message, a list of only that message.
 
     Raises ProtocolError.
     """
@@ -254,7 +284,13 @@ def unbundled(message: Json) -> list[Json]:
 
 
 def take(message: Json, name: str, kind: type[T]) -> T:
-    """Return a field. Raises ProtocolError if it is missing, of another type, or out of range."""
+    """Return a field of a message.
+
+    Args:
+        kind: type of the field, one of the keys of `_IS_SOUND`.
+
+    Raises ProtocolError if the field is missing, of another type, or out of range.
+    """
     value = message.get(name)
     if not _IS_SOUND[kind](value):
         raise _unsound(message, name, kind)
@@ -265,9 +301,8 @@ def wanted_of(message: Json) -> Wanted:
     """Return the field `wanted` of a plan or `resolve`. Raises ProtocolError."""
     wanted = message.get("wanted", "samples")
     if wanted not in get_args(Wanted):
-        raise ProtocolError(
-            f"'wanted' is {wanted[:_SHOWN_CHARS]!r}; it is one of {', '.join(get_args(Wanted))}"
-        )
+        choices = ", ".join(get_args(Wanted))
+        raise ProtocolError(f"'wanted' is {wanted[:_SHOWN_CHARS]!r}; it is one of {choices}")
     return cast(Wanted, wanted)
 
 
@@ -275,7 +310,7 @@ def _unsound(message: Json, name: str, kind: object) -> ProtocolError:
     """Return the error for a field that is missing or has a wrong value.
 
     Args:
-        kind: type of the field, as in `Fields`.
+        kind: type of the field, as for `take`.
     """
     message_type = str(message.get("type", "message"))[:_SHOWN_CHARS]
     expected = "list of strings" if kind == list[str] else formatannotation(kind)
@@ -295,6 +330,7 @@ def _is_text(value: str) -> bool:
         return False
 
 
+# By the type of a field, the function that returns whether a value is of this type and in range.
 _IS_SOUND: dict[Any, Callable[[Any], bool]] = {
     int: _is_count,
     _Inode: lambda value: type(value) is int and 0 <= value < 2**64,
@@ -313,9 +349,9 @@ class MessageKind:
     """One kind of message, and the answers to it if it is a request.
 
     Attributes:
-        fields: fields that it must have besides `type`.
-        optional: fields that it may have.
-        answers: types of the answers besides `error`.
+        fields: types of the fields that it must have besides `type`, by name.
+        optional: types of the fields that it may have, by name.
+        answers: types of the messages that may answer it, besides `error`.
     """
 
     def __init__(
@@ -333,7 +369,7 @@ class MessageKind:
     def check(self, message: Json) -> None:
         """Raise ProtocolError unless the message has these fields, with values of their types.
 
-        Unknown fields are ignored: a newer release has added them.
+        Unknown fields, which a newer release may have added, are ignored.
         """
         for name, is_sound in self._checks:
             if is_sound(message.get(name)):

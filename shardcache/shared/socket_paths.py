@@ -7,9 +7,15 @@ from pathlib import Path
 from shardcache.errors import DaemonError
 
 SOCKET_ENV = "SHARDCACHE_SOCKET"
+"""Environment variable with the path of the daemon's socket."""
+
 CONFIG_ENV = "SHARDCACHE_CONFIG"
+"""Environment variable with the path of the daemon's configuration file."""
+
 DEFAULT_CONFIG = Path("/etc/shardcache/shardcache.toml")
+
 SYSTEM_SOCKET = Path("/run/shardcache/shardcache.sock")
+"""Socket of the daemon that serves all users of the node."""
 
 
 def socket_path(explicit: str | os.PathLike[str] | None = None) -> Path:
@@ -21,24 +27,26 @@ def socket_path(explicit: str | os.PathLike[str] | None = None) -> Path:
     2. `$SHARDCACHE_SOCKET`;
     3. `/run/shardcache/shardcache.sock`, if it exists or this user could create it;
     4. a path in `$XDG_RUNTIME_DIR/shardcache/`, unless that folder is another user's;
-    5. a path in a folder of this user's in the temporary directory.
+    5. a path in this user's folder in the temporary directory.
+
+    Raises DaemonError if the latter folder is another user's.
     """
     if explicit is not None:
         return Path(explicit)
-    text = os.environ.get(SOCKET_ENV)
-    if text:
-        return Path(text)
+    from_environment = os.environ.get(SOCKET_ENV)
+    if from_environment:
+        return Path(from_environment)
     if may_exist(SYSTEM_SOCKET) or _may_create_in(SYSTEM_SOCKET.parent):
         return SYSTEM_SOCKET
     runtime = runtime_folder()
-    base = _user_tmp() if runtime is None else runtime / "shardcache"
-    return base / SYSTEM_SOCKET.name
+    folder = _user_tmp() if runtime is None else runtime / "shardcache"
+    return folder / SYSTEM_SOCKET.name
 
 
 def runtime_folder() -> Path | None:
     """Return `$XDG_RUNTIME_DIR`; None if it is unset, or names another user's folder.
 
-    After `su`, for example, it still names the previous user's folder.
+    After `su`, for example, the variable still names the previous user's folder.
     """
     text = os.environ.get("XDG_RUNTIME_DIR")
     if not text:
@@ -49,7 +57,7 @@ def runtime_folder() -> Path | None:
     except PermissionError:
         return None
     except OSError:
-        return folder  # the error is raised when the folder is used
+        return folder  # the use of the folder raises the error again
     if not is_own:
         return None
     return folder
@@ -58,7 +66,7 @@ def runtime_folder() -> Path | None:
 def may_exist(path: Path) -> bool:
     """Return True if the file exists, or if its folder denies this user access.
 
-    In the latter case, an attempt to use the file raises the error.
+    If access is denied, the use of the file raises the error again.
     """
     try:
         return path.exists()
@@ -75,7 +83,7 @@ def _may_create_in(folder: Path) -> bool:
 def _user_tmp() -> Path:
     """Return this user's folder in the temporary directory, which need not exist yet.
 
-    Raises DaemonError.
+    Raises DaemonError if the folder belongs to another user.
     """
     folder = Path(tempfile.gettempdir()) / f"shardcache-{os.getuid()}"
     # Anyone can create a folder there, so only a folder that this user owns is trusted.

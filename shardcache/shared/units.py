@@ -14,13 +14,13 @@ def size(value_bytes: float) -> str:
     if abs(value_bytes) < 1000:
         return f"{int(value_bytes)} Bytes"
 
-    scaled = value_bytes / 1000
-    larger = list(_SIZE_UNITS)
-    unit = larger.pop(0)
-    while abs(round(scaled, 1)) >= 1000 and larger:
+    scaled = value_bytes
+    for unit in _SIZE_UNITS:
         scaled /= 1000
-        unit = larger.pop(0)
-    return f"{scaled:.1f} {unit}"
+        text = f"{scaled:.1f} {unit}"
+        if abs(round(scaled, 1)) < 1000:
+            break
+    return text
 
 
 def duration(value_s: float) -> str:
@@ -30,8 +30,8 @@ def duration(value_s: float) -> str:
     if value_s < 60:
         return f"{value_s:.1f} s"
 
-    # Numbers are rounded down: a certificate that is valid for six more days and some hours is not
-    # valid for seven days.
+    # From minutes on, numbers are rounded down: a certificate that is valid for six days and some
+    # hours is not valid for seven days.
     minutes = int(value_s // 60)
     hours = int(value_s // 3600)
     days = int(value_s // 86_400)

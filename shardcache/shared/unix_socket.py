@@ -1,7 +1,7 @@
 """The daemon's Unix socket, for programs that connect to it.
 
-The client, the command line and probes use these functions. A probe runs every few seconds on each
-node, so this module uses the standard library alone.
+The client, the command line and health probes use these functions. A probe runs every few seconds
+on each node, so this module uses the standard library alone.
 """
 
 import json
@@ -51,20 +51,23 @@ def peer_ids(sock: socket.socket) -> tuple[int, int, int]:
 def served_lately(path: Path, within_s: float) -> bool:
     """Return whether a daemon may have listened lately at a path where no daemon listens now.
 
-    A daemon that was killed leaves its socket. A daemon that stopped has removed its socket, which
-    changed the folder's time of modification.
-
     Args:
-        within_s: time within which a change of the folder counts.
+        path: path of the socket.
+        within_s: time within which a change of the socket's folder counts.
     """
     try:
-        return path.is_socket() or time.time() - path.parent.stat().st_mtime < within_s
+        # A daemon that was killed leaves its socket behind.
+        if path.is_socket():
+            return True
+        # A daemon that stopped has removed its socket, which changed its folder.
+        since_change_s = time.time() - path.parent.stat().st_mtime
     except OSError:
         return False
+    return since_change_s < within_s
 
 
 def health(path: Path, timeout_s: float) -> dict[str, Any]:
-    """Return the health that the daemon reports.
+    """Return the daemon's report about its health, a JSON object with a `status`.
 
     Args:
         timeout_s: limit on each operation of the connection.
@@ -85,7 +88,8 @@ def cached_urls(path: Path, timeout_s: float) -> list[str]:
     Objects of which only parts are cached are left out. Arguments and errors are the same as for
     `health`.
     """
-    rows = map(json.loads, _get(path, b"/v1/shards", timeout_s).splitlines())
+    lines = _get(path, b"/v1/shards", timeout_s).splitlines()
+    rows = map(json.loads, lines)
     try:
         return [str(row["url"]) for row in rows if row["cached_bytes"] == row["size_bytes"]]
     except (KeyError, TypeError):
@@ -96,6 +100,7 @@ def _get(path: Path, target: bytes, timeout_s: float) -> bytes:
     """Return the body of the daemon's answer to a GET, with any status. Raises OSError."""
     with connected(path, timeout_s) as sock:
         sock.sendall(_REQUEST % target)
-        answer = b"".join(iter(lambda: sock.recv(_READ_BYTES), b""))
+        chunks = iter(lambda: sock.recv(_READ_BYTES), b"")  # up to the end of the stream
+        answer = b"".join(chunks)
     _head, _, body = answer.partition(b"\r\n\r\n")
     return body

@@ -10,7 +10,10 @@ from shardcache.errors import VersionMismatchError
 from shardcache.shared.protocol import Json, take
 
 PROTOCOL_VERSION = 4
+"""The newest protocol version that this release speaks."""
+
 OLDEST_PROTOCOL_VERSION = 4
+"""The oldest protocol version that this release speaks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +59,15 @@ class Release:
 def agree(*, daemon: Release, client: Release) -> int:
     """Return the newest protocol version that both sides speak.
 
-    Raises VersionMismatchError if there is none. The error names both releases, and says which of
-    them to upgrade.
+    Raises VersionMismatchError if there is none. The error names both releases, and the remedy
+    which of them to upgrade.
     """
     newest_common = min(daemon.spoken.newest, client.spoken.newest)
     oldest_common = max(daemon.spoken.oldest, client.spoken.oldest)
     if oldest_common <= newest_common:
         return newest_common
 
-    # The ranges do not overlap: one side speaks only versions older than all of the other's.
+    # The ranges do not overlap, so one side is older: it speaks only versions before the other's.
     is_client_older = client.spoken.newest < daemon.spoken.oldest
     if is_client_older:
         place = "in the training image"

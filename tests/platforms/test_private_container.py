@@ -28,7 +28,7 @@ from shardcache_client import ShardReader
 other = subprocess.Popen([sys.executable, *sys.orig_argv[1:], "other"]) if not sys.argv[2:] else None
 assert os.geteuid() != 0 and not node_has_daemon()
 keys = [sample["__key__"] for sample in ShardReader(sys.argv[1])]
-print(*keys, *PrivatePlace.find().running(), flush=True)
+print(*keys, *PrivatePlace.find().running_sockets(), flush=True)
 sys.exit(other.wait() if other else 0)
 """
 

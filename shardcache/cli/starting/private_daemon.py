@@ -111,7 +111,7 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
             # the socket there.
             other = place_in_cache(base, credentials_digest)
             if other is not None:
-                place.lead_to(other)
+                place.link_to(other)
                 place.record_cache(other.folder)
                 return {"socket": str(place.socket), "started": False}
             # 3. No daemon listens: one is started in a free cache folder.

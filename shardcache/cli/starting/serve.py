@@ -85,7 +85,7 @@ def stop(yes: bool, as_json: bool, socket: Path | None) -> None:
     readers wait for the next daemon; those of a private daemon start one. On a terminal, the
     command asks first if readers are attached.
     """
-    private_sockets = PrivatePlace.find().running()
+    private_sockets = PrivatePlace.find().running_sockets()
     sockets = private_sockets if socket is None else [socket]
     if not sockets:
         raise NoDaemonError(

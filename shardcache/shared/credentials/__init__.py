@@ -1,1 +1,1 @@
-"""Credentials in the environment: those that a session hands over, and others for object stores."""
+"""Credentials in the environment, those that sessions hand over among them."""

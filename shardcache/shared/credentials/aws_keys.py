@@ -1,7 +1,7 @@
-"""AWS's keys in the environment, which a private daemon gets from each session.
+"""AWS's keys in the environment, which each session hands over to its user's private daemon.
 
-Temporary keys expire; a program that renews them sets other values of the same variables. The
-client imports this module, so it uses the standard library alone.
+Temporary keys expire; a program that renews them changes the values of the variables. The client
+imports this module, so it uses the standard library alone.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ class AwsKeys:
 
     Attributes:
         names: environment variables whose values depend on the keys.
-        kind: text that stands for these values when a daemon's name is hashed.
+        label: text that stands for these values when a daemon's name is hashed.
         access_key: id of the keys.
         secret: the secret with which requests are signed.
         token: session token of temporary keys; empty for a user's keys.
@@ -35,7 +35,7 @@ class AwsKeys:
         "AWS_CREDENTIAL_EXPIRATION",
         "AWS_SESSION_EXPIRATION",
     )
-    kind: ClassVar[str] = "keys of AWS"
+    label: ClassVar[str] = "keys of AWS"
 
     access_key: str
     secret: str
@@ -48,7 +48,7 @@ class AwsKeys:
     def of(cls, variables: Mapping[str, Any]) -> Self | None:
         """Return the keys in an environment, or in a message with the same names.
 
-        Returns None if there are no keys, or keys that no request can carry.
+        Return None if there are no keys, or if no request can carry them.
         """
         access_key = variables.get(_ACCESS_KEY) or ""
         secret = variables.get(_SECRET) or ""

@@ -1,4 +1,4 @@
-"""Azure's secrets in the environment, which a private daemon gets from each session.
+"""Azure's secrets in the environment, which each session hands over to its user's private daemon.
 
 The client imports this module, so it uses the standard library alone.
 """
@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from shardcache.shared.credentials.sendable import is_sendable
 
 _CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
-# Secrets in connection strings. All other fields of a connection string say where the account is.
+# Fields of a connection string that are secret. All others say where the account is.
 _SECRET_FIELDS = ("accountkey", "sharedaccesssignature")
 
 
@@ -18,7 +18,8 @@ _SECRET_FIELDS = ("accountkey", "sharedaccesssignature")
 class AzureSecret:
     """A connection string, an account key, a shared access signature, or a client secret.
 
-    An environment may have several of these; adlfs chooses among them. The `repr` shows no secret.
+    An environment may have several of these; adlfs, the client of Azure, chooses among them. The
+    `repr` shows no secret.
 
     Attributes:
         names: environment variables whose values depend on the secret.
@@ -42,7 +43,7 @@ class AzureSecret:
     def of(cls, variables: Mapping[str, Any]) -> Self | None:
         """Return the secret in an environment, or in a message with the same names.
 
-        Returns None if there is no secret, or a secret that no request can carry.
+        Return None if there is no secret, or if no request can carry one of them.
         """
         values: list[tuple[str, str]] = []
         for name in cls.names:
@@ -51,7 +52,9 @@ class AzureSecret:
                 values.append((name, value))
         if not all(is_sendable(value) for _, value in values):
             return None
-        return cls(tuple(values)) if values else None
+        if not values:
+            return None
+        return cls(tuple(values))
 
     @property
     def variables(self) -> dict[str, str]:
@@ -59,14 +62,14 @@ class AzureSecret:
         return dict(self.values)
 
     @property
-    def kind(self) -> str:
+    def label(self) -> str:
         """Text that stands for the values when a daemon's name is hashed.
 
         It has the names of the variables, and the account.
         """
-        facts = [name for name, _ in self.values]
-        facts += _account_fields(self.variables.get(_CONNECTION_STRING, ""))
-        return f"secret of Azure: {';'.join(facts)}"
+        words = [name for name, _ in self.values]
+        words += _account_fields(self.variables.get(_CONNECTION_STRING, ""))
+        return f"secret of Azure: {';'.join(words)}"
 
 
 def _account_fields(connection_string: str) -> list[str]:

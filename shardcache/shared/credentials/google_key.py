@@ -1,4 +1,4 @@
-"""The key file of Google in the environment, which a private daemon gets from each session.
+"""Google's key file in the environment, which each session hands over to its user's private daemon.
 
 The client imports this module, so it uses the standard library alone.
 """
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 _FILE = "GOOGLE_APPLICATION_CREDENTIALS"
-_MAX_CHARS = 64 * 1024  # length of the longest key file; a longer file is no key
+_MAX_CHARS = 64 * 1024  # a longer file is not a key file
 # Key files of these types contain a secret. Files of other types only say where to get a secret, so
-# the path of such a file is part of a daemon's identity, like an endpoint.
-_TYPES = ("service_account", "authorized_user")
+# their paths are hashed into a daemon's name, as endpoints are.
+_TYPES_WITH_SECRET = ("service_account", "authorized_user")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -23,12 +23,12 @@ class GoogleKey:
 
     Attributes:
         names: environment variables whose values depend on the key.
-        kind: text that stands for these values when a daemon's name is hashed.
+        label: text that stands for these values when a daemon's name is hashed.
         text: the key file's JSON.
     """
 
     names: ClassVar[tuple[str, ...]] = (_FILE,)
-    kind: ClassVar[str] = "key file of Google"
+    label: ClassVar[str] = "key file of Google"
 
     text: str
 
@@ -39,9 +39,9 @@ class GoogleKey:
     def of(cls, variables: Mapping[str, Any]) -> Self | None:
         """Return the key in an environment, or in a message with the same name.
 
-        In an environment, the value is the path of a file. Other processes may not see the file, so
-        in a message, the value is the file's content. Returns None if there is no key, or the file
-        cannot be read. Blocks.
+        In an environment, the value of the variable is the path of a file. In a message, it is the
+        file's content, as the daemon may not see the file. Return None if there is no key, or the
+        file cannot be read. Blocks.
         """
         value = variables.get(_FILE)
         if not isinstance(value, str):
@@ -51,7 +51,7 @@ class GoogleKey:
             text = _content(value)
         with suppress(ValueError):
             fields = json.loads(text)
-            if isinstance(fields, dict) and fields.get("type") in _TYPES:
+            if isinstance(fields, dict) and fields.get("type") in _TYPES_WITH_SECRET:
                 return cls(json.dumps(fields, sort_keys=True))
         return None
 

@@ -1,4 +1,4 @@
-"""The Hugging Face Hub's token in the environment, which a private daemon gets from each session.
+"""The Hugging Face Hub's token in the environment, which sessions hand over to private daemons.
 
 The client imports this module, so it uses the standard library alone.
 """
@@ -21,12 +21,12 @@ class HubToken:
 
     Attributes:
         names: environment variables whose values depend on the token.
-        kind: text that stands for these values when a daemon's name is hashed.
+        label: text that stands for these values when a daemon's name is hashed.
         value: the token, as requests send it.
     """
 
     names: ClassVar[tuple[str, ...]] = (_TOKEN, _OLDER_NAME)
-    kind: ClassVar[str] = "token of the Hub"
+    label: ClassVar[str] = "token of the Hub"
 
     value: str
 
@@ -37,8 +37,8 @@ class HubToken:
     def of(cls, variables: Mapping[str, Any]) -> Self | None:
         """Return the token in an environment, or in a message with the same names.
 
-        Returns None if there is no token, if no request can carry the token, or if the user has
-        disabled the sending of tokens.
+        Return None if there is no token, if no request can carry it, or if the user has disabled
+        the sending of tokens.
         """
         if str(variables.get(_DISABLES_SENDING, "")).upper() in _TRUE:
             return None

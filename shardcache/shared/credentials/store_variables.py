@@ -1,7 +1,8 @@
 """Environment variables by which a process reaches object stores.
 
-`private` hashes the values of these variables: processes whose values differ get different private
-daemons. The client imports this module, so it uses the standard library alone.
+`private` hashes the values of these variables, so that processes with different values get
+different private daemons, each of which serves one user. The client imports this module, so it uses
+the standard library alone.
 """
 
 import re
@@ -25,16 +26,16 @@ _STORE_VARIABLES = re.compile(
     ),
     re.IGNORECASE,
 )
-# Exceptions: variables that say to which job a process belongs, variables that only the client
-# reads, and keys of other services, such as those of language models.
-_OTHERS = re.compile(
+# Variables with such names that do not matter: those that say to which job a process belongs, those
+# that only shardcache's client reads, and keys of other services, such as language models.
+_EXCEPTIONS = re.compile(
     r"AWS_(?:BATCH|EXECUTION|LAMBDA|BEARER_TOKEN)_\w+|SHARDCACHE_(?:SOCKET|JOB|TUNE_MALLOC)"
     r"|(?:AZURE|GOOGLE)_(?:\w+_)?API_KEY",
 )
 
 
 def reaches_stores(variable: str) -> bool:
-    """Return True for a variable that decides which stores a process reaches, or as which user."""
-    if _OTHERS.fullmatch(variable):
+    """Return True if a variable decides which stores a process reaches, or with which rights."""
+    if _EXCEPTIONS.fullmatch(variable):
         return False
     return _STORE_VARIABLES.fullmatch(variable) is not None

@@ -1,7 +1,7 @@
 """Incremental parser of a large JSON object, with a part of the text in memory at a time.
 
 `shardlist` reads index files with it. The window is the part of the text that is in memory; it
-slides over the text.
+slides over the text. A member is a name and its value in the object.
 """
 
 import json
@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 _WINDOW_CHARS = 256 * 1024
-# Values of a list are collected up to this number before they are yielded.
-_MIN_ITEMS = 1_000
+# Values of a list are collected until there are this many, and then yielded together.
+_MIN_YIELDED = 1_000
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 
@@ -26,17 +26,17 @@ class JsonText:
     def __init__(self, source: TextIO) -> None:
         self._source = source
         self._start = 0  # offset of the window in the text, in characters
-        self._at = 0  # position in the window
+        self._at = 0  # offset in the window of the next character to read
         self._window = ""
         self._is_last = False  # True if the text ends with the window
-        # True once `_objects` has tried to read all objects of this window. If that has failed, to
-        # try again would fail as well.
+        # True once `_read_objects` was called for this window. If it has failed, another call would
+        # fail as well.
         self._was_tried = False
         self._slide()
 
-    def begins(self, mark: str) -> bool:
-        """Return True if `mark` comes next, after whitespace."""
-        self._skip()
+    def comes_next(self, mark: str) -> bool:
+        """Skip whitespace; return whether `mark` follows."""
+        self._skip_space()
         return self._window.startswith(mark, self._at)
 
     def members(self) -> Iterator[str]:
@@ -44,29 +44,29 @@ class JsonText:
 
         The caller has to read the member's value before it takes the next name.
         """
-        for _ in self._list("{", "}"):
-            name = self.value()
-            self._take(":")
+        for _ in self._elements("{", "}"):
+            name = self.read_value()
+            self._read_mark(":")
             yield str(name)
-        self._skip()
+        self._skip_space()
         if self._at < len(self._window):
             raise self._error("unexpected text after the end")
 
     def items(self) -> Iterator[list[Any]]:
-        """Yield the values of a list, about a thousand at a time."""
+        """Yield the values of a list, a thousand or more at a time."""
         values: list[Any] = []
-        for _ in self._list("[", "]"):
-            # Many values if possible, otherwise one.
-            values += self._objects() or [self.value()]
-            if len(values) >= _MIN_ITEMS:
+        for _ in self._elements("[", "]"):
+            # Read many values if possible, otherwise one.
+            values += self._read_objects() or [self.read_value()]
+            if len(values) >= _MIN_YIELDED:
                 yield values
                 values = []
         if values:
             yield values
 
-    def value(self) -> Any:
+    def read_value(self) -> Any:
         """Read one value."""
-        self._skip()
+        self._skip_space()
         try:
             value, end = _DECODER.raw_decode(self._window, self._at)
         except json.JSONDecodeError as exn:
@@ -86,13 +86,13 @@ class JsonText:
             reason = f"invalid JSON, or a value longer than {_WINDOW_CHARS:,} characters"
             raise self._error(reason, 0)
         self._slide()
-        return self.value()
+        return self.read_value()
 
-    def _objects(self) -> list[Any]:
+    def _read_objects(self) -> list[Any]:
         """Read all complete objects of the window together, up to its last brace.
 
-        This is much faster than reading them one by one. Returns no values, and reads nothing, if
-        the text up to the last brace is not a list of values: then the caller reads one value.
+        This is much faster than reading them one by one. If the text up to the last brace is not a
+        list of values, nothing is read, and the result is empty: the caller then reads one value.
         """
         if self._was_tried:
             return []
@@ -110,7 +110,7 @@ class JsonText:
         return []
 
     def _slide(self) -> None:
-        """Move the window so that it begins at the present position."""
+        """Move the window so that it begins with the next character to read."""
         unread = self._window[self._at :]
         more = self._source.read(_WINDOW_CHARS - len(unread))
         self._start += self._at
@@ -119,26 +119,26 @@ class JsonText:
         self._was_tried = False
         self._is_last = len(self._window) < _WINDOW_CHARS
 
-    def _list(self, opening: str, closing: str) -> Iterator[None]:
-        """Yield before each element of a list or object; the caller then reads the element."""
-        self._take(opening)
-        if self.begins(closing):
+    def _elements(self, opening: str, closing: str) -> Iterator[None]:
+        """Read a list or object, whose elements the caller reads: yield before each of them."""
+        self._read_mark(opening)
+        if self.comes_next(closing):
             self._at += 1
             return
         while True:
             yield
-            is_over = self.begins(closing)
-            self._take(closing if is_over else ",")
+            is_over = self.comes_next(closing)
+            self._read_mark(closing if is_over else ",")
             if is_over:
                 return
 
-    def _take(self, mark: str) -> None:
-        """Read a mark, which must come next."""
-        if not self.begins(mark):
+    def _read_mark(self, mark: str) -> None:
+        """Read a mark of one character, which must come next."""
+        if not self.comes_next(mark):
             raise self._error(f"{mark!r} is missing")
         self._at += 1
 
-    def _skip(self) -> None:
+    def _skip_space(self) -> None:
         """Skip whitespace, sliding the window over it."""
         self._at = self._after_space()
         while self._at == len(self._window) and not self._is_last:
@@ -146,13 +146,13 @@ class JsonText:
             self._at = self._after_space()
 
     def _after_space(self) -> int:
-        """Return the position in the window after whitespace."""
+        """Return the offset in the window after whitespace."""
         space = _SPACE.match(self._window, self._at)
         assert space is not None  # it also matches ""
         return space.end()
 
     def _error(self, reason: str, at: int | None = None) -> ValueError:
-        """Return the error for the text at a position in the window; None for the present one."""
+        """Return the error for the text at an offset in the window; None for the next character."""
         if at is None:
             at = self._at
         return ValueError(f"{reason}, at character {self._start + at:,}")

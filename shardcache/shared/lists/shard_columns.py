@@ -24,24 +24,25 @@ from shardcache.shared.protocol import MAX_MESSAGE_BYTES, ShardRef
 
 # Head of a packed list: the number of shards, and the sizes in bytes of their urls and versions.
 _HEAD = struct.Struct("<3Q")
-# Size of a packed shard without its texts: the lengths of url and version, 4 bytes each, and three
-# numbers of 8 bytes each.
-_ROW_BYTES = 2 * 4 + 3 * 8
+_LENGTH_BYTES = 4  # size of a packed text's length
+_NUMBER_BYTES = 8  # size of a packed number
+# Size of a packed shard without its texts: the lengths of url and version, and three numbers.
+_ROW_BYTES = 2 * _LENGTH_BYTES + 3 * _NUMBER_BYTES
 _CHUNK_SHARDS = 1_000  # number of shards that exist as objects at the same time
-# Number of shards in a piece. Packed, a piece is far below the size of a request that the daemon
-# accepts.
+# Number of shards in a piece of a list. A packed piece is far smaller than the largest request that
+# the daemon accepts.
 _PIECE_SHARDS = 20_000
 
 ShardColumns: TypeAlias = Sequence[Sequence[Any]]
-"""Columns of the same shards: urls, versions, sizes, numbers of samples and numbers of tokens.
+"""Five columns, each with a value per shard: urls, versions, sizes, samples and tokens.
 
-A value that is not known is None.
+Sizes are in bytes; samples and tokens are numbers of them. A value that is not known is None.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """A sequence of texts, as one string of bytes. An empty text means that there is none.
+    """A sequence of texts, as one string of bytes. An empty text stands for a missing one.
 
     Attributes:
         ends: offset in bytes of each text's end, after a 0 for the start of the first text.
@@ -67,7 +68,7 @@ class Texts:
         if texts.ends[-1] != len(text):
             raise ValueError("the lengths of texts do not fit their bytes")
         if not text.isascii():
-            list(texts)  # decodes each text: raises if a text ends within a character
+            list(texts)  # decodes each text, and raises an error if one ends within a character
         return texts
 
     @classmethod
@@ -76,11 +77,12 @@ class Texts:
         lengths = chain.from_iterable(texts.lengths for texts in sequences)
         return cls.of(lengths, b"".join(texts.text for texts in sequences))
 
-    def cut(self, span: slice) -> "Texts":
+    def cut(self, numbers: slice) -> "Texts":
         """Return the texts with the numbers of a slice, which has a start and a stop."""
-        ends = self.ends[span.start : span.stop + 1]
-        first = ends[0]
-        return Texts(array("Q", (end - first for end in ends)), self.text[first : ends[-1]])
+        ends = self.ends[numbers.start : numbers.stop + 1]
+        start = ends[0]
+        text = self.text[start : ends[-1]]
+        return Texts(array("Q", (end - start for end in ends)), text)
 
     @property
     def fingerprint(self) -> str:
@@ -118,7 +120,7 @@ class Shards(Sequence[ShardRef]):
 
     @classmethod
     def of_columns(cls, columns: Iterable[ShardColumns]) -> Self:
-        """Build from columns: those of the first shards, then those of the next, and so on."""
+        """Build from columns of some shards after another: those of the first shards come first."""
         urls = _GrowingTexts()
         versions = _GrowingTexts()
         numbers = [array("q"), array("q"), array("q")]
@@ -150,7 +152,7 @@ class Shards(Sequence[ShardRef]):
         return len(self.sizes)
 
     def __getitem__(self, index: int) -> ShardRef:  # type: ignore[override]  # no slices
-        # The range raises IndexError, and counts a negative index from the end.
+        # The range counts a negative index from the end, and raises IndexError beyond the ends.
         number = range(len(self))[index]
         size_bytes = self.sizes[number]
         samples = self.samples[number]
@@ -169,13 +171,13 @@ class Shards(Sequence[ShardRef]):
 
         They are a BLAKE2b hash (RFC 7693) of the columns.
         """
-        return digest(self._columns())
+        return digest(self._packed_columns())
 
     @cached_property
     def packed(self) -> bytes:
         """The list in the form that messages carry: its columns, compressed. Blocks."""
         packer = zlib.compressobj(1)  # the fastest level
-        pieces = [packer.compress(column) for column in self._columns()]
+        pieces = [packer.compress(column) for column in self._packed_columns()]
         pieces.append(packer.flush())
         return b"".join(pieces)
 
@@ -183,13 +185,13 @@ class Shards(Sequence[ShardRef]):
         """Yield the list in pieces, each small enough for a request."""
         # An empty list has one piece, which is empty.
         for first in range(0, max(1, len(self)), _PIECE_SHARDS):
-            span = slice(first, first + _PIECE_SHARDS)
+            numbers = slice(first, first + _PIECE_SHARDS)
             yield Shards(
-                self.urls.cut(span),
-                self.versions.cut(span),
-                self.sizes[span],
-                self.samples[span],
-                self.tokens[span],
+                self.urls.cut(numbers),
+                self.versions.cut(numbers),
+                self.sizes[numbers],
+                self.samples[numbers],
+                self.tokens[numbers],
             )
 
     @classmethod
@@ -201,14 +203,15 @@ class Shards(Sequence[ShardRef]):
         """
         unpacker = _Unpacker(packed)
         try:
-            count, urls_bytes, versions_bytes = _HEAD.unpack(unpacker.take(_HEAD.size))
+            head = unpacker.take(_HEAD.size)
+            count, urls_bytes, versions_bytes = _HEAD.unpack(head)
             if urls_bytes + versions_bytes + _ROW_BYTES * count > max_bytes:
                 raise ValueError("it is too large")
-            urls = Texts.of(array("I", unpacker.take(4 * count)), unpacker.take(urls_bytes))
-            versions = Texts.of(array("I", unpacker.take(4 * count)), unpacker.take(versions_bytes))
-            sizes = array("q", unpacker.take(8 * count))
-            samples = array("q", unpacker.take(8 * count))
-            tokens = array("q", unpacker.take(8 * count))
+            urls = unpacker.take_texts(count, urls_bytes)
+            versions = unpacker.take_texts(count, versions_bytes)
+            sizes = unpacker.take_numbers(count)
+            samples = unpacker.take_numbers(count)
+            tokens = unpacker.take_numbers(count)
             for column in (sizes, samples, tokens):
                 # -1 stands for a number that is not known.
                 if not column or len(column) != count or min(column) < -1:
@@ -217,8 +220,8 @@ class Shards(Sequence[ShardRef]):
             raise ProtocolError(f"not a list of shards: {exn}") from None
         return cls(urls, versions, sizes, samples, tokens)
 
-    def _columns(self) -> Iterator[bytes]:
-        """Yield the list as bytes, column by column: what is packed and hashed."""
+    def _packed_columns(self) -> Iterator[bytes]:
+        """Yield the list's head and columns as bytes, which are then compressed or hashed."""
         yield _HEAD.pack(len(self), len(self.urls.text), len(self.versions.text))
         for texts in (self.urls, self.versions):
             yield texts.lengths.tobytes()
@@ -241,6 +244,15 @@ class _Unpacker:
         data = self._decompressor.decompress(self._compressed, size_bytes)
         self._compressed = self._decompressor.unconsumed_tail
         return data
+
+    def take_texts(self, count: int, text_bytes: int) -> Texts:
+        """Return the next column as texts of this total size. Raises ValueError, zlib.error."""
+        lengths = array("I", self.take(_LENGTH_BYTES * count))
+        return Texts.of(lengths, self.take(text_bytes))
+
+    def take_numbers(self, count: int) -> "array[int]":
+        """Return the next column as numbers. Raises ValueError, zlib.error."""
+        return array("q", self.take(_NUMBER_BYTES * count))
 
 
 class _GrowingTexts:

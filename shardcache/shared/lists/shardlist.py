@@ -10,6 +10,7 @@ import io
 import json
 import posixpath
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from shardcache.shared.lists.json_stream import JsonText
@@ -17,14 +18,20 @@ from shardcache.shared.lists.shard_columns import ShardColumns
 from shardcache.shared.protocol import ShardRef
 
 KIND = "wids-shard-index-v1"
+"""Value of the index's member `__kind__`."""
+
 WIDS_VERSION = 1
-# Maximum number of shards of an index. A million shards of 100 MB are 100 TB. Each shard takes
-# about 250 bytes of memory while a manifest is built.
+
 MAX_SHARDS = 2_000_000
+"""Maximum number of shards of an index.
+
+A million shards of 100 MB are 100 TB. Each shard takes about 250 bytes of memory while the list of
+a dataset's shards is built.
+"""
 
 _COUNTS = ("filesize", "nsamples", "ntokens")  # in the order of `ShardColumns`
 _ETAG_TYPES = {str, type(None)}
-_MAX_COUNT = 2**63
+_TOO_LARGE = 2**63
 _SHOWN_CHARS = 100  # number of characters of a wrong row that an error shows
 
 
@@ -80,69 +87,75 @@ def read(data: bytes, max_shards: int = MAX_SHARDS) -> Iterator[ShardColumns]:
     """Yield the shards of an index in its order, many at a time, with urls and etags as written.
 
     The file is parsed in pieces: to parse it at once would take up to thirty times its size in
-    memory, and block the interpreter. Raises ValueError, with a reason, for a file that is not an
-    index, that lists more than `max_shards`, or that refers to further datasets.
+    memory, and block the interpreter.
+
+    Raises ValueError, with a reason, for a file that is not an index, that lists more than
+    `max_shards`, or that refers to further datasets.
     """
     source = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="")
     text = JsonText(source)
-    count = None
+    has_list = False
     for name in text.members():
-        # A "shardlist" that is no list is read like the members that are ignored, so it counts as
-        # missing.
-        if name == "shardlist" and text.begins("["):
-            if count is not None:
+        # A "shardlist" that is not a list counts as missing: it is ignored, as unknown members are.
+        if name == "shardlist" and text.comes_next("["):
+            if has_list:
                 raise ValueError('it has more than one "shardlist"')
-            count = 0
-            for rows in text.items():  # many rows at a time
-                count += len(rows)
-                if count > max_shards:
-                    raise ValueError(f"it lists more than {max_shards:,} shards")
-                yield _columns(rows)
+            has_list = True
+            yield from _listed_shards(text, max_shards)
             continue
-        value = text.value()
+        value = text.read_value()
         if name == "wids_version" and value != WIDS_VERSION:
             raise ValueError(f"it has wids_version {value!r}; only {WIDS_VERSION} is supported")
         if name == "datasets" and isinstance(value, list) and value:
             raise ValueError("it refers to further datasets, which is not supported")
-    if count is None:
+    if not has_list:
         raise ValueError('it has no "shardlist"')
 
 
-def _columns(rows: list[Any]) -> ShardColumns:
+def _listed_shards(text: JsonText, max_shards: int) -> Iterator[ShardColumns]:
+    """Yield the shards of the "shardlist", many at a time. Raises ValueError as `read` does."""
+    count = 0
+    for rows in text.items():
+        count += len(rows)
+        if count > max_shards:
+            raise ValueError(f"it lists more than {max_shards:,} shards")
+        yield _columns_of(rows)
+
+
+def _columns_of(rows: list[Any]) -> ShardColumns:
     """Return the rows' columns. Raises ValueError for a malformed row.
 
-    All rows are checked together, which is fast. Only if that check fails, each row is checked to
-    find the reason.
+    All rows are checked together, which is fast. Only if this check fails is each row checked on
+    its own, to find the reason.
     """
     if _types_of(rows) == {dict}:
         names = ("url", "etag", *_COUNTS)
         columns = [[row.get(name) for row in rows] for name in names]
         if _are_sound(columns):
             return columns
-    faults = (fault for fault in map(_fault, rows) if fault)
-    # `_fault` has the same rules as `_are_sound`, so there is a fault.
+    faults = filter(None, map(_fault_of, rows))
+    # `_fault_of` has the same rules as `_are_sound`, so there is a fault.
     raise ValueError(next(faults))
 
 
 def _are_sound(columns: ShardColumns) -> bool:
-    """Return whether all rows are well-formed, by the same rules as `_fault` but faster."""
-    urls, etags, *counts = columns
-    known = [count for column in counts for count in column if count is not None]
-    are_urls_sound = _types_of(urls) == {str}
-    are_etags_sound = _types_of(etags).issubset(_ETAG_TYPES)
-    are_known_whole = _types_of(known).issubset({int})
-    if not (are_urls_sound and are_etags_sound and are_known_whole):
+    """Return whether all rows are well-formed, by the same rules as `_fault_of` but faster."""
+    urls, etags, *count_columns = columns
+    if _types_of(urls) != {str}:
         return False
-    smallest = min(known, default=0)
-    largest = max(known, default=0)
-    return smallest >= 0 and largest < _MAX_COUNT
+    if not _types_of(etags).issubset(_ETAG_TYPES):
+        return False
+    counts = [count for count in chain(*count_columns) if count is not None]
+    if not _types_of(counts).issubset({int}):
+        return False
+    return min(counts, default=0) >= 0 and max(counts, default=0) < _TOO_LARGE
 
 
 def _types_of(values: Iterable[object]) -> set[type]:
     return set(map(type, values))
 
 
-def _fault(row: Any) -> str:
+def _fault_of(row: Any) -> str:
     """Return what is wrong with a row; empty if nothing is."""
     url = row.get("url") if isinstance(row, dict) else None
     if type(url) is not str:
@@ -152,6 +165,6 @@ def _fault(row: Any) -> str:
         return f"etag of {url} is {etag!r}"
     for name in _COUNTS:
         count = row.get(name)
-        if count is not None and not (type(count) is int and 0 <= count < _MAX_COUNT):
+        if count is not None and not (type(count) is int and 0 <= count < _TOO_LARGE):
             return f"{name} of {url} is {count!r}"
     return ""

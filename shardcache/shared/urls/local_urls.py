@@ -1,4 +1,4 @@
-"""Local paths as urls that mean the same to the daemon, which has another working directory.
+"""Local paths as absolute urls, since the daemon has another working directory than the user.
 
 The client and the command line call these functions on urls that a user has written.
 """
@@ -19,8 +19,8 @@ def absolute_urls(
 def absolute_url(url: str | os.PathLike[str]) -> str:
     """Make local paths and patterns, including `file:path`, absolute.
 
-    A folder gets a trailing slash, which stands for all shards below it. Other urls are returned
-    unchanged.
+    A folder gets a trailing slash, by which its url stands for all shards below it. Other urls are
+    returned unchanged.
     """
     text = os.fspath(url)
     if not text or "://" in text or text.startswith("pipe:"):
@@ -36,7 +36,7 @@ def absolute_url(url: str | os.PathLike[str]) -> str:
 def _absolute(path: str) -> str:
     """Return a relative path or pattern as an absolute one.
 
-    This works on the text alone, because a pattern may be longer than a path can be.
+    The disk is not asked about the path, because a pattern may be longer than a path can be.
     """
     # Only `.` and `..` at the beginning are resolved: the names that follow may be a pattern.
     folder = os.getcwd()  # noqa: PTH109

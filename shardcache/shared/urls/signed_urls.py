@@ -1,7 +1,8 @@
 """Signed urls of web servers.
 
-A signed url has parameters that permit a read until it expires. Urls that differ only in these
-parameters name the same object, so the cache leaves them out when it identifies an object.
+A signed url has parameters that permit anyone who has it to read the object until it expires. Urls
+that differ only in these parameters name the same object, so the cache leaves them out when it
+identifies an object.
 
 ======================  ====================================================================
 signed by               parameters
@@ -14,8 +15,7 @@ Google, version 2       `GoogleAccessId`, `Signature`, `Expires`
 Azure (SAS)             `sv`, `sig`, `se`, `sp`, `sr` and the other fields of a token
 ======================  ====================================================================
 
-Anyone who has such a url may read the object until the url expires. The client imports this module
-as well, so it uses the standard library alone.
+The client imports this module as well, so it uses the standard library alone.
 """
 
 import re
@@ -30,23 +30,23 @@ class _Signing(NamedTuple):
 
     Attributes:
         marks: names of the parameters that every url signed this way has.
-        prefix: beginning that the names of the signature's parameters have in common; empty if they
-            have none in common.
-        others: names of the signature's other parameters, which do not have this prefix.
+        prefix: all parameters whose names begin with it belong to the signature; empty for no such
+            parameters.
+        others: names of the signature's other parameters.
     """
 
     marks: frozenset[str]
     prefix: str = ""
     others: frozenset[str] = frozenset()
 
-    def has(self, name: str) -> bool:
+    def has_parameter(self, name: str) -> bool:
         """Return whether a parameter belongs to the signature."""
         if name in self.marks or name in self.others:
             return True
         return bool(self.prefix) and name.startswith(self.prefix)
 
 
-# Fields that a SAS token may have in addition to its version and signature.
+# Parameters that a SAS token may have in addition to its version and signature.
 _SAS_FIELDS = frozenset(
     {
         "se",
@@ -115,28 +115,38 @@ def without_signature(url: str) -> str:
 def expiry_s(url: str) -> float | None:
     """Return the time at which a signed url expires, in seconds since the Unix epoch.
 
-    Returns None if the url does not state the time, and for a policy of CloudFront, which is not
-    parsed.
+    Return None if the url is not signed or does not state the time, and for a policy of CloudFront,
+    which is not parsed.
     """
     parsed = _parsed(url)
     if parsed is None:
         return None
-    fields = parsed.signature
     try:
-        for prefix in ("x-amz-", "x-goog-"):
-            if f"{prefix}date" in fields:
-                signed = datetime.strptime(fields[f"{prefix}date"], _BASIC_DATE)
-                valid = timedelta(seconds=int(fields[f"{prefix}expires"]))
-                return (signed.replace(tzinfo=UTC) + valid).timestamp()
-        if "expires" in fields:
-            return float(int(fields["expires"]))
-        if "se" in fields:
-            until = datetime.fromisoformat(fields["se"])
-            if until.tzinfo is None:
-                until = until.replace(tzinfo=UTC)
-            return until.timestamp()
+        return _stated_expiry_s(parsed.signature)
     except (KeyError, ValueError, OverflowError):
-        pass  # an invalid field: the store will refuse the url
+        return None  # a parameter is invalid, so the store will refuse the url
+
+
+def _stated_expiry_s(signature: Mapping[str, str]) -> float | None:
+    """Return the time at which a signature's parameters expire; None if they do not state it.
+
+    Raises KeyError, ValueError or OverflowError if a parameter is missing or invalid.
+    """
+    # 1. AWS and Google, version 4: when the url was signed, and for how many seconds it is valid
+    for prefix in ("x-amz-", "x-goog-"):
+        if f"{prefix}date" in signature:
+            signed = datetime.strptime(signature[f"{prefix}date"], _BASIC_DATE)
+            valid = timedelta(seconds=int(signature[f"{prefix}expires"]))
+            return (signed.replace(tzinfo=UTC) + valid).timestamp()
+    # 2. AWS and Google, version 2; CloudFront: seconds since the epoch
+    if "expires" in signature:
+        return float(int(signature["expires"]))
+    # 3. Azure: a date
+    if "se" in signature:
+        until = datetime.fromisoformat(signature["se"])
+        if until.tzinfo is None:
+            until = until.replace(tzinfo=UTC)
+        return until.timestamp()
     return None
 
 
@@ -147,16 +157,21 @@ def _parsed(url: str) -> _SignedUrl | None:
     if not mark or not _WEB.match(url):
         return None
     query, hash_mark, fragment = query.partition("#")
-    parameters = [(text, _name_in(text)) for text in query.split("&")]
-    names = {name for _, name in parameters}
+    parameters = [(_name_in(text), text) for text in query.split("&")]
+    names = {name for name, _ in parameters}
     signing = next((each for each in _SIGNINGS if each.marks <= names), None)
     if signing is None:
         return None
-    kept = "&".join(text for text, name in parameters if not signing.has(name))
-    kept_query = f"?{kept}" if kept else ""
-    object_url = path + kept_query + hash_mark + fragment
-    signature = {name: _value_in(text) for text, name in parameters if signing.has(name)}
-    return _SignedUrl(object_url, signature)
+
+    signature: dict[str, str] = {}
+    others: list[str] = []
+    for name, text in parameters:
+        if signing.has_parameter(name):
+            signature[name] = _value_in(text)
+        else:
+            others.append(text)
+    object_query = f"?{'&'.join(others)}" if others else ""
+    return _SignedUrl(path + object_query + hash_mark + fragment, signature)
 
 
 def _name_in(parameter: str) -> str:

@@ -1,9 +1,10 @@
 """Names of objects: their suffixes state whether they are shards, of which format, or index files.
 
-An index file lists shards. Lists that other programs write are index files, too. A name is the path
-of a url: it includes neither the query of a web url nor the version in an S3 url
-(`?versionId=ID`). A key split is the mark `#key_split=last-dot`, by which a user says how the names
-in a tar are split into keys and fields. A split, such as `#train`, names a part of an index file.
+An index file lists shards; it may be a list that another program has written. A name is the path of
+a url: it includes neither the query of a web url nor the version in an S3 url (`?versionId=ID`). A
+key split is the mark `#key_split=last-dot` at the end of a url, by which a user says how the names
+in a tar are split into keys and fields. A split is a mark such as `#train` at the end of an index
+file's url; it names one of the datasets that the file lists.
 """
 
 import re
@@ -18,7 +19,7 @@ INDEX_SUFFIX = ".json"
 
 _LIST_SUFFIX = ".list"
 _YAML_NAMES = ("/.info.yaml", "/split.yaml")
-_LISTS = (INDEX_SUFFIX, _LIST_SUFFIX, *_YAML_NAMES)
+_INDEX_ENDINGS = (INDEX_SUFFIX, _LIST_SUFFIX, *_YAML_NAMES)
 
 _WEB = re.compile(r"https?://", re.IGNORECASE)
 _QUERY = re.compile(r"[?#]")
@@ -28,10 +29,9 @@ _VERSIONED = re.compile(r"((?i:s3a?)://.+)\?versionId=([^?&#/*\[\]]+)")
 
 
 def path_of(url: str) -> str:
-    """Return a url without its query and fragment (web urls), or its version (urls of S3).
+    """Return a web url without its query and fragment, or an S3 url without its version.
 
-    In other urls, `?` and `#` are part of the name, except in the mark `#key_split=last-dot`, which
-    is left out of every url.
+    In other urls, `?` and `#` are part of the name. The key split is left out of every url.
     """
     url, _ = key_split_in(url)
     if not _WEB.match(url):
@@ -66,7 +66,7 @@ def is_tar(url: str) -> bool:
 
 
 def is_tar_or_unnamed(url: str) -> bool:
-    """Return whether an object's samples are read as a tar's: its name states tar or no format."""
+    """Return whether an object is read as a tar, because its name states tar or no format."""
     return format_of(url) is TAR
 
 
@@ -95,21 +95,18 @@ def format_of(url: str) -> Format:
 
 
 def split_of(index: str) -> tuple[str, str | None]:
-    """Return the url of an index file, and the split that follows it, as in `#train`.
-
-    The split is None if the url names none.
-    """
+    """Return an index file's url without its split, and the split; None if the url has none."""
     index, _ = key_split_in(index)
     url, mark, split = index.rpartition("#")
-    if mark and "/" not in split and path_of(url).lower().endswith(_LISTS):
+    if mark and "/" not in split and path_of(url).lower().endswith(_INDEX_ENDINGS):
         return url, split
     return index, None
 
 
 def is_index(url: str) -> bool:
-    """Return whether an object has the name of an index file, or of a list that others write."""
+    """Return whether an object has the name of an index file."""
     file, _ = split_of(url)
-    return path_of(file).lower().endswith(_LISTS)
+    return path_of(file).lower().endswith(_INDEX_ENDINGS)
 
 
 def is_yaml(index: str) -> bool:
@@ -119,19 +116,22 @@ def is_yaml(index: str) -> bool:
 
 def may_name_index(pattern: str) -> bool:
     """Return whether a pattern may expand to the url of an index file."""
-    return any(suffix in pattern.lower() for suffix in _LISTS)
+    return any(ending in pattern.lower() for ending in _INDEX_ENDINGS)
 
 
 def compression_of(url: str) -> str | None:
     """Return the compression that a shard's name states.
 
-    Returns None for a shard that is not compressed, and for any other file.
+    Return None for a shard that is not compressed, and for a file that is not a shard.
     """
     return format_table.compression_of(path_of(url))
 
 
 def is_stored_as_is(url: str) -> bool:
-    """Return whether the cached file of a shard always has the object's own bytes."""
+    """Return whether an object's cached file has the object's own bytes.
+
+    The files of compressed shards have other bytes, and so have those of formats that are repacked.
+    """
     named = format_table.suffix_and_format(path_of(url))
     if named is None:
         return True
@@ -157,7 +157,7 @@ def plain_name(name: str) -> str:
 def beside_index(index: str, suffix: str) -> str:
     """Return the url of the file that has an index file's name with another suffix.
 
-    A query is kept. An S3 version is not kept, because the other object has other versions.
+    A query is kept, but not an S3 version, because the other object has versions of its own.
     """
     file, _ = split_of(index)
     file, _ = version_in(file)

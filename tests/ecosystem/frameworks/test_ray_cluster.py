@@ -169,7 +169,7 @@ def test_tasks_on_a_node_without_a_daemon_share_a_private_one(folder: Path) -> N
         from shardcache_client.reader import ShardReader
 
         keys = [sample["__key__"] for sample in ShardReader(urls)]
-        return keys, list(map(str, PrivatePlace.find().running()))
+        return keys, list(map(str, PrivatePlace.find().running_sockets()))
 
     (folder / "data").mkdir()
     write_shards(folder / "data", SHARDS, SAMPLES)

@@ -258,7 +258,7 @@ class PrivateHome:
         }
 
     def running(self) -> list[Path]:
-        return PrivatePlace(self.runtime / "shardcache-private", "").running()
+        return PrivatePlace(self.runtime / "shardcache-private", "").running_sockets()
 
     def pids(self) -> list[int]:
         return list(map(pid_at, self.running()))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import DaemonError
-from shardcache.shared.credentials.handed_credentials import handed_kinds, handed_over
+from shardcache.shared.credentials.handed_credentials import handed_labels, handed_over
 from shardcache.shared.private import environment_digest
 
 _AWS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_SESSION_TOKEN": "token"}
@@ -105,7 +105,7 @@ def test_file_without_a_key_counts_by_its_path(text: str | None, tmp_path: Path)
         (tmp_path / "a.json").write_text(text)
     environment = {"GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / "a.json")}
     assert handed_over(environment) == {}
-    assert handed_kinds(environment) == {}
+    assert handed_labels(environment) == {}
 
 
 @pytest.mark.parametrize("bad", ["line break\n", "two\r\nlines", "t\u00f6ken", "\udcff", "nul\0", "t" * 8193])
@@ -115,7 +115,7 @@ def test_secret_that_no_request_can_have_is_not_handed_over(name: str, bad: str)
     assert handed_over({**_AWS, name: "good"})
     environment = {name: bad} if name not in _AWS else {**_AWS, name: bad}
     assert handed_over(environment) == {}
-    assert handed_kinds(environment) == {}, "it names a daemon of its own"
+    assert handed_labels(environment) == {}, "it names a daemon of its own"
 
 
 @pytest.mark.parametrize("bad", ["t\u00f6ken", "\udcff", "nul\0", "t" * 8193])
@@ -128,7 +128,7 @@ def test_token_of_the_hub_that_no_request_can_have_is_not_handed_over(bad: str) 
 def test_secrets_are_not_shown() -> None:
     """Neither the daemon's name nor a `repr` has one."""
     environment = {**_AWS, "HF_TOKEN": "secret", "AZURE_STORAGE_CONNECTION_STRING": _STRING.replace("one", "secret")}
-    assert "secret" not in repr(handed_kinds(environment)).replace("secret of Azure", "")
+    assert "secret" not in repr(handed_labels(environment)).replace("secret of Azure", "")
 
 
 def test_key_that_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
