@@ -225,7 +225,7 @@ class Cache:
         async with self._resolved(patterns, peer, send, "shards") as refs:
             # A pin needs the shard's version and size. Shards are pinned before they are fetched,
             # so that those which are cached already are not evicted for the others.
-            complete_refs = await self._warming.complete(refs, versions=True)
+            complete_refs = await self._warming.with_sizes(refs, versions=True)
             pins = await asyncio.to_thread(_pins_of, complete_refs, uids)
             new_urls = await self._pins.add(pins)
             # Shards that need not be fetched count as cached.

@@ -2,7 +2,8 @@
 
 `Cache.index` counts shards here, for `shardcache index`. The shards pass through the cache, which
 may be smaller than the dataset: each may be evicted once it is counted. A shard is fetched only if
-the count of its present version is unknown, or if tokens are counted.
+the count of its current version is unknown, or if tokens are counted. A shard is published once it
+is complete, checked and in its place in the cache; a lease keeps a published shard in the cache.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from shardcache.store.store import Store
 from shardcache.tarindex.named_members import TokenMember
 
 KNOWN = "known"
-"""State of shards that need not be fetched, as their counts are known."""
+"""State of a shard whose count was known, so that it was not fetched."""
 
 
 class _Counted(NamedTuple):
@@ -45,7 +46,11 @@ class _Counted(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Counting:
-    """Counts the samples of lists of shards, `_max_transfers` shards at a time."""
+    """Counts the samples of lists of shards, `_max_transfers` shards at a time.
+
+    Args:
+        _history: remembers the sample counts of shards that are no longer cached.
+    """
 
     _store: Store
     _transfers: Transfers
@@ -64,21 +69,21 @@ class Counting:
         are_current: bool,
         member: TokenMember | None = None,
     ) -> None:
-        """Report version, size and samples of each shard's present version.
+        """Report version, size and samples of each shard's current version.
 
-        A url that occurs several times is counted once. The `number` in its event counts each url
-        once, in the order of `refs`.
+        A url that occurs several times is counted once. The `number` in a shard's event is its
+        place among the urls in the order of `refs`, each counted once, from 0.
 
         Args:
             refs: the shards.
             send: gets the events; an exception from it aborts the counting.
-            are_current: whether the versions in `refs` are those that the origins have now, so that
+            are_current: True if the versions in `refs` are those that the origins have now, so that
                 origins are asked only for missing ones.
             member: the member of each sample whose tokens are counted as well, for which every
                 shard is fetched; None to count only samples.
         """
-        present = await self._present(refs, are_current=are_current)
-        numbers = {ref.url: number for number, ref in enumerate(present)}
+        current = await self._in_current_versions(refs, are_current=are_current)
+        numbers = {ref.url: number for number, ref in enumerate(current)}
         total_samples = 0
 
         async def visit(ref: ShardRef) -> ShardOutcome:
@@ -88,68 +93,61 @@ class Counting:
                 counted = await self._count_samples(ref)
             else:
                 counted = await self._count_tokens(ref, member)
-            complete = counted.ref
-            assert complete.samples is not None
-            assert complete.size_bytes is not None
-            total_samples += complete.samples
-            details: Event = {
-                "number": numbers[ref.url],
-                "version": complete.version,
-                "size_bytes": complete.size_bytes,
-                "samples": complete.samples,
-            }
-            if complete.tokens is not None:
-                details["tokens"] = complete.tokens
+            assert counted.ref.samples is not None
+            assert counted.ref.size_bytes is not None
+            total_samples += counted.ref.samples
             state = KNOWN if counted.is_known else FETCHED
-            return ShardOutcome(state, complete.size_bytes, details)
+            details = _details(counted.ref, numbers[ref.url])
+            return ShardOutcome(state, counted.ref.size_bytes, details)
 
-        work = Round(present, self._transfers, send, unfetched_state=KNOWN)
+        work = Round(current, self._transfers, send, unfetched_state=KNOWN)
         totals = await work.run(visit, self._max_transfers)
         await send({"event": "done", **totals, "samples": total_samples})
 
-    async def _stat(self, url: str) -> RemoteObject:
-        """Return an object as its origin has it now."""
-        return await self._downloader.stat_ahead(self._origins.origin(url), url)
-
-    async def _present(self, refs: Sequence[ShardRef], *, are_current: bool) -> Shards:
-        """Return each url once, in its present version, with its sample count if known."""
+    async def _in_current_versions(self, refs: Sequence[ShardRef], *, are_current: bool) -> Shards:
+        """Return each url once, in its current version, with its sample count if known."""
         # Urls whose version the origin has to be asked for. This is a dict to keep their order.
         unsure = dict.fromkeys(ref.url for ref in refs if ref.version is None or not are_current)
         objects = await self._downloader.stat_all(self._stat, unsure)
         counts = {(ref.url, ref.version): ref.samples for ref in refs if ref.samples is not None}
-        present: dict[str, ShardRef] = {}
+        current: dict[str, ShardRef] = {}
         for ref in refs:
-            if ref.url in present:
-                continue
-            if ref.url not in unsure:
-                present[ref.url] = ref
+            if ref.url in current:
                 continue
             obj = objects.get(ref.url)
-            if obj is None:  # the request failed; it is made again when the shard is counted
-                present[ref.url] = ShardRef(ref.url)
-            else:
-                present[ref.url] = _ref_of(obj, counts.get((obj.url, obj.version)))
-        return await self._history.fill(Shards.of(present.values()))
+            if ref.url not in unsure:
+                current[ref.url] = ref
+            elif obj is not None:
+                current[ref.url] = _ref_of(obj, counts.get((obj.url, obj.version)))
+            else:  # the request failed; it is made again when the shard is counted
+                current[ref.url] = ShardRef(ref.url)
+        return await self._history.fill(Shards.of(current.values()))
+
+    async def _stat(self, url: str) -> RemoteObject:
+        """Return an object as its origin has it now."""
+        return await self._downloader.stat_ahead(self._origins.origin(url), url)
 
     async def _count_samples(self, ref: ShardRef) -> _Counted:
         """Return a shard with its count. The shard is fetched only if the count is not known."""
         if ref.version is None:
             origin = self._origins.origin(ref.url)
             ref = _ref_of(await self._downloader.stat(origin, ref.url))
+        # 1. The count is known.
         if ref.samples is not None and ref.size_bytes is not None:
             return _Counted(ref, is_known=True)
 
+        # 2. The shard is cached. A lease also records that the shard was used.
         name = name_of(ref)  # the version is known, so the name is the shard's key
         if name in self._store.shards:
-            async with self._leasing.published(ref) as published:  # this records the use
+            async with self._leasing.published(ref) as published:
                 return _Counted(_ref_with_count(published.facts), is_known=published.hit)
 
-        # The shard is fetched without a lease. It may be evicted for the next shard at once, and a
-        # lease would then fetch it again.
+        # 3. The shard is fetched, without a lease: it may be evicted for the next shard at once,
+        #    and a lease would then fetch it again.
         shard = await self._transfers.wait(name, ref, PriorityClass.WARM, Wait())
         assert isinstance(shard, Shard)  # this wait does not accept a partial shard
         facts = await self._store.facts(shard)
-        if facts.samples is None:  # a transfer for a plain file was running, which did not index
+        if facts.samples is None:  # it was being fetched as a file of no format, without an index
             async with self._leasing.published(ref) as published:
                 facts = published.facts
         return _Counted(_ref_with_count(facts), is_known=False)
@@ -158,7 +156,7 @@ class Counting:
         """Count samples and tokens; after an error, count once more.
 
         The cached copy may be damaged. The second attempt has it checked, and fetched again if it
-        is.
+        is damaged.
         """
         try:
             return await self._try_count_tokens(ref, member)
@@ -166,7 +164,7 @@ class Counting:
             return await self._try_count_tokens(ref, member)
 
     async def _try_count_tokens(self, ref: ShardRef, member: TokenMember) -> _Counted:
-        """Count samples and tokens; after an error, mark the cached shard as suspect."""
+        """Count samples and tokens; on an error, mark the cached copy as one to be checked."""
         layout = self._store.layout
         async with self._leasing.published(ref) as published:
             request = TokensRequest(
@@ -184,8 +182,21 @@ class Counting:
         return _Counted(complete, is_known=published.hit)
 
 
+def _details(ref: ShardRef, number: int) -> Event:
+    """Return the fields that a counted shard's event has beyond those of every request."""
+    details: Event = {
+        "number": number,
+        "version": ref.version,
+        "size_bytes": ref.size_bytes,
+        "samples": ref.samples,
+    }
+    if ref.tokens is not None:
+        details["tokens"] = ref.tokens
+    return details
+
+
 def _ref_of(obj: RemoteObject, samples: int | None = None) -> ShardRef:
-    """Return an object as a shard; with None, its number of samples is unknown."""
+    """Return an object as a shard; `samples` is its number of samples, None if that is unknown."""
     return ShardRef(obj.url, obj.version, obj.size_bytes, samples)
 
 

@@ -2,9 +2,10 @@
 
 `Cache` does this for the commands `shardcache ls`, `evict` and `verify`. Users name shards by urls,
 prefixes of urls, or patterns, and see only the urls that the daemon's rules (`AllowList`) permit
-them. A shard is published once it is complete, checked and in its place in the cache. To quarantine
-a damaged shard is to take it out of the cache and keep its files apart. A file of parts
-(`PartFile`) has the cached parts of one object that was read by ranges.
+them. A shard is published once it is complete, checked and in its place in the cache. Its facts,
+such as url and size, are in its sidecar, a file next to it. To quarantine a damaged shard is to
+take it out of the cache and keep its files apart. A file of parts (`PartFile`) has the cached parts
+of one object that was read by ranges.
 """
 
 import asyncio
@@ -27,16 +28,16 @@ from shardcache.store.part_file import PartFile
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store
 
-_AT_ONCE = 256  # number of shards or files looked at before other tasks get a turn
+_PER_TURN = 256  # number of shards or files that are listed before other tasks run
 
 
 class _Verified(NamedTuple):
-    """Result for a shard, or for the parts of an object, after reading it again.
+    """Result of reading a shard, or the parts of an object, again.
 
     Attributes:
         url: url of the shard or object.
         size_bytes: number of cached bytes.
-        error: the damage found, or the error for which it could not be read; None if it is sound.
+        error: the damage, or the reason why it could not be read; None if it is sound.
     """
 
     url: str
@@ -62,8 +63,8 @@ class Inventory:
         unknown protocol.
         """
         await Origins.check_protocols([prefix])
-        is_meant = self._visible_under(prefix, peer)
-        async for shard, facts in self._shards(is_meant):
+        is_requested = self._visible_under(prefix, peer)
+        async for shard, facts in self._shards(is_requested):
             yield {
                 "url": facts.url,
                 "version": facts.version,
@@ -74,7 +75,7 @@ class Inventory:
                 "pinned": shard.pinned,
                 "used_at_s": shard.used_at_s,
             }
-        async for file, url in self._part_files(is_meant):
+        async for file, url in self._part_files(is_requested):
             yield {
                 "url": url,
                 "version": file.partial.obj.version,
@@ -89,7 +90,10 @@ class Inventory:
     async def evict(self, patterns: Sequence[str], peer: Peer) -> Json:
         """Remove the matching shards and parts that the user may see.
 
-        Returns the urls that were removed, those that stay with the reason, and the bytes freed.
+        Returns:
+            `evicted`, the urls of what was removed; `kept`, the url and reason of all that stays;
+            and `freed_bytes`.
+
         Raises ConfigError for a pattern of an unknown protocol.
         """
         await Origins.check_protocols(patterns)
@@ -99,21 +103,19 @@ class Inventory:
         kept: list[Json] = []
         freed_bytes = 0
 
-        def is_meant(url: str) -> bool:
+        def is_requested(url: str) -> bool:
             """Return whether a url matches, and the user may see it."""
             return matches(url) and visible(url)
 
-        async for shard, facts in self._shards(is_meant):
-            if shard.stays:
-                kept.append({"url": facts.url, "reason": self._why_it_stays(shard, facts)})
-            elif await self._residency.evict(shard):
+        async for shard, facts in self._shards(is_requested):
+            reason = await self._evict(shard, facts)
+            if reason is None:
                 evicted.append(facts.url)
                 freed_bytes += shard.kept_bytes
             else:
-                reason = "a process still has it open, or a hard link to it exists"
                 kept.append({"url": facts.url, "reason": reason})
 
-        async for file, url in self._part_files(is_meant):
+        async for file, url in self._part_files(is_requested):
             parts_bytes = await self._residency.parts.evict_all(file)
             freed_bytes += parts_bytes
             if parts_bytes:
@@ -122,36 +124,41 @@ class Inventory:
                 kept.append({"url": url, "reason": "ranges of it are being read"})
         return {"evicted": evicted, "kept": kept, "freed_bytes": freed_bytes}
 
-    def _why_it_stays(self, shard: Shard, facts: Facts) -> str:
-        """Return the reason for which a shard cannot be evicted, in words for the user."""
-        if shard.pinned:
-            pin = self._pins.get(facts.url)
+    async def _evict(self, shard: Shard, facts: Facts) -> str | None:
+        """Evict a shard; return None, or the reason why it stays, in words for the user."""
+        if shard.stays:
+            pin = self._pins.get(facts.url) if shard.pinned else None
             if pin is not None:
                 return pinned_by(pin)
-        return f"in use by {shard.leases} reader(s)"
+            return f"in use by {shard.leases} reader(s)"
+        if not await self._residency.evict(shard):
+            return "a process still has it open, or a hard link to it exists"
+        return None
 
     async def verify(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
         """Read every shard and part under a url prefix again, and yield events.
 
-        Damaged shards are quarantined, damaged parts are dropped. The last event also counts the
-        shards that were refused when they last arrived, and thus are not cached. Raises ConfigError
-        for a prefix of an unknown protocol.
+        Damaged shards are quarantined, and damaged parts are dropped. The numbers of shards in the
+        events include the objects with cached parts. The last event also counts the shards that
+        were refused as damaged when they last arrived, and thus are not cached.
+
+        Raises ConfigError for a prefix of an unknown protocol.
         """
         await Origins.check_protocols([prefix])
-        is_meant = self._visible_under(prefix, peer)
-        shards = [shard_facts async for shard_facts in self._shards(is_meant)]
-        files = [file_url async for file_url in self._part_files(is_meant)]
+        is_requested = self._visible_under(prefix, peer)
+        shards = [shard_facts async for shard_facts in self._shards(is_requested)]
+        files = [file_url async for file_url in self._part_files(is_requested)]
         total_bytes = sum(shard.size_bytes for shard, _ in shards)
         total_bytes += sum(file.kept_parts_bytes for file, _ in files)
         count = len(shards) + len(files)
         yield {"event": "start", "shards": count, "total_bytes": total_bytes}
         done_shards = 0
         done_bytes = 0
-        corrupt = 0
+        corrupt_shards = 0
         async for verified in self._verified(shards, files):
             error = verified.error
             if isinstance(error, CorruptShardError):
-                corrupt += 1
+                corrupt_shards += 1
             done_shards += 1
             done_bytes += verified.size_bytes
             result: Json = {"event": "shard", "url": verified.url, "ok": error is None}
@@ -165,11 +172,11 @@ class Inventory:
                 "done_bytes": done_bytes,
                 "total_bytes": total_bytes,
             }
-        refused = sum(map(is_meant, self._transfers.refusals))
+        refused = sum(map(is_requested, self._transfers.refusals))
         yield {
             "event": "done",
             "shards": count,
-            "corrupt": corrupt,
+            "corrupt": corrupt_shards,
             "refused": refused,
             "bytes": done_bytes,
         }
@@ -184,14 +191,14 @@ class Inventory:
             error = await self._verify(shard)
             yield _Verified(facts.url, shard.size_bytes, error)
         for file, url in files:
-            size_bytes = file.kept_parts_bytes  # this comes before damaged parts are dropped
+            size_bytes = file.kept_parts_bytes  # before damaged parts are dropped
             parts_error = await self._verify_parts(file, url)
             yield _Verified(url, size_bytes, parts_error)
 
     async def _verify(self, shard: Shard) -> CorruptShardError | ExhaustedError | None:
-        """Read a shard again; return its damage, or the error for which it could not be read.
+        """Read a shard again; return its damage, or the reason why it could not be read.
 
-        None if it is sound, or has been evicted.
+        Return None if it is sound, or has been evicted.
         """
         if self._store.shards.get(shard.key) is not shard:
             return None  # the shard was evicted after it was listed
@@ -209,9 +216,9 @@ class Inventory:
         file: PartFile,
         url: str,
     ) -> CacheError | CorruptShardError | None:
-        """Read the parts of an object again; return their damage, or an error of the reading.
+        """Read the parts of an object again; return their damage, or why they could not be read.
 
-        None if they are sound, or no longer cached as parts.
+        Return None if they are sound, or no longer cached as parts.
         """
         if self._store.parts.get(file.partial.key) is not file:
             return None  # the parts were evicted, or taken over by a transfer of the whole object
@@ -228,48 +235,48 @@ class Inventory:
     def _visible_under(self, prefix: str, peer: Peer) -> Callable[[str], bool]:
         """Return a predicate: may the user see this url, and is it under the prefix?"""
         visible = self._visible_to(peer)
-        is_within_scheme = "://" not in prefix and not prefix.startswith("/")
-        if is_within_scheme:
-            start = prefix  # `canonical` would take such a prefix, as "s3:", for a path
+        ends_within_scheme = "://" not in prefix and not prefix.startswith("/")
+        if ends_within_scheme:
+            start = prefix  # `canonical` would take a prefix such as "s3:" for a path
         else:
             start = canonical(prefix)
         return lambda url: canonical(url).startswith(start) and visible(url)
 
     async def _shards(
         self,
-        is_meant: Callable[[str], bool],
+        is_requested: Callable[[str], bool],
     ) -> AsyncGenerator[tuple[Shard, Facts], None]:
-        """Yield the published shards whose url is meant, with their facts.
+        """Yield the published shards whose urls are requested, with their facts.
 
-        A shard whose sidecar proves to be damaged is quarantined.
+        A shard whose sidecar proves to be damaged is quarantined, and not listed.
 
         Args:
-            is_meant: returns whether a url is among the requested ones.
+            is_requested: returns whether a url is among the requested ones.
         """
         for number, shard in enumerate(list(self._store.shards.values())):
-            if number % _AT_ONCE == 0:
+            if number % _PER_TURN == 0:
                 await asyncio.sleep(0)
-            if shard.facts is not None and not is_meant(shard.facts.url):
-                continue  # its sidecar need not be read, as the url is known
+            if shard.facts is not None and not is_requested(shard.facts.url):
+                continue  # the url is known already, so the sidecar need not be read
             try:
                 facts = await self._store.facts(shard)
             except CorruptShardError as exn:
                 await self._health.take_out(shard, exn)
                 continue
-            if is_meant(facts.url) and self._store.shards.get(shard.key) is shard:
+            if is_requested(facts.url) and self._store.shards.get(shard.key) is shard:
                 yield shard, facts
 
     async def _part_files(
         self,
-        is_meant: Callable[[str], bool],
+        is_requested: Callable[[str], bool],
     ) -> AsyncGenerator[tuple[PartFile, str], None]:
-        """Yield the files of parts whose object's url is meant, with that url."""
+        """Yield the files of parts whose object's url is requested, with that url."""
         for number, file in enumerate(self._store.parts.files()):
-            if number % _AT_ONCE == 0:
+            if number % _PER_TURN == 0:
                 await asyncio.sleep(0)
             url = stored_url(file.partial.obj.url)
             # Parts that a transfer of the whole object has taken over are no longer listed.
-            if file.is_kept_by_part and is_meant(url):
+            if file.is_kept_by_part and is_requested(url):
                 yield file, url
 
     def _visible_to(self, peer: Peer) -> Callable[[str], bool]:

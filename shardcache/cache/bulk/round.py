@@ -1,7 +1,8 @@
-"""Work through the shards of one request, a few at a time, with events for progress.
+"""Round: the shards of one request, visited a few at a time, with events for progress.
 
-A user's request to warm, pin or count a list of shards is one round. Its events are the lines of
-JSON that the user's command gets. To visit a shard means to fetch or count it, as the request says.
+A user's request to warm, pin or count a list of shards is one round. To warm a shard is to fetch it
+before it is read; to pin it is to fetch it and keep it in the cache. To visit a shard is to fetch
+or count it, as the request says. Events are the lines of JSON that the user's command gets.
 """
 
 import asyncio
@@ -25,8 +26,8 @@ Send = Callable[[Event], Awaitable[None]]
 
 _PROGRESS_S = 0.25  # interval between events of progress
 
-# Counters that every round has. A third counter, whose name the request chooses, counts the shards
-# that need not be fetched.
+# States of visited shards, by which a round counts them. The third state, whose name the request
+# chooses, is that of shards which need not be fetched.
 FETCHED = "fetched"
 FAILED = "failed"
 
@@ -35,7 +36,7 @@ class ShardOutcome(NamedTuple):
     """Result of visiting one shard.
 
     Attributes:
-        state: name of the counter that the shard adds to.
+        state: `FETCHED`, or the state of shards that need not be fetched.
         origin_bytes: the shard's size at the origin, whether or not it was fetched.
         details: further fields of the shard's event.
     """
@@ -65,24 +66,27 @@ class Round:
 
         Args:
             refs: the shards.
-            transfers: all transfers in progress, which tell how much of each shard has arrived.
+            transfers: all transfers in progress, which know how much of each shard has arrived.
             send: gets the events.
-            unfetched_state: name of the counter of shards that need not be fetched.
+            unfetched_state: state of the shards that need not be fetched.
         """
         self._refs = refs
         self._transfers = transfers
         self._send = send
         self._counts = Counter(dict.fromkeys((FETCHED, unfetched_state, FAILED), 0))
         self._visiting: set[str] = set()  # names of the shards that are visited now
-        self._done_bytes = 0  # size of the visited shards at their origins
-        self._fetched_bytes = 0  # size of those among them that were fetched
+        self._done_bytes = 0  # size at the origins of all shards that were visited
+        self._fetched_bytes = 0  # size at the origins of the shards that were fetched
         sizes = [ref.size_bytes for ref in refs if ref.size_bytes is not None]
         self.total_bytes = sum(sizes) or None
 
     async def run(
         self, visit: Callable[[ShardRef], Awaitable[ShardOutcome]], at_once: int
     ) -> Event:
-        """Visit every shard, `at_once` at a time, with an event for each; return the totals.
+        """Visit every shard, `at_once` at a time, with an event for each.
+
+        Return the totals, as fields of the request's last event: `shards`, the number of shards in
+        each state, and `origin_bytes`.
 
         Args:
             visit: does the work for a shard. A ShardcacheError from it is sent as an event.
@@ -93,7 +97,7 @@ class Round:
         )
         async with asyncio.TaskGroup() as group:
             progress_task = group.create_task(self._send_progress())
-            async with asyncio.TaskGroup() as workers:
+            async with asyncio.TaskGroup() as workers:  # ends when all shards are visited
                 todo = iter(self._refs)  # shared by all workers
                 for _ in range(at_once):
                     workers.create_task(self._work(visit, todo))
@@ -102,7 +106,7 @@ class Round:
         return {
             "shards": len(self._refs),
             **self._counts,
-            # Only what came from the origins, unlike the `origin_bytes` of a `ShardOutcome`.
+            # Of fetched shards only, unlike the `origin_bytes` of a `ShardOutcome`.
             "origin_bytes": self._fetched_bytes,
         }
 
@@ -111,7 +115,7 @@ class Round:
         visit: Callable[[ShardRef], Awaitable[ShardOutcome]],
         todo: Iterator[ShardRef],
     ) -> None:
-        """Visit shards, one after another, until the workers together have visited all.
+        """Visit shards, one after another, until none is left.
 
         Args:
             visit: does the work for a shard.
@@ -129,8 +133,8 @@ class Round:
                 await self._report(ref, outcome)
             finally:
                 self._visiting.discard(name)
-            # Cached shards take no waiting, so a hundred thousand of them would block the event
-            # loop.
+            # The visit of a cached shard does not wait for anything, so a hundred thousand of them
+            # would block the event loop.
             await asyncio.sleep(0)
 
     async def _report(self, ref: ShardRef, outcome: ShardOutcome) -> None:
@@ -149,7 +153,7 @@ class Round:
             await self._send(self._progress())
 
     def _progress(self) -> Event:
-        """Return an event with the present progress, including shards that have arrived in part."""
+        """Return an event with the progress so far, including shards that have arrived in part."""
         done_bytes = self._done_bytes
         for name in self._visiting:
             transfer = self._transfers.get(name)
@@ -170,7 +174,7 @@ async def reporting(
     downloader: Downloader,
     send: Send,
 ) -> AsyncIterator[None]:
-    """Report, during the block, requests that fail and are repeated.
+    """Report requests that fail and are repeated while the block runs.
 
     While several requests fail, only the one with the most attempts is reported.
 
@@ -188,16 +192,16 @@ async def reporting(
 
 
 async def _report_failures(urls: Collection[str], downloader: Downloader, send: Send) -> None:
-    """Send an event whenever the failed attempt to report has changed; see `reporting`."""
+    """Send an event for each failed attempt that `reporting` reports, until cancelled."""
     last_sent = None
     while True:
         await asyncio.sleep(_PROGRESS_S)
         failing = [(attempt, url) for url, attempt in downloader.failing.items() if url in urls]
         if not failing:
             continue
-        # Failed attempts compare by their numbers first: the 3rd attempt is greater than the 2nd.
+        # The attempt with the highest number is the greatest.
         attempt, url = max(failing)
-        # The attempt stays the same until the request has failed once more.
+        # It stays the same until the request has failed once more.
         if attempt != last_sent:
             last_sent = attempt
             await send({"event": "retrying", "url": redact(url), "message": str(attempt)})

@@ -1,11 +1,15 @@
 """Warming: lists of shards are fetched before anybody reads them.
 
-`Cache` does this for `shardcache warm`, and for `shardcache pin`, which also fetches its shards.
+`Cache` does this for `shardcache warm`, and for `shardcache pin`, which also keeps the shards in
+the cache. A round is the work for one request: each of its shards is visited, which means fetched
+if it is not cached. A shard is published once it is complete, checked and in its place in the
+cache.
 """
 
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from shardcache.cache.bulk.round import FAILED, FETCHED, Event, Round, Send, ShardOutcome
 from shardcache.cache.fetching.leasing import Leasing, Published
@@ -21,7 +25,7 @@ from shardcache.store.space import Space
 from shardcache.store.store import Store
 
 CACHED = "cached"
-"""Counter of the shards that need not be fetched, as they are cached."""
+"""State of a shard that was cached, so that it was not fetched."""
 
 
 class Warming:
@@ -46,8 +50,10 @@ class Warming:
     async def warm(self, refs: Sequence[ShardRef], send: Send) -> None:
         """Fetch the shards, and send events to `send`.
 
-        While shards are being fetched, origins are asked for the sizes that no listing gave. Raises
-        CapacityError as soon as the shards together are known to exceed the cache's capacity.
+        While shards are being fetched, origins are asked for the sizes that no listing gave.
+
+        Raises CapacityError as soon as the shards together are known to exceed the cache's
+        capacity.
         """
         unique = list(dict.fromkeys(refs))
         # A url without a version stands for the version that was cached last, even before a
@@ -57,46 +63,46 @@ class Warming:
         # shard at the same time.
         wanted = random.sample(unique, len(unique))
         # The space is measured now, before transfers of these very shards take some of it.
-        check_size = _size_check(self._store.measured_space())
-        check_size(wanted)
+        limit = _SizeLimit.of(self._store.measured_space())
+        limit.check(wanted)
         work = Round(wanted, self._transfers, send, unfetched_state=CACHED)
-        delivered: list[Published] = []
+        visited: list[Published] = []
 
-        async def note(published: Published) -> None:
+        async def remember(published: Published) -> None:
             """Remember a shard that was cached or fetched."""
-            delivered.append(published)
+            visited.append(published)
 
-        fetching = asyncio.create_task(self.fetch(work, note))
-        completing = asyncio.create_task(self.complete(wanted))
+        fetching = asyncio.create_task(self.fetch(work, remember))
+        sizing = asyncio.create_task(self.with_sizes(wanted))
         try:
-            await asyncio.wait((fetching, completing), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((fetching, sizing), return_when=asyncio.FIRST_COMPLETED)
             # Once all sizes are known, the total is checked again, and shown with the progress.
             if not fetching.done():
-                work.total_bytes = check_size(completing.result())
+                work.total_bytes = limit.check(sizing.result())
             totals = await fetching
         finally:
             fetching.cancel()
-            completing.cancel()
-            await asyncio.gather(fetching, completing, return_exceptions=True)
+            sizing.cancel()
+            await asyncio.gather(fetching, sizing, return_exceptions=True)
 
-        await self._report_evicted(delivered, totals, send)
+        await self._report_evicted(visited, totals, send)
         await send({"event": "done", **totals})
 
     async def _report_evicted(
         self,
-        delivered: Sequence[Published],
+        visited: Sequence[Published],
         totals: Event,
         send: Send,
     ) -> None:
-        """Count those shards as failed that have been evicted again by the end of the round.
+        """Count the shards as failed that were evicted again before the end of the round.
 
         Args:
-            delivered: the shards that were cached or fetched.
+            visited: the shards that were cached or fetched.
             totals: the counts of the round, which are changed.
             send: gets an event for each evicted shard.
         """
         space = self._store.measured_space()
-        for published in delivered:
+        for published in visited:
             is_cached = self._store.shards.get(published.shard.key) is published.shard
             if is_cached:
                 continue
@@ -110,11 +116,11 @@ class Warming:
             await send({"event": "error", "error": evicted.to_json()})
 
     async def fetch(self, work: Round, use: Callable[[Published], Awaitable[None]]) -> Event:
-        """Fetch the shards of a round; return the totals, which the caller sends as last event.
+        """Fetch the shards of a round; return the totals (`Round.run`) for the last event.
 
         Args:
             work: the round.
-            use: called with each shard, which is retained during the call.
+            use: called with each shard, which is not evicted during the call.
         """
 
         async def visit(ref: ShardRef) -> ShardOutcome:
@@ -127,11 +133,7 @@ class Warming:
 
         return await work.run(visit, self._max_transfers)
 
-    async def _stat(self, url: str) -> RemoteObject:
-        """Return an object as its origin has it now."""
-        return await self._downloader.stat_ahead(self._origins.origin(url), url)
-
-    async def complete(
+    async def with_sizes(
         self,
         refs: Iterable[ShardRef],
         *,
@@ -139,44 +141,61 @@ class Warming:
     ) -> list[ShardRef]:
         """Return each shard once, with its size; origins are asked for sizes that are not known.
 
+        A size stays unknown if the request for it fails.
+
         Args:
             refs: the shards.
             versions: True to ask for missing versions, too.
         """
-        wanted = list(dict.fromkeys(refs))
-        unknown = [ref.url for ref in wanted if _lacks_facts(ref, versions=versions)]
-        objects = await self._downloader.stat_all(self._stat, unknown)
-        return [_completed(ref, objects.get(ref.url), versions=versions) for ref in wanted]
+        unique = list(dict.fromkeys(refs))
+        incomplete = [ref.url for ref in unique if _is_incomplete(ref, versions=versions)]
+        objects = await self._downloader.stat_all(self._stat, incomplete)
+        return [_completed(ref, objects.get(ref.url), versions=versions) for ref in unique]
+
+    async def _stat(self, url: str) -> RemoteObject:
+        """Return an object as its origin has it now."""
+        return await self._downloader.stat_ahead(self._origins.origin(url), url)
 
 
-def _size_check(space: Space) -> Callable[[Iterable[ShardRef]], int | None]:
-    """Return a function that checks whether shards fit into the cache, as `space` is now."""
-    limit_bytes = space.possible_bytes
-    explanation = space.explanation
+class _SizeLimit(NamedTuple):
+    """The space that the cache had for all shards of a request when the request began.
 
-    def check(refs: Iterable[ShardRef]) -> int | None:
+    Attributes:
+        limit_bytes: maximum size of all shards together.
+        explanation: why there is no more space, in words for the user.
+        remedy: how the user can get more space.
+    """
+
+    limit_bytes: int
+    explanation: str
+    remedy: str
+
+    @classmethod
+    def of(cls, space: Space) -> "_SizeLimit":
+        """Return the limit that the cache's present space sets."""
+        return cls(space.possible_bytes, space.explanation, space.remedy)
+
+    def check(self, refs: Iterable[ShardRef]) -> int | None:
         """Return the sum of the known sizes; None if none is known.
 
-        Raises CapacityError if the sum is larger than the cache.
+        Raises CapacityError if the sum is larger than the limit.
         """
         known_bytes = sum(ref.size_bytes or 0 for ref in refs)
-        if known_bytes > limit_bytes:
+        if known_bytes > self.limit_bytes:
             raise CapacityError(
-                f"the shards total {size(known_bytes)}; {explanation}",
-                remedy=f"{space.remedy}, or warm fewer shards",
+                f"the shards total {size(known_bytes)}; {self.explanation}",
+                remedy=f"{self.remedy}, or warm fewer shards",
             )
         return known_bytes or None
 
-    return check
-
 
 def _state_of(published: Published) -> str:
-    """Return the name of the counter that a shard adds to."""
+    """Return the state by which a round counts a shard."""
     return CACHED if published.hit else FETCHED
 
 
-def _lacks_facts(ref: ShardRef, *, versions: bool) -> bool:
-    """Return whether the size is missing; with `versions`, also whether the version is."""
+def _is_incomplete(ref: ShardRef, *, versions: bool) -> bool:
+    """Return whether a shard's size is missing or, with `versions`, its size or its version."""
     return ref.size_bytes is None or (versions and ref.version is None)
 
 
@@ -185,8 +204,8 @@ def _completed(ref: ShardRef, obj: RemoteObject | None, *, versions: bool) -> Sh
 
     Args:
         ref: the shard.
-        obj: the origin's answer; None if there is none, which changes nothing.
-        versions: whether to add a missing version.
+        obj: the origin's answer; None if there is none, and the shard is returned unchanged.
+        versions: True to add a missing version.
     """
     if obj is None:
         return ref

@@ -92,8 +92,8 @@ async def test_sizes_and_versions_are_asked_for_where_they_are_not_known(refs: l
     known = refs[0]._replace(size_bytes=7, version="v")
     async with ground(tmp_path) as here:
         warming = here.parts().requesting.warming
-        sizes = await warming.complete([known, *refs[1:], known])
-        versions = await warming.complete(refs[1:], versions=True)
+        sizes = await warming.with_sizes([known, *refs[1:], known])
+        versions = await warming.with_sizes(refs[1:], versions=True)
     assert [ref.url for ref in sizes] == [ref.url for ref in refs]
     assert sizes[0] == known
     assert [ref.size_bytes for ref in sizes[1:]] == [
