@@ -8,6 +8,8 @@ The file is made from the template nginx.conf.template in this folder. In the te
 - A line that begins with `[each name]` is repeated for each row of the table of that name. It may
   also use the row's values, which are in `_tables`.
 
+Terms:
+
 - part: a range of an object;
 - owner: the node that fetches and caches a part;
 - front: the Unix socket at which nginx serves the daemon of its own node;

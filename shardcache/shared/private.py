@@ -293,9 +293,8 @@ def environment_digest(folder: Path, python: str = "") -> str:
     if python:
         hashed.append(python)
     text = "\0".join(hashed)
-    return hmac.new(key, text.encode(errors="surrogateescape"), "sha256").hexdigest()[
-        :_DIGEST_CHARS
-    ]
+    digest = hmac.new(key, text.encode(errors="surrogateescape"), "sha256").hexdigest()
+    return digest[:_DIGEST_CHARS]
 
 
 def _is_credential(variable: str) -> bool:

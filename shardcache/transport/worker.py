@@ -96,15 +96,15 @@ class Worker:
         arrives.
         """
         partial_line = b""
-        next_tick_s = 0.0
+        next_report_s = 0.0  # by the monotonic clock
         while True:
             wait_s = _PROGRESS_S if self._gates else _EXPIRE_S
             readable, _, _ = select.select([_STDIN], [], [], wait_s)
             now_s = time.monotonic()
-            if now_s >= next_tick_s:
+            if now_s >= next_report_s:
                 self._report_progress()
                 self._pool.expire()
-                next_tick_s = now_s + _PROGRESS_S
+                next_report_s = now_s + _PROGRESS_S
             if not readable:
                 continue
 

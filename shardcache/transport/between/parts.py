@@ -85,12 +85,12 @@ class PartFileError(Exception):
 # same time would only spin on the file's lock in the kernel. Locks of one process suffice, as all
 # writers of a file are in one worker.
 _file_locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
-_guards_file_locks = threading.Lock()
+_file_locks_guard = threading.Lock()
 
 
 def _lock_of(file: str) -> threading.Lock:
     """Return the lock by which the writers of a file take turns."""
-    with _guards_file_locks:
+    with _file_locks_guard:
         return _file_locks.setdefault(file, threading.Lock())
 
 

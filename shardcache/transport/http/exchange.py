@@ -318,7 +318,7 @@ class Exchange:
             raise ConnectionResetError(message)
         is_first = self._gate.first_byte_s is None
         self._gate.record_received(count)
-        if self._gate.is_used_up or (is_first and self._reports_first_bytes):
+        if self._gate.is_credit_used_up or (is_first and self._reports_first_bytes):
             self._report_progress()
         return count
 

@@ -65,7 +65,7 @@ class Gate:
     @property
     def _may_read(self) -> bool:
         """True if the request is not paused and has byte credit left."""
-        return not self._is_paused and not self.is_used_up
+        return not self._is_paused and not self.is_credit_used_up
 
     def record_received(self, count: int) -> None:
         """Count bytes of the body that were received."""
@@ -74,7 +74,7 @@ class Gate:
         self.received_bytes += count
 
     @property
-    def is_used_up(self) -> bool:
+    def is_credit_used_up(self) -> bool:
         """True while there is no byte credit left."""
         return self.received_bytes >= self._limit_bytes
 

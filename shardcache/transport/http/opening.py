@@ -74,7 +74,7 @@ class HttpConnection:
     def is_readable(self) -> bool:
         """True if bytes, or the stream's end, have arrived and were not read.
 
-        An idle connection of which this is True is unusable, as no request is in flight on it.
+        An idle connection is then unusable, as no request is in flight to which they could belong.
         """
         if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0:
             return True

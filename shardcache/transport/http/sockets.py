@@ -61,8 +61,8 @@ async def connect(host: str, port: int, *, far_only: bool = False) -> socket.soc
 
     Args:
         far_only: True to refuse a host whose name leads to this node or its metadata service. The
-            name is looked up once, for the check and for the connection, so a name whose addresses
-            change between two lookups (DNS rebinding) is refused as well.
+            name is looked up once, for the check and for the connection. So a server of names that
+            answers differently the next time (DNS rebinding) gains nothing.
 
     Raises an OSError that names the host, and NearHostError with `far_only`.
     """
@@ -83,7 +83,7 @@ async def connect(host: str, port: int, *, far_only: bool = False) -> socket.soc
 
 def _check_far(host: str, addresses: Sequence[AddrInfoType]) -> None:
     """Raise NearHostError if one of the host's addresses is near, though its name is not."""
-    # A url whose host names this node openly was permitted before; here it is not refused.
+    # A host that names this node openly is not refused here: the rules on urls have permitted it.
     if is_near(host):
         return
     for *_, socket_address in addresses:
