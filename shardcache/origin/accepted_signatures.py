@@ -1,7 +1,7 @@
 """Signed urls that their servers accepted lately.
 
-A signed url has parameters that permit a read of its object until it expires. The daemon gives
-cached bytes only to a client whose url the server has accepted.
+A signed url has parameters that permit a read of its object until the url expires. The daemon
+gives the object's cached bytes only to a client whose signed url the server has accepted.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ _MAX_URLS = 200_000  # each url takes a hash and a number: some 30 MB together
 
 
 class Signatures:
-    """Signed urls that were accepted. Each is kept until it expires, but at most for an hour.
+    """Signed urls that were accepted. Each counts until it expires, but for an hour at most.
 
     The urls are secrets, so only their hashes are kept.
     """
@@ -27,7 +27,7 @@ class Signatures:
     def __repr__(self) -> str:
         return f"<Signatures of {len(self._accepted)} urls>"
 
-    def accept(self, url: str) -> None:
+    def record_accepted(self, url: str) -> None:
         """Record that the server has just accepted a url. No-op for a url that is not signed."""
         if not is_signed(url):
             return
@@ -37,11 +37,11 @@ class Signatures:
         if len(self._accepted) > _MAX_URLS:
             del self._accepted[next(iter(self._accepted))]
 
-    def refuse(self, url: str) -> None:
+    def record_refused(self, url: str) -> None:
         """Record that the server has refused a url."""
         self._accepted.pop(_hash(url), None)
 
-    def allow(self, url: str) -> bool:
+    def allows(self, url: str) -> bool:
         """Return whether cached bytes may be given to a client that has this url.
 
         Returns True for a url that is not signed.
@@ -51,8 +51,8 @@ class Signatures:
         accepted_s = self._accepted.get(_hash(url))
         if accepted_s is None or time.monotonic() - accepted_s > _REMEMBERED_S:
             return False
-        until_s = expiry_s(url)
-        return until_s is None or time.time() < until_s
+        expires_s = expiry_s(url)  # by the wall clock; None if the url does not state it
+        return expires_s is None or time.time() < expires_s
 
 
 def _hash(url: str) -> bytes:

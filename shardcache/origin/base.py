@@ -1,9 +1,10 @@
 """Interface between the cache and its origins.
 
 An origin is a place that shards are fetched from: an object store, a web server or a filesystem.
-`registry` creates one `Origin` per protocol and table of options, and `fetch` calls its methods. A
-part is the unit in which an object is requested, checksummed and recorded. The tier is an optional
-cache that the nodes of a cluster share; requests to the tier go through this node's nginx.
+`registry` creates one `Origin` per protocol and `[[origin]]` table of the config. The package
+`fetch` calls its methods. A session is a client's connection to the daemon. A part is the unit in
+which an object is requested, checksummed and recorded. The tier is an optional cache that the nodes
+of a cluster share; requests to the tier go through this node's nginx.
 """
 
 import asyncio
@@ -34,18 +35,18 @@ class Setup:
     """Argument of every origin's constructor.
 
     Attributes:
-        protocol: the part of its urls before `://`.
-        table: options for its urls.
-        max_connections: limit on the number of connections that the origin opens itself; the caller
-            limits the connections of `workers`.
+        protocol: the part of the origin's urls before `://`.
+        table: the `[[origin]]` table with the options for these urls.
+        max_connections: maximum number of connections that the origin opens itself. The connections
+            of `workers` do not count: the caller limits those.
         redirect_guard: rules that the target of a redirect must satisfy; None for a process that
             reads with its own user's rights, which needs no such rules.
         workers: processes that send requests and write bodies to files.
-        session_credentials: credentials that this user's sessions have handed over; an origin
-            prefers them to the credentials of the daemon's environment.
+        session_credentials: credentials that all sessions have handed over to a private daemon.
+            `PermittedOrigin` opens one origin for each of them.
         signatures: signed urls that were accepted lately.
-        credentials: credentials of one session, and the only ones that the origin reads with; None
-            for the daemon's own.
+        credentials: the only credentials that the origin reads with, which are those of one
+            session; None to read with the daemon's own.
     """
 
     protocol: str
@@ -88,11 +89,11 @@ class Origin(Protocol):
         flow: Flow,
         commit: Commit | None = None,
     ) -> list[PartSums] | None:
-        """Write bytes of exactly this version into their file; return each part's checksums.
+        """Write parts of exactly this version into their file; return each part's checksums.
 
         Args:
-            parts: the parts to fetch: one part, or several if the object is `joinable`, or all
-                parts of the object if it does not support `ranges`.
+            parts: the file and its parts to fetch: one part, or several if the object is
+                `joinable`, or all parts of the object if it does not support `ranges`.
             flow: counts the bytes as they arrive, and pauses the read.
             commit: called when all bytes have arrived, before any is written; if it returns False,
                 nothing is written, and the result is None. Without it, bytes are written as they
@@ -118,6 +119,8 @@ class Origin(Protocol):
             received: called with the number of objects that each page lists, not with bytes.
             flat: True to list only the objects without another "/" after the prefix, and the
                 folders. A folder's url ends in "/"; its version is empty and its size is 0.
+
+        Raises the errors of `stat`.
         """
 
     async def list_page(self, wanted: PageRequest) -> ListedPage:
@@ -133,11 +136,10 @@ class Origin(Protocol):
         )
 
     async def part_span(self, obj: RemoteObject, number: int) -> tuple[int, int] | None:
-        """Return the bytes `[start, end)` of one part of an object's multipart upload.
+        """Return the range `[start, end)` of bytes of one part of an object's multipart upload.
 
-        Returns None if there is no such part. An object that was not uploaded in parts has one
-        part, which is the whole object. The parts of an upload are not the parts that the cache
-        fetches.
+        These are not the parts that the cache fetches. An object that was not uploaded in parts has
+        one part, which is the whole object. Returns None if there is no such part.
 
         Args:
             number: number of the part; 1 for the first.
@@ -158,22 +160,22 @@ class Origin(Protocol):
     ) -> Answer | None:
         """Return the tier's answer to a request for parts.
 
-        If the answer is as expected, the parts are in their file when this returns. Returns None,
-        without a request, if this object's parts must bypass the tier.
+        If the answer has `sums`, the parts have been written into their file. Returns None, without
+        a request, if this object's parts must bypass the tier.
 
         Args:
             route: address of the tier, and the headers by which it handles the request.
-            flow: counts and pauses the bytes, as for `fetch`; None if the request is a question to
-                the tier, whose answer has no body to write.
+            flow: counts and pauses the bytes, as for `fetch`; None if the request asks about the
+                parts, and no body is to be written (see `Route.question`).
 
         Raises what `fetch` raises when the connection fails.
         """
         return None
 
-    async def permitted_lately(self, route: Route, url: str) -> RemoteObject | None:
-        """Return the version that the store lately permitted the tier to serve.
+    async def ask_tier_for_version(self, route: Route, url: str) -> RemoteObject | None:
+        """Ask the tier which version the store lately permitted it to serve.
 
-        Returns None if the tier knows no such version, or must not be asked about this url.
+        Returns None if the tier knows no version, or must not be asked about this url.
 
         Raises what `fetch` raises when the connection fails.
         """
@@ -203,7 +205,7 @@ class Origin(Protocol):
         Args:
             path: the local file.
             replaced: the version that the upload replaces, or "" if there must be no object under
-                `url`; S3 checks this as it stores the file. None for no check.
+                `url`. None for no check. Only S3 makes the check, as it stores the file.
 
         Raises the errors of `stat`, ShardChangedError for another version than `replaced`, and
         ConfigError if urls of this kind can only be read. After OriginUnavailableError, a retry may

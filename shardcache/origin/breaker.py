@@ -1,21 +1,20 @@
 """Circuit breaker for one way to make requests: through the tier, or by presigned urls.
 
-While a breaker is open, that way is not used, except by probes: single requests that find out
-whether the way works again. Requests are then made in another way.
+While a breaker is open, requests are made in another way. Only probes still use this way: single
+requests that find out whether it works again. A stall is a request that gets no answer in time.
 """
 
 import math
 
-_MAX_FAILURES = 16  # number of consecutive failures that open a breaker
-_PAUSE_S = 10.0  # time between two probes
+_MAX_FAILURES = 16  # default number of consecutive failures that open a breaker
+_PAUSE_S = 10.0  # default time between two probes
 
 
 class Breaker:
     """Circuit breaker: opens after consecutive failures, then admits probes until one succeeds.
 
-    Two stalls in a row open the breaker, too: with few connections, sixteen stalls would take
-    minutes. A probe that is cancelled need not be reported, because the next probe is due `pause_s`
-    later. See M. Nygard, "Release It!", 2007.
+    Two consecutive stalls are enough to open it: with few connections, sixteen stalls would take
+    minutes. See M. Nygard, "Release It!", 2007.
 
     Args:
         max_failures: number of consecutive failures that open the breaker.
@@ -37,8 +36,11 @@ class Breaker:
         """True if only probes are admitted."""
         return self._failures >= self._max_failures
 
-    def admits(self, now_s: float) -> bool:
-        """Return whether a request may be sent now. While the breaker is open, it is a probe."""
+    def admit(self, now_s: float) -> bool:
+        """Return whether a request may be sent now. While the breaker is open, it is a probe.
+
+        The next probe is due `pause_s` later, even if the result of this one is never reported.
+        """
         if not self.is_open:
             return True
         if now_s < self._next_probe_s:
@@ -54,7 +56,7 @@ class Breaker:
         """Count a failure.
 
         Args:
-            stalled: True for a stall, which counts as half of the failures that open the breaker.
+            stalled: True for a stall, which counts as half of `max_failures`.
         """
         self._failures += math.ceil(self._max_failures / 2) if stalled else 1
         if self.is_open:

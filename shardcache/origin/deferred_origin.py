@@ -1,8 +1,9 @@
 """Origins whose module is loaded on first use.
 
-`registry` returns a `DeferredOrigin` at once, and the first request imports the module and SDK of
-the real origin. A key split is a mark at the end of a url that says how the names in a tar are
-split. The store does not know this mark, so it is taken off the url here.
+`registry` returns a `DeferredOrigin` without delay, and the first request imports the module and
+SDK of the real origin. A key split is a mark at the end of a url that says how the names in a tar
+are split into a sample's key and a field. The store does not know this mark, so it is removed from
+the url here.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.messages import Answer
 from shardcache.transport.between.parts import Parts, PartSums
 
-# Limit on the time of a preparation: loading, credentials, and connections.
+# Limit on the time of a preparation: see `DeferredOrigin.start_preparing`.
 _PREPARATION_S = 30.0
 
 
@@ -38,13 +39,13 @@ class DeferredOrigin(Origin):
         self._preparing: asyncio.Task[None] | None = None
 
     async def loaded(self) -> Origin:
-        """Return the origin itself, loaded if necessary."""
+        """Return the real origin, loaded if necessary."""
         async with self._loading:
             if self._origin is None:
                 self._origin = await asyncio.to_thread(_load, self._setup)
         return self._origin
 
-    def expect(self, url: str) -> None:
+    def start_preparing(self, url: str) -> None:
         """Start to prepare for a first request: load the origin, get credentials, and connect.
 
         Errors are ignored, because the first request will fail in the same way and report the
@@ -61,9 +62,9 @@ class DeferredOrigin(Origin):
         try:
             obj = await origin.stat(object_url, first_bytes)
         except errors.AccessDeniedError:
-            signatures.refuse(url)
+            signatures.record_refused(url)
             raise
-        signatures.accept(url)
+        signatures.record_accepted(url)
         return obj if url == object_url else replace(obj, url=url)
 
     async def fetch(
@@ -127,7 +128,7 @@ class DeferredOrigin(Origin):
             await self._origin.close()
 
     async def _prepare(self, url: str) -> None:
-        """Load the origin and prepare it for the first requests; see `expect`."""
+        """Load the origin and prepare it for the first requests."""
         with contextlib.suppress(errors.ShardcacheError, TimeoutError):
             async with asyncio.timeout(_PREPARATION_S):
                 origin = await self.loaded()
@@ -136,7 +137,7 @@ class DeferredOrigin(Origin):
 
 
 def _without_key_split(obj: RemoteObject) -> RemoteObject:
-    """Return an object with the url that its origin knows, which has no key split."""
+    """Return an object with the url that its store knows, which has no key split."""
     url, _ = key_split_in(obj.url)
     return obj if url == obj.url else replace(obj, url=url)
 
@@ -147,9 +148,11 @@ def _load(setup: Setup) -> Origin:
     Raises MissingPackageError, ConfigError.
     """
     row = row_of(setup.protocol)
-    module, _, name = row.origin.partition(":")
+    module_name, _, class_name = row.origin.partition(":")
     try:
-        origin: Origin = getattr(importlib.import_module(module), name)(setup)
+        module = importlib.import_module(module_name)
+        origin_class = getattr(module, class_name)
+        origin: Origin = origin_class(setup)  # may import a package as well
     except ImportError as exn:
         missing = (exn.name or "").partition(".")[0]
         raise _missing_package(setup.protocol, row.package or missing, exn) from exn
@@ -166,11 +169,12 @@ def _missing_package(
     Args:
         package: name of the missing package; empty if it is not known.
     """
-    needed = f"a Python package ({exn})"
-    remedy = "install the package for the daemon"
     if package:
         needed = f"the Python package {package}"
         remedy = f"pip install {package}"
+    else:
+        needed = f"a Python package ({exn})"
+        remedy = "install the package for the daemon"
     return errors.MissingPackageError(
         f"{protocol}:// urls need {needed}, which is not installed",
         remedy=remedy,

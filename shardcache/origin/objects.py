@@ -1,7 +1,8 @@
 """Objects as their origins state them: versions, sizes and checksums.
 
 Every origin returns these types, and the cache, the listings and the S3 endpoint use them. A
-version is an object's ETag, or another text that changes whenever the object's bytes change.
+version is an object's ETag, or another text that changes whenever the object's bytes change. A key
+is an object's name in its bucket: the part of the url after the bucket.
 """
 
 import base64
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from shardcache.errors import CorruptShardError, OriginUnavailableError
 
-# Names of algorithms. A git blob's checksum is the SHA-1 of a header and the file's bytes.
+# Names of algorithms. A git blob's checksum is the SHA-1 of a header and the object's bytes.
 MD5 = "md5"
 SHA256 = "sha256"
 GIT_BLOB = "git blob"
@@ -27,8 +28,8 @@ class Checksum:
     """Checksum of a whole object, as reported by its origin.
 
     Attributes:
-        algorithm: one of `checksums.ALGORITHMS` or `DIGESTS`; or `MD5`. An MD5 may be only
-            presumed: an ETag does not say whether it is one.
+        algorithm: one of `checksums.ALGORITHMS` or `DIGESTS`; or `MD5`. An MD5 may come from an
+            ETag, which does not say whether it is one.
         value: the checksum as an unsigned integer.
     """
 
@@ -43,7 +44,7 @@ class Checksum:
             raise CorruptShardError(f"{received}, {stated}", url=url)
 
 
-def checksum_in(algorithm: str, stated: str, url: str) -> Checksum:
+def checksum_from_base64(algorithm: str, stated: str, url: str) -> Checksum:
     """Return the checksum that a header states in Base64.
 
     Args:
@@ -98,9 +99,9 @@ class RemoteObject:
     Attributes:
         version: ETag or its substitute; two reads of one version return the same bytes.
         checksum: checksum of the whole object; None if the origin states none.
-        ranges: True if the origin answers ranged reads of one version; otherwise the whole object
-            is fetched as one stream.
-        guarded: True if every read detects that the origin holds another version; otherwise the
+        ranges: True if the origin supports ranged reads; otherwise the whole object is fetched as
+            one stream.
+        guarded: True if every read fails once the origin holds another version; otherwise the
             version has to be checked again after the last read.
         joinable: True if one read may fetch several parts, because their bytes are written as they
             arrive. Otherwise all bytes of a read are in memory at once, so a read is one part.
@@ -131,8 +132,9 @@ class ListedPage:
 
     Attributes:
         objects: the page's objects.
-        folders: the page's folders: what several urls have in common, up to the delimiter.
-        next_token: token of the request for the next page; empty if this is the last one.
+        folders: the page's folders. A folder is the beginning, up to the delimiter, of all urls
+            that are listed as one: see `PageRequest.delimiter`.
+        next_token: token of the request for the next page; empty if this is the last page.
     """
 
     objects: list[RemoteObject]

@@ -2,8 +2,9 @@
 
 A private daemon serves the readers of one user. Each reader's session, that is, its connection to
 the daemon, may hand over other credentials. `PermittedOrigin` tries one set after another until the
-store permits a request. A candidate is the store as opened with one set of credentials. The table
-is the `[[origin]]` section for the store in the daemon's config.
+store permits a request. A candidate is the store as opened with one set of credentials. A folder is
+a url up to its last slash; credentials that are refused one object are likely to be refused all of
+its folder. The table is the `[[origin]]` table for the store in the daemon's config.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 from shardcache.errors import (
     AccessDeniedError,
@@ -33,8 +34,8 @@ from shardcache.transport.between.parts import Parts, PartSums
 
 _MAX_BUCKETS = 10_000  # number of buckets whose last successful candidate is remembered
 _MAX_FOLDERS = 1_000  # number of folders in which a candidate's refusals are remembered
-# Credentials that were refused in a folder are tried last for this time, as a refused `stat` costs
-# three requests to S3.
+# Credentials that were refused in a folder are tried last there for this time, because a refused
+# `stat` costs three requests to S3.
 _REFUSED_S = 300.0
 _EVERYWHERE = ""  # the folder that stands for all folders
 _Result = TypeVar("_Result")
@@ -48,8 +49,8 @@ class CredentialedOrigin(Origin):
 
     Attributes:
         credentials_kind: kind of the credentials that sessions hand over for this store.
-        secrets: names of a table's options for credentials. If a table has one of these options,
-            the credentials of sessions are not used.
+        secrets: names of the `storage_options` of a table that are credentials. If a table has one
+            of these options, the credentials of sessions are not used.
     """
 
     credentials_kind: ClassVar[type[Credentials]]
@@ -67,16 +68,16 @@ class CredentialedOrigin(Origin):
         return url.partition("://")[2].partition("/")[0]
 
     def not_found_is_final(self, url: str) -> bool:
-        """Return whether a NotFoundError for a url is final: no other credentials could find it."""
+        """Return whether no other credentials could find an object that these do not find."""
         return True
 
 
 _Opened = CredentialedOrigin | AccessDeniedError | ConfigError
-"""An origin, or the error for credentials with which it cannot be opened."""
+"""An opened origin, or the error for credentials with which it cannot be opened."""
 
 
 class _Candidate:
-    """A store as one set of credentials reads it, opened when it is first used.
+    """A store as opened with one set of credentials, when it is first used.
 
     Args:
         open_: opens the store. It blocks, so it is called in a thread.
@@ -102,16 +103,7 @@ class _Candidate:
         """
         self._users += 1
         try:
-            if self._opened is None:
-                async with self._opening:
-                    # Another request may have opened the origin while this one waited.
-                    if self._opened is None:
-                        self._opened = await asyncio.to_thread(self._open)
-            opened = self._opened
-            if not isinstance(opened, CredentialedOrigin):
-                # The error is kept for all requests, so each raises a copy with its own url.
-                raise type(opened)(opened.message, url=url, remedy=opened.remedy)
-            yield opened
+            yield await self._origin_for(url)
         finally:
             self._users -= 1
             if self.is_retired and not self._users:
@@ -128,42 +120,65 @@ class _Candidate:
         if isinstance(self._opened, CredentialedOrigin):
             await self._opened.close()
 
-    def is_refused(self, folder: str) -> bool:
-        """Return whether the store refused a request in a folder lately."""
-        oldest_s = time.monotonic() - _REFUSED_S
-        return any(self._refused.get(each, -math.inf) > oldest_s for each in (folder, _EVERYWHERE))
+    def was_refused_lately(self, folder: str) -> bool:
+        """Return whether the store refused a request in a folder, or everywhere, lately."""
+        refused_in_folder_s = self._refused.get(folder, -math.inf)
+        refused_everywhere_s = self._refused.get(_EVERYWHERE, -math.inf)
+        last_refused_s = max(refused_in_folder_s, refused_everywhere_s)
+        return time.monotonic() - last_refused_s < _REFUSED_S
 
-    def refuse(self, folder: str) -> None:
-        """Note that the store refused a request in a folder, or everywhere."""
+    def record_refusal(self, folder: str) -> None:
+        """Record that the store refused a request in a folder, or `_EVERYWHERE`."""
         if len(self._refused) >= _MAX_FOLDERS:
             self._refused.clear()
         self._refused[folder] = time.monotonic()
 
-    def permit(self, folder: str) -> None:
-        """Note that the store permitted a request in a folder."""
-        for place in (folder, _EVERYWHERE):
-            self._refused.pop(place, None)
+    def record_permission(self, folder: str) -> None:
+        """Record that the store permitted a request in a folder."""
+        self._refused.pop(folder, None)
+        self._refused.pop(_EVERYWHERE, None)
+
+    async def _origin_for(self, url: str) -> CredentialedOrigin:
+        """Return the origin, opened if necessary; raise the errors of `use`."""
+        if self._opened is None:
+            async with self._opening:
+                # Another request may have opened the origin while this one waited.
+                if self._opened is None:
+                    self._opened = await asyncio.to_thread(self._open)
+        opened = self._opened
+        if isinstance(opened, CredentialedOrigin):
+            return opened
+        # The error is kept for all requests, so each raises a copy with its own url.
+        raise type(opened)(opened.message, url=url, remedy=opened.remedy)
+
+
+class _Refusal(NamedTuple):
+    """A candidate that the store refused, and the error."""
+
+    candidate: _Candidate
+    error: OriginError | ConfigError
 
 
 class PermittedOrigin(Origin):
     """A store that is read with the daemon's own credentials and with those of sessions.
 
-    There is one origin for each set of credentials. One job must not get a refusal while another
-    job's credentials have the permission, so an error is raised only after all sets have been
-    refused. If the table has credentials, or sets `anon`, the sessions' credentials are not used.
+    There is one origin for each set of credentials. No job may be refused what another job's
+    credentials permit, so an error is raised only after all sets have been refused. If the table
+    names credentials, or sets `anon`, the sessions' credentials are not used.
 
     Attributes:
-        store: class of the origins.
+        store_class: class of the origins.
     """
 
-    store: ClassVar[type[CredentialedOrigin]]
+    store_class: ClassVar[type[CredentialedOrigin]]
 
     def __init__(self, setup: Setup) -> None:
         """Open the origin with the daemon's own credentials. Raises ImportError."""
         self._setup = setup
         table = setup.table
-        has_own = not self.store.secrets.isdisjoint(table.storage_options)
-        self._uses_session_credentials = not (table.anon or table.profile or has_own)
+        has_secrets = not self.store_class.secrets.isdisjoint(table.storage_options)
+        names_credentials = table.anon or table.profile or has_secrets
+        self._uses_session_credentials = not names_credentials
         # The store is opened now rather than on first use, so that a missing package is reported.
         opened = self._open(None)
         self._own = _Candidate(lambda: opened)
@@ -171,7 +186,7 @@ class PermittedOrigin(Origin):
         self._others: dict[Credentials, _Candidate] = {}
         # By bucket: the candidate that has last read from the bucket.
         self._successful: dict[str, _Candidate] = {}
-        self._changes = 0  # value of `SessionCredentials.changes` when `_others` was updated
+        self._seen_changes = 0  # value of `SessionCredentials.changes` when `_others` was updated
 
     async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`."""
@@ -222,10 +237,10 @@ class PermittedOrigin(Origin):
         async with self._first_origin(obj.url) as origin:
             return await origin.ask_tier(route, obj, parts, flow)
 
-    async def permitted_lately(self, route: Route, url: str) -> RemoteObject | None:
-        """As `Origin.permitted_lately`, but only with the credentials that are tried first."""
+    async def ask_tier_for_version(self, route: Route, url: str) -> RemoteObject | None:
+        """As `Origin.ask_tier_for_version`, but only with the credentials that are tried first."""
         async with self._first_origin(url) as origin:
-            return await origin.permitted_lately(route, url)
+            return await origin.ask_tier_for_version(route, url)
 
     async def obtain_credentials(self, url: str) -> str:
         """As `Origin.obtain_credentials`, for the credentials that are tried first."""
@@ -254,48 +269,47 @@ class PermittedOrigin(Origin):
     ) -> _Result:
         """Make a request with one set of credentials after another, until the store permits it.
 
-        A NotFoundError of credentials that could have found the object is raised: see
-        `not_found_is_final`. If every set of credentials was refused, the first error is raised.
+        A NotFoundError is raised if it `not_found_is_final`, that is, if the object does not exist.
+        If every set of credentials was refused, the first error is raised.
         """
         await self._update_candidates()
-        # Nearly all daemons have no other candidates. This shortcut is for speed: each request for
-        # parts of a file goes through this method.
+        # A shortcut for speed, because each request for parts of a file goes through this method:
+        # nearly all daemons have only their own credentials.
         if not self._others:
             async with self._own.use(url) as origin:
                 return await request(origin)
-        refused: list[tuple[_Candidate, OriginError | ConfigError]] = []
+        refusals: list[_Refusal] = []
         for candidate in self._in_order(url):
             try:
                 async with candidate.use(url) as origin:
                     result = await request(origin)
             except NotFoundError as exn:
                 if origin.not_found_is_final(url):
-                    self._remember(candidate, refused, url)
+                    self._remember(candidate, refusals, url)
                     raise
-                refused.append((candidate, exn))
+                refusals.append(_Refusal(candidate, exn))
             except (AccessDeniedError, ConfigError) as exn:
-                refused.append((candidate, exn))
+                refusals.append(_Refusal(candidate, exn))
             except OriginUnavailableError as exn:
                 have_credentials_expired = exn.has_expired
                 if not have_credentials_expired:
                     raise
-                refused.append((candidate, exn))
+                refusals.append(_Refusal(candidate, exn))
             else:
-                self._remember(candidate, refused, url)
+                self._remember(candidate, refusals, url)
                 return result
-        self._successful.pop(self.store.bucket(url), None)
-        _, first_error = refused[0]
-        raise first_error
+        self._successful.pop(self.store_class.bucket(url), None)
+        raise refusals[0].error
 
     async def _update_candidates(self) -> None:
-        """Create and retire candidates, so that each set of credentials kept now has one."""
+        """Create and retire candidates, so that each set of the sessions' credentials has one."""
         kept = self._setup.session_credentials
-        if not self._uses_session_credentials or self._changes == kept.changes:
+        if not self._uses_session_credentials or self._seen_changes == kept.changes:
             return
-        self._changes = kept.changes
+        self._seen_changes = kept.changes
         previous = self._others
         self._others = {}
-        for credentials in kept.newest_first(self.store.credentials_kind):
+        for credentials in kept.newest_first(self.store_class.credentials_kind):
             if credentials in previous:
                 self._others[credentials] = previous.pop(credentials)
             else:
@@ -310,27 +324,29 @@ class PermittedOrigin(Origin):
 
     def _in_order(self, url: str) -> Iterator[_Candidate]:
         """Yield all candidates in the order in which they are to be tried."""
-        first = self._likeliest(url)
+        first = self._first_candidate(url)
         yield first
+        # The order is computed after the first one was tried, which is usually the only one.
         folder = _folder(url)
         others = [each for each in self._by_preference(url) if each is not first]
         without_duplicates = dict.fromkeys(others)
-        yield from sorted(without_duplicates, key=lambda each: each.is_refused(folder))
+        # The sort is stable: those refused lately come last, otherwise in the order of preference.
+        yield from sorted(without_duplicates, key=lambda each: each.was_refused_lately(folder))
 
-    def _likeliest(self, url: str) -> _Candidate:
+    def _first_candidate(self, url: str) -> _Candidate:
         """Return the candidate that is tried first.
 
-        It is the first in the order of preference that was not refused in the folder lately; if all
-        were refused, it is the first.
+        It is the most preferred one that was not refused in the folder lately; if all were, it is
+        the most preferred one.
         """
         folder = _folder(url)
         for candidate in self._by_preference(url):
-            if not candidate.is_refused(folder):
+            if not candidate.was_refused_lately(folder):
                 return candidate
         return next(self._by_preference(url))
 
     def _by_preference(self, url: str) -> Iterator[_Candidate]:
-        """Yield all candidates, the best first. Some candidates are yielded twice.
+        """Yield all candidates, the most preferred first. Some candidates are yielded twice.
 
         1. The candidate of the session that asks: it probably has the permission, and the store's
            log then names the right user. The session may have the daemon's own credentials.
@@ -338,13 +354,13 @@ class PermittedOrigin(Origin):
         3. All candidates, from the newest credentials to the daemon's own.
         """
         kept = self._setup.session_credentials
-        asking = kept.of_this_task(self.store.credentials_kind)
-        daemon_keys = kept.own(self.store.credentials_kind)
-        if asking is not None and asking == daemon_keys:
+        session_keys = kept.of_this_task(self.store_class.credentials_kind)
+        daemon_keys = kept.own(self.store_class.credentials_kind)
+        if session_keys is not None and session_keys == daemon_keys:
             yield self._own
-        elif asking is not None and asking in self._others:
-            yield self._others[asking]
-        last_successful = self._successful.get(self.store.bucket(url))
+        elif session_keys is not None and session_keys in self._others:
+            yield self._others[session_keys]
+        last_successful = self._successful.get(self.store_class.bucket(url))
         if last_successful is not None:
             yield last_successful
         yield from self._others.values()
@@ -354,35 +370,36 @@ class PermittedOrigin(Origin):
     async def _first_origin(self, url: str) -> AsyncIterator[CredentialedOrigin]:
         """Provide the origin that is tried first."""
         await self._update_candidates()
-        async with self._likeliest(url).use(url) as origin:
+        candidate = self._first_candidate(url)
+        async with candidate.use(url) as origin:
             yield origin
 
     def _remember(
         self,
         permitted: _Candidate,
-        refused: list[tuple[_Candidate, OriginError | ConfigError]],
+        refusals: list[_Refusal],
         url: str,
     ) -> None:
         """Record which candidate may read an object, and which ones may not.
 
         This is called only if one candidate may. If all are refused, nothing is recorded, because
-        S3 refuses a missing object with the same status as one without permission.
+        S3 may answer a request for a missing object as it does without permission.
 
         Args:
             permitted: the candidate whose request the store permitted.
-            refused: the candidates that were tried before, and their errors.
+            refusals: those of the candidates that were tried before.
         """
         folder = _folder(url)
-        permitted.permit(folder)
-        for candidate, exn in refused:
+        permitted.record_permission(folder)
+        for candidate, error in refusals:
             # Expired credentials are the only OriginUnavailableError here: they fail in any folder.
-            is_expired = isinstance(exn, OriginUnavailableError)
-            candidate.refuse(_EVERYWHERE if is_expired else folder)
-        if permitted.is_retired:
+            has_expired = isinstance(error, OriginUnavailableError)
+            candidate.record_refusal(_EVERYWHERE if has_expired else folder)
+        if permitted.is_retired:  # during this request
             return
         if len(self._successful) >= _MAX_BUCKETS:
             self._successful.clear()
-        self._successful[self.store.bucket(url)] = permitted
+        self._successful[self.store_class.bucket(url)] = permitted
 
     def _open(self, credentials: Credentials | None) -> _Opened:
         """Open the origin with credentials, or return the error for unusable ones. Blocks.
@@ -393,11 +410,11 @@ class PermittedOrigin(Origin):
         Raises ImportError.
         """
         try:
-            return self.store(replace(self._setup, credentials=credentials))
+            return self.store_class(replace(self._setup, credentials=credentials))
         except (AccessDeniedError, ConfigError) as exn:
             return exn
 
 
 def _folder(url: str) -> str:
-    """Return the part of a url that all objects of its folder share."""
+    """Return the part of a url before its last slash, which all objects of its folder share."""
     return url.rpartition("/")[0]

@@ -1,8 +1,9 @@
 """Registry of origins, by url and `[[origin]]` table.
 
-An `[[origin]]` table of the config has options for the urls that begin with its `match`. All parts
-of the daemon that read from a url get its origin from `Origins`. The tier is an optional cache that
-the nodes of a cluster share. A transport worker is a process that sends requests and writes bodies.
+An `[[origin]]` table of the config has options for the urls that begin with its `match`. All code
+of the daemon that reads from a url gets the url's origin from `Origins`. A protocol's row, in
+`access.protocols`, says what the protocol supports. The tier is an optional cache that the nodes of
+a cluster share. A transport worker is a process that sends requests and writes bodies.
 """
 
 import asyncio
@@ -37,14 +38,14 @@ def reason_to_bypass(table: OriginTable) -> str:
     if table.match:
         protocol = protocol_of(table.match)
     else:
-        protocol = COMMON[0]  # the table is for all urls: take the most common protocol
+        protocol = COMMON[0]  # the table is for all urls: check the most common protocol
     row = row_of(protocol)
     if not row.has_tier:
         return f"only S3 and web servers can have a tier, not {protocol}://"
 
-    # S3's requests to a tier have presigned urls, so the options must be such as these support.
-    if row.presigned_options is None:  # requests have no presigned urls: any option can be used
+    if row.presigned_options is None:  # a tier can be used with any option
         return ""
+    # A tier is asked by presigned urls, and only some options can be used with these.
     unsupported = sorted(set(table.storage_options) - row.presigned_options)
     if unsupported:
         return f"storage_options has {', '.join(unsupported)}, which only the SDK supports"
@@ -58,15 +59,15 @@ class Origins:
         tables: the `[[origin]]` tables of the config.
         max_connections: maximum number of parts that are requested at the same time, from all
             origins together. Each origin may open more connections than that.
-        redirect_guard: checks redirects and links; None for a process that reads with its own
-            user's rights.
+        redirect_guard: rules that the targets of redirects and links must satisfy; None for a
+            process that reads with its own user's rights.
         stall_timeout_s: time without any message after which a transport worker that has requests
             is replaced.
         is_private: True for a private daemon, to which sessions may hand over credentials.
 
     Attributes:
         tiers: states of the cluster's shared caches in front of the origins, by address.
-        session_credentials: credentials that this user's sessions have handed over.
+        session_credentials: credentials that sessions have handed over to a private daemon.
         signatures: signed urls that were accepted lately.
     """
 
@@ -81,7 +82,7 @@ class Origins:
     ) -> None:
         self._redirect_guard = redirect_guard
         self._tables = tables
-        self._max_opened = _CONNECTIONS_PER_PART * max_connections + _SPARE_CONNECTIONS
+        self._connections_per_origin = _CONNECTIONS_PER_PART * max_connections + _SPARE_CONNECTIONS
         self._origins: dict[tuple[str, str], DeferredOrigin] = {}  # by protocol and table's match
         addresses = [table.tier for table in tables if table.tier is not None]
         self.tiers = {address: TierState(address) for address in addresses}
@@ -123,7 +124,7 @@ class Origins:
 
     @staticmethod
     async def check_protocols(urls: Iterable[str]) -> None:
-        """Raise ConfigError for a url or prefix of a protocol without an origin or filesystem."""
+        """Raise ConfigError for a url or prefix whose protocol nothing here can read."""
         rare = [url for url in urls if "://" in url and not is_known(protocol_of(url))]
         if rare:
             await asyncio.to_thread(_check_rare_protocols, rare)
@@ -132,8 +133,8 @@ class Origins:
     def urls_to_prepare(self) -> list[str]:
         """Urls or prefixes for which the daemon prepares before a reader requests any url.
 
-        There is one for each table whose protocol is in `PREPARED`, and one for each such protocol
-        that the environment configures.
+        There is one for each table with a `match` whose protocol is in `PREPARED`, and one for each
+        protocol in `PREPARED` that the environment configures.
         """
         urls: set[str] = set()
         for table in self._tables:
@@ -158,7 +159,7 @@ class Origins:
     async def prepare_credentials(self) -> None:
         """Obtain the credentials for `urls_to_prepare`, and for no other store.
 
-        An SDK that is not configured would send requests to the cloud instance's metadata service.
+        For a store that is not configured, the SDK would ask the cloud instance's metadata service.
         Errors are ignored: the request that needs the credentials reports them.
         """
         # All are obtained concurrently, so that no other url waits for a profile that prompts the
@@ -179,17 +180,17 @@ class Origins:
 
     async def close(self) -> None:
         """Close every connection, and end the transport workers."""
-        while self._origins:  # rather than a `for` loop: origins may be added while others close
+        while self._origins:  # not a `for` loop: an origin may be added while another closes
             _, origin = self._origins.popitem()
             await origin.close()
         await self._workers.close()
 
     def _new_origin(self, protocol: str, table: OriginTable) -> DeferredOrigin:
-        """Return an origin for a protocol's urls in a table, not loaded yet."""
+        """Return an origin for a protocol's urls that a table matches; it is not loaded yet."""
         setup = Setup(
             protocol,
             table,
-            max_connections=self._max_opened,
+            max_connections=self._connections_per_origin,
             redirect_guard=self._redirect_guard,
             workers=self._workers,
             session_credentials=self.session_credentials,
@@ -211,5 +212,6 @@ def _check_rare_protocols(urls: Iterable[str]) -> None:
 
 def _import_and_call(function: str) -> None:
     """Import and call a function that is given as `module:function`."""
-    module, _, name = function.partition(":")
-    getattr(importlib.import_module(module), name)()
+    module_name, _, name = function.partition(":")
+    module = importlib.import_module(module_name)
+    getattr(module, name)()

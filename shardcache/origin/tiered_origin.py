@@ -1,7 +1,8 @@
 """Origins that have a cluster's tier in front of them.
 
 The tier is an optional cache that the nodes of a cluster share. While an origin is unavailable, the
-tier may still have objects, and this origin then knows their versions.
+tier may still have its objects. `TieredOrigin` then returns their last known versions, so that they
+can be read from the tier.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from shardcache.origin.tier.tier_state import TierState
 from shardcache.tarindex.key_splits import key_split_in
 
 _MAX_KNOWN = 10_000  # number of objects whose versions are remembered for an outage
-_VERSION_LIMIT_S = 5.0  # limit on the time of a question to the tier about a version
+_VERSION_TIMEOUT_S = 5.0  # limit on the time in which the tier answers a question about a version
 
 
 class TieredOrigin(DeferredOrigin):
@@ -27,48 +28,49 @@ class TieredOrigin(DeferredOrigin):
     def __init__(self, setup: Setup, tier: TierState) -> None:
         super().__init__(setup)
         self.tier: TierState = tier
-        self._known: dict[str, RemoteObject] = {}  # objects by url, oldest first
+        # By url: the object as it was last known. The one that was known longest ago is first.
+        self._last_known: dict[str, RemoteObject] = {}
 
     async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`; while the origin is unavailable, return the last known version.
 
-        The tier may have the parts of this version. It checks for each part whether the request is
-        permitted.
+        The tier may have the parts of this version. For each part, the tier itself checks whether
+        the request is permitted.
         """
         try:
-            # Without `first_bytes`: all bytes are to come through the tier.
+            # `first_bytes` is not passed on: all bytes are to come through the tier.
             current = await super().stat(url)
         except OriginUnavailableError:
-            last_known = self._known.get(url) or await self._permitted_by_tier(url)
+            last_known = self._last_known.get(url) or await self._version_in_tier(url)
             if last_known is None:
                 raise
             return last_known
-        # The tier caches single parts, so each part is requested by itself.
+        # The tier caches single parts, so each part is requested separately.
         obj = replace(current, joinable=False)
         self._remember(obj, url)
         return obj
 
     def _remember(self, obj: RemoteObject, url: str) -> None:
-        """Keep an object as the newest known; forget the oldest object if there are too many."""
-        self._known.pop(url, None)
-        self._known[url] = obj
-        if len(self._known) > _MAX_KNOWN:
-            oldest = next(iter(self._known))
-            del self._known[oldest]
+        """Keep the present version of an object; forget the oldest if there are too many."""
+        self._last_known.pop(url, None)  # so that the object is added at the end
+        self._last_known[url] = obj
+        if len(self._last_known) > _MAX_KNOWN:
+            oldest = next(iter(self._last_known))
+            del self._last_known[oldest]
 
-    async def _permitted_by_tier(self, url: str) -> RemoteObject | None:
+    async def _version_in_tier(self, url: str) -> RemoteObject | None:
         """Return the version that the store lately permitted the tier to serve.
 
         Returns None if the tier knows no version, or fails as well.
         """
         route = self.tier.version_route()
-        if route is None:
+        if route is None:  # the tier has failed lately
             return None
         origin = await self.loaded()
         try:
-            async with asyncio.timeout(_VERSION_LIMIT_S):
+            async with asyncio.timeout(_VERSION_TIMEOUT_S):
                 object_url, _ = key_split_in(url)
-                obj = await origin.permitted_lately(route, object_url)
+                obj = await origin.ask_tier_for_version(route, object_url)
         except (OriginError, TimeoutError):
             return None
         return None if obj is None else replace(obj, url=url)

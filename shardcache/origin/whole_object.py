@@ -1,4 +1,7 @@
-"""Small objects, such as index files, read whole into memory."""
+"""Small objects, such as index files, read whole into memory.
+
+Origins write what they fetch into files, so an object is first fetched into a file in memory.
+"""
 
 import asyncio
 import os
@@ -10,13 +13,13 @@ from shardcache.transport.between.checksums import ALGORITHMS, combined
 from shardcache.transport.between.flow import Flow
 from shardcache.transport.between.parts import Parts, PartSums
 
-_READ_BYTES = 4 * 1024**2  # size of one request
+_PART_BYTES = 4 * 1024**2  # number of bytes of one request
 
 
 async def read_object(origin: Origin, obj: RemoteObject, flow: Flow) -> bytes:
     """Return all bytes of a small object, verified by the checksum that its origin states.
 
-    An MD5 is not verified, because it is only presumed to be one. Raises the errors of
+    An MD5 is not verified: it may be an ETag that only looks like one. Raises the errors of
     `Origin.fetch`, and CorruptShardError if the bytes were damaged in two attempts.
     """
     try:
@@ -26,7 +29,7 @@ async def read_object(origin: Origin, obj: RemoteObject, flow: Flow) -> bytes:
 
 
 async def _read_once(origin: Origin, obj: RemoteObject, flow: Flow) -> bytes:
-    """Return an object's bytes, by one attempt. Raises CorruptShardError."""
+    """Return an object's bytes in one attempt. Raises CorruptShardError if they are damaged."""
     fd = os.memfd_create("shardcache-object")
     try:
         await _fetch(origin, obj, flow, fd)
@@ -42,25 +45,27 @@ async def _read_once(origin: Origin, obj: RemoteObject, flow: Flow) -> bytes:
 
 
 async def _fetch(origin: Origin, obj: RemoteObject, flow: Flow, fd: int) -> None:
-    """Write an object to an open file.
+    """Write an object to an open file, one request after another.
 
     The object is verified here if its checksum can be combined from the checksums of its parts.
-    Raises CorruptShardError.
+    Raises CorruptShardError if it is damaged.
     """
     stated = obj.checksum
-    algorithm = None
+    algorithm = None  # of the parts' checksums
     if stated is not None and stated.algorithm in ALGORITHMS:
         algorithm = stated.algorithm
 
-    step_bytes = _READ_BYTES if obj.ranges else max(1, obj.size_bytes)
+    part_bytes = _PART_BYTES
+    if not obj.ranges:
+        part_bytes = max(1, obj.size_bytes)  # `range` needs a step of at least 1
     sums: list[PartSums] = []
-    for start in range(0, obj.size_bytes, step_bytes):
+    for start in range(0, obj.size_bytes, part_bytes):
         parts = Parts(
             path="",
             journal_path=None,
-            part_bytes=step_bytes,
+            part_bytes=part_bytes,
             start=start,
-            size_bytes=min(step_bytes, obj.size_bytes - start),
+            size_bytes=min(part_bytes, obj.size_bytes - start),
             algorithm=algorithm,
             fd=fd,
         )
@@ -70,5 +75,5 @@ async def _fetch(origin: Origin, obj: RemoteObject, flow: Flow, fd: int) -> None
 
     if stated is not None and algorithm is not None:
         checksums = [part.checksum for part in sums]
-        computed = combined(algorithm, checksums, step_bytes, obj.size_bytes)
+        computed = combined(algorithm, checksums, part_bytes, obj.size_bytes)
         stated.check(computed, obj.url)

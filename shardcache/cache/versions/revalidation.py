@@ -112,7 +112,7 @@ class Revalidation:
 
         For a signed url, the origin must have accepted the signature lately.
         """
-        return self._origins.signatures.allow(url)
+        return self._origins.signatures.allows(url)
 
     async def check_signature(self, name: str, ref: ShardRef) -> None:
         """Have the origin check a signed url before cached bytes are read.
@@ -185,7 +185,7 @@ class Revalidation:
         shard = self._store.shards.get(key)
         if shard is None or shard.facts is None or shard.facts.origin_bytes == obj.size_bytes:
             return
-        self._origins.signatures.refuse(obj.url)
+        self._origins.signatures.record_refused(obj.url)
         raise OriginError(
             f"the server states {obj.size_bytes} bytes for a version of which "
             f"{shard.facts.origin_bytes} are cached, by another signature",

@@ -16,7 +16,7 @@ import fsspec
 from shardcache.errors import AccessDeniedError
 from shardcache.origin.cloud.proofs import Proof
 from shardcache.origin.cloud.store_origin import StoreOrigin, quoted_bucket_and_key
-from shardcache.origin.objects import Checksum, checksum_in
+from shardcache.origin.objects import Checksum, checksum_from_base64
 from shardcache.shared.credentials.google_key import GoogleKey
 
 # The scope that gcsfs also requests for its credentials.
@@ -59,7 +59,7 @@ class GcsOrigin(StoreOrigin):
         for part in headers.get("x-goog-hash", "").split(","):
             name, _, value = part.strip().partition("=")
             if name == "crc32c":
-                return checksum_in(name, value, url)
+                return checksum_from_base64(name, value, url)
         return None
 
     async def _prove(self, was_refused: bool) -> Proof:

@@ -14,13 +14,13 @@ from shardcache.origin.permitted_origin import PermittedOrigin
 class PermittedAzure(PermittedOrigin):
     """Azure Blob Storage, read with any of a user's secrets."""
 
-    store = AzureOrigin
+    store_class = AzureOrigin
 
 
 class PermittedGcs(PermittedOrigin):
     """Google Cloud Storage, read with any of a user's keys."""
 
-    store = GcsOrigin
+    store_class = GcsOrigin
 
 
 class PermittedHub(PermittedOrigin):
@@ -29,4 +29,4 @@ class PermittedHub(PermittedOrigin):
     If a token lacks the permission, the Hub answers that there is no such repository.
     """
 
-    store = HubOrigin
+    store_class = HubOrigin

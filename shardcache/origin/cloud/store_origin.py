@@ -30,7 +30,7 @@ from shardcache.origin.http.http_semantics import (
     size_of,
 )
 from shardcache.origin.http.redirects import REDIRECTS
-from shardcache.origin.objects import MD5, Checksum, RemoteObject, checksum_in
+from shardcache.origin.objects import MD5, Checksum, RemoteObject, checksum_from_base64
 from shardcache.origin.permitted_origin import CredentialedOrigin
 from shardcache.transport.between.flow import Commit, Flow
 from shardcache.transport.between.messages import Answer, Body
@@ -306,7 +306,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         """
         if "content-md5" not in headers or not self._verify_md5:
             return None
-        return checksum_in(MD5, headers["content-md5"], url)
+        return checksum_from_base64(MD5, headers["content-md5"], url)
 
     @abstractmethod
     async def _prove(self, was_refused: bool) -> Proof:

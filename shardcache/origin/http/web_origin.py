@@ -149,8 +149,8 @@ class HttpOrigin(Origin):
                 return await self._workers.ask(request)
             return await self._workers.fetch(request, body, flow)
 
-    async def permitted_lately(self, route: Route, url: str) -> RemoteObject | None:
-        """As `Origin.permitted_lately`."""
+    async def ask_tier_for_version(self, route: Route, url: str) -> RemoteObject | None:
+        """As `Origin.ask_tier_for_version`."""
         with translated(url):
             # The route's headers say that this is a question; no others are needed.
             request = self._tier_request(route, url, {})

@@ -7,4 +7,4 @@ from shardcache.origin.s3.s3_origin import S3Origin
 class PermittedS3(PermittedOrigin):
     """S3 and compatible object stores, read with whichever of a user's keys has the permission."""
 
-    store = S3Origin
+    store_class = S3Origin

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 
 from shardcache.origin.http.http_semantics import no_version, plain_etag, span_in
-from shardcache.origin.objects import MD5, Checksum, RemoteObject, checksum_in
+from shardcache.origin.objects import MD5, Checksum, RemoteObject, checksum_from_base64
 from shardcache.transport.http.http_heads import SENDABLE
 
 Headers = Mapping[str, str]
@@ -42,7 +42,7 @@ def checksum_of(head: Headers, url: str) -> Checksum | None:
     for algorithm in _CHECKSUMS:
         value = head.get(f"x-amz-checksum-{algorithm}", "")
         if value and "-" not in value:
-            return checksum_in(algorithm, value, url)
+            return checksum_from_base64(algorithm, value, url)
     return None
 
 

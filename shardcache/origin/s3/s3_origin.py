@@ -154,7 +154,7 @@ class S3Origin(CredentialedOrigin):
                 return await self._workers.fetch(request, body, flow, commit)
 
             try:
-                if not self._presigned.admits(bucket):
+                if not self._presigned.admit(bucket):
                     raise SdkNeededError
                 answer = await self._presigned.answer(bucket, sign, ask)
             except SdkNeededError as exn:
@@ -190,8 +190,8 @@ class S3Origin(CredentialedOrigin):
             body = _version_body(obj, parts, held=False)
             return await self._workers.fetch(request, body, flow)
 
-    async def permitted_lately(self, route: Route, url: str) -> RemoteObject | None:
-        """As `Origin.permitted_lately`."""
+    async def ask_tier_for_version(self, route: Route, url: str) -> RemoteObject | None:
+        """As `Origin.ask_tier_for_version`."""
         where = object_params(url)
         async with self._sessions.use(url) as fs:
             if not self._presigned.is_usable(where["Bucket"]):

@@ -79,13 +79,13 @@ class PresignedRequests:
         """Return whether presigned urls work in a bucket, as far as earlier requests have shown."""
         return self._supports_table and not self._breakers[bucket].is_open
 
-    def admits(self, bucket: str) -> bool:
+    def admit(self, bucket: str) -> bool:
         """Return whether to read by a presigned url now.
 
         In a bucket that refuses presigned urls, True is returned once in each `refused_s`: that
         read tries them again.
         """
-        return self._supports_table and self._breakers[bucket].admits(time.monotonic())
+        return self._supports_table and self._breakers[bucket].admit(time.monotonic())
 
     def record_success(self, bucket: str) -> None:
         """Record that a read by a presigned url has succeeded."""

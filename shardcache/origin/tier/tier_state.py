@@ -130,7 +130,7 @@ class TierState:
         Returns None while the breaker is open, that is, after the tier has failed several times.
         The origin is requested instead.
         """
-        if not self._breaker.admits(time.monotonic()):
+        if not self._breaker.admit(time.monotonic()):
             return None
         is_suspect = (obj.url, obj.version, start) in self._suspects
         return Route(self.address, refreshes=is_suspect)
@@ -140,7 +140,7 @@ class TierState:
 
         Returns None while the breaker is open.
         """
-        if not self._breaker.admits(time.monotonic()):
+        if not self._breaker.admit(time.monotonic()):
             return None
         return Route(self.address, asks_version=True)
 

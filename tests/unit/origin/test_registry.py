@@ -76,10 +76,10 @@ def test_failures_or_two_stalls_in_a_row_open_it() -> None:
     for _ in range(2):
         breaker.failed(0.0)
     assert not breaker.is_open
-    assert breaker.admits(0.0)
+    assert breaker.admit(0.0)
     breaker.failed(0.0)
     assert breaker.is_open
-    assert not breaker.admits(9.9)
+    assert not breaker.admit(9.9)
     other = Breaker(max_failures=16)
     other.failed(0.0)
     other.failed(20.0, stalled=True)
@@ -92,11 +92,11 @@ def test_an_open_breaker_admits_one_probe_per_rest() -> None:
     """Even if nothing is ever heard of the probe; its failure starts another rest, its success closes the breaker."""
     breaker = Breaker(max_failures=1, pause_s=10)
     breaker.failed(0.0)
-    assert [breaker.admits(now_s) for now_s in (5.0, 10.0, 10.1, 19.9, 20.0)] == [False, True, False, False, True]
+    assert [breaker.admit(now_s) for now_s in (5.0, 10.0, 10.1, 19.9, 20.0)] == [False, True, False, False, True]
     breaker.failed(25.0)
-    assert [breaker.admits(now_s) for now_s in (30.1, 34.9, 35.0)] == [False, False, True]
+    assert [breaker.admit(now_s) for now_s in (30.1, 34.9, 35.0)] == [False, False, True]
     breaker.succeeded()
-    assert all(breaker.admits(35.0) for _ in range(100))
+    assert all(breaker.admit(35.0) for _ in range(100))
 
 
 def test_an_owner_that_was_slow_twice_within_the_rest_is_left_out_for_it() -> None:
