@@ -1,9 +1,9 @@
 """Programs that print AWS credentials: `credential_process` in the user's config.
 
-A profile or a role's source profile may name such a program. Here the programs are leashed, which
-means that a program is killed when the request that waits for it is cancelled, and when the daemon
-ends. A program's standard error may hold a secret, so it is dropped. For the same reason, errors do
-not quote what a program has printed.
+A profile or a role's source profile may name such a program. Here the programs are leashed: a
+program is killed when the request that waits for it is cancelled, and when the daemon ends. What a
+program prints may hold a secret, so its standard error is dropped, and errors do not quote its
+output.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from aiobotocore.credentials import (
 from aiobotocore.session import AioSession
 from botocore.exceptions import CredentialRetrievalError
 
-NAME = "credential_process"
+_PROVIDER = "credential_process"  # the SDK's name of the provider that runs programs
 
 _PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent ends
 _REQUIRED = ("AccessKeyId", "SecretAccessKey")
@@ -41,14 +41,14 @@ class LeashedProfiles(AioProfileProviderBuilder):  # type: ignore[misc]
     def providers(self, profile_name: str, disable_env_vars: bool = False) -> list[Any]:
         """Return the providers in the order of the SDK."""
         providers = super().providers(profile_name, disable_env_vars)
-        return _replaced(providers, self.process_provider(profile_name))
+        return _with_leashed(providers, self.process_provider(profile_name))
 
     def process_provider(self, profile_name: str) -> AioProcessProvider:
         """Return the provider that runs a profile's program."""
         return AioProcessProvider(
             profile_name=profile_name,
             load_config=self._load_config,
-            popen=start,
+            popen=start_program,
         )
 
 
@@ -63,20 +63,22 @@ def resolver_of(session: AioSession, region: str | None) -> AioCredentialResolve
             provider._profile_provider_builder = profiles  # noqa: SLF001
     profile = session.get_config_variable("profile") or "default"
     leashed = profiles.process_provider(profile)
-    resolver.providers = _replaced(resolver.providers, leashed)
+    resolver.providers = _with_leashed(resolver.providers, leashed)
     return resolver
 
 
-def _replaced(providers: list[Any], leashed: AioProcessProvider) -> list[Any]:
-    """Return the providers, with the leashed provider in place of each that runs a program."""
+def _with_leashed(providers: list[Any], leashed: AioProcessProvider) -> list[Any]:
+    """Return providers, with the leashed provider in place of each one that runs a program."""
     return [leashed if isinstance(each, AioProcessProvider) else each for each in providers]
 
 
-async def start(*command: str, **_options: Any) -> "CredentialProcess":
+async def start_program(*command: str, **_options: Any) -> "CredentialProcess":
     """Start a program; this is the `popen` of `AioProcessProvider`.
 
     Raises CredentialRetrievalError if the program cannot be started.
     """
+    # The program gets a session, and so a process group, for itself: all that it starts is killed
+    # with it.
     die_with_daemon = partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         process = await asyncio.create_subprocess_exec(
@@ -135,6 +137,6 @@ def _check_printed(printed: bytes) -> None:
 def _error(problem: str) -> CredentialRetrievalError:
     """Return the SDK's error for a program that gave no credentials."""
     return CredentialRetrievalError(
-        provider=NAME,
+        provider=_PROVIDER,
         error_msg=f"{problem}; run the command of your AWS config to see why",
     )

@@ -1,11 +1,11 @@
 """Translation of errors of the S3 SDK (s3fs on aiobotocore) into shardcache's errors.
 
-`s3_sessions` calls it for each exception of a request. Its result also says whether the request may
-succeed once the credentials are loaded again.
+`s3_sessions` calls `translation` for each exception of a request. A code is the name that S3 gives
+an error in its answer, such as `SlowDown`.
 """
 
 import ssl
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import aiohttp
 from aiohttp.http_exceptions import LineTooLong
@@ -41,7 +41,18 @@ They include OSError, because s3fs raises S3's refusals as OSErrors.
 
 # botocore's errors for a connection that failed: the request itself may be valid.
 _CONNECTION = (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError)
+# botocore's errors for credentials that are missing or cannot be obtained.
+_NO_CREDENTIALS = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.CredentialRetrievalError,
+    boto.SSOError,
+    boto.UnauthorizedSSOTokenError,
+    boto.TokenRetrievalError,
+    boto.RefreshWithMFAUnsupportedError,
+)
 
+# Codes of S3's answers
 _EXPIRED = frozenset(
     {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"},
 )
@@ -61,23 +72,15 @@ _BUSY = frozenset(
     },
 )
 _TRANSIENT = frozenset({"RequestTimeout", "InternalError"})
-_NO_CREDENTIALS = (
-    boto.NoCredentialsError,
-    boto.PartialCredentialsError,
-    boto.CredentialRetrievalError,
-    boto.SSOError,
-    boto.UnauthorizedSSOTokenError,
-    boto.TokenRetrievalError,
-    boto.RefreshWithMFAUnsupportedError,
-)
 # Codes of answers to requests for one version: there is no version with this id, the id is invalid,
 # or the version is a delete marker.
 _NO_VERSION = frozenset({"NoSuchVersion", "InvalidArgument", "MethodNotAllowed"})
+
 _NO_VERSION_REMEDY = (
     "list the versions: aws s3api list-object-versions --bucket BUCKET --prefix KEY; or leave "
     "?versionId=… out for the present one"
 )
-_DENIED = (
+_DENIED_REMEDY = (
     "allow the daemon's credentials s3:GetObject and s3:ListBucket on this bucket; or give it "
     "others (AWS_PROFILE, or `profile` in an [[origin]] table), or `anon = true` for public data"
 )
@@ -95,8 +98,20 @@ class RedirectError(OSError):
         self.status = status
 
 
-def translation(exn: Exception, url: str) -> tuple[errors.ShardcacheError, bool]:
-    """Return the error for one of `FOREIGN`, and True if reloading the credentials may help.
+class Translation(NamedTuple):
+    """Translation of a foreign exception.
+
+    Attributes:
+        error: shardcache's error.
+        may_help_to_reload: True if the request may succeed once the credentials are loaded again.
+    """
+
+    error: errors.ShardcacheError
+    may_help_to_reload: bool
+
+
+def translation(exn: Exception, url: str) -> Translation:
+    """Return the translation of one of `FOREIGN`.
 
     A RuntimeError that is not about credentials is a bug, so it is raised again.
     """
@@ -104,27 +119,28 @@ def translation(exn: Exception, url: str) -> tuple[errors.ShardcacheError, bool]
     if isinstance(cause, _STILL_EXPIRED):
         if "expired" not in str(cause):
             raise cause
-        return _expired(f"the credentials cannot be renewed: {cause}", url), True
+        error = _expired(f"the credentials cannot be renewed: {cause}", url)
+        return Translation(error, may_help_to_reload=True)
     if isinstance(cause, _NO_CREDENTIALS):
         message = f"there are no usable credentials ({cause})"
-        return errors.AccessDeniedError(message, url=url), True
+        error = errors.AccessDeniedError(message, url=url)
+        return Translation(error, may_help_to_reload=True)
     if isinstance(cause, boto.ClientError):
-        return _answer_error(cause, url), _code(cause) in _WRONG_CREDENTIALS
-    return _client_error(cause, url), False
+        depends_on_credentials = _code(cause) in _WRONG_CREDENTIALS
+        return Translation(_answer_error(cause, url), depends_on_credentials)
+    return Translation(_client_error(cause, url), may_help_to_reload=False)
 
 
-def translation_with_temporary_keys(
-    exn: Exception,
-    url: str,
-) -> tuple[errors.ShardcacheError, bool]:
+def translation_with_temporary_keys(exn: Exception, url: str) -> Translation:
     """Return the same as `translation`, for a request with temporary keys.
 
-    If the keys have expired, S3 answers a HEAD with status 400 and states no code. Other keys may
-    help then.
+    If the keys have expired, S3 answers a HEAD with status 400 and no body. botocore then takes the
+    status for the code.
     """
     cause = _without_s3fs(exn)
     if isinstance(cause, boto.ClientError) and _code(cause) == "400":
-        return _expired("the request was refused, as with credentials that have expired", url), True
+        error = _expired("the request was refused, as with credentials that have expired", url)
+        return Translation(error, may_help_to_reload=True)
     return translation(exn, url)
 
 
@@ -149,25 +165,25 @@ def _client_error(exn: Exception, url: str) -> errors.ShardcacheError:
     if isinstance(exn, RedirectError):
         return error_of(exn.status, f"the origin answered with status {exn.status}", url)
     # This comes before _UNREADABLE: an SSLCertVerificationError is also a ValueError.
-    certificate = _cause(exn, ssl.SSLCertVerificationError)
-    if certificate is not None:
-        return certificate_error(certificate, url)
-    if _cause(exn, HeadError) or _cause(exn, LineTooLong):
+    distrust = _cause_of_class(exn, ssl.SSLCertVerificationError)
+    if distrust is not None:
+        return certificate_error(distrust, url)
+    if _cause_of_class(exn, HeadError) or _cause_of_class(exn, LineTooLong):
         return errors.OriginError(str(HeadError()), url=url, remedy=HEAD_REMEDY)
     if isinstance(exn, _UNREADABLE):
         return errors.OriginUnavailableError(f"invalid answer from the origin: {exn!r}", url=url)
 
     # 3. There is no connection, or it has failed.
-    connector_error = _cause(exn, aiohttp.ClientConnectorError)
+    connector_error = _cause_of_class(exn, aiohttp.ClientConnectorError)
     if connector_error is not None:
         place = f"{connector_error.host}:{connector_error.port}"
         return connection_error(connection_failure(connector_error.os_error, place), url)
     return connection_error(str(exn) or type(exn).__name__, url)
 
 
-def _cause(exn: BaseException | None, kind: type[E]) -> E | None:
-    """Return the first of an exception and its causes that is of a kind; None if none is."""
-    while exn is not None and not isinstance(exn, kind):
+def _cause_of_class(exn: BaseException | None, wanted: type[E]) -> E | None:
+    """Return the first of an exception and its causes that is of a class; None if none is."""
+    while exn is not None and not isinstance(exn, wanted):
         exn = exn.__cause__ or exn.__context__
     return exn
 
@@ -180,35 +196,38 @@ def _code(exn: boto.ClientError) -> str:
 def _answer_error(exn: boto.ClientError, url: str) -> errors.ShardcacheError:
     """Return the error for an answer of S3."""
     code = _code(exn)
-    status = exn.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    reason = exn.response.get("Error", {}).get("Message") or "no reason given"
-    text = f"{reason} ({code}, status {status})"
+    metadata = exn.response.get("ResponseMetadata", {})
+    status = metadata.get("HTTPStatusCode", 0)
+    stated = exn.response.get("Error", {}).get("Message") or "no reason given"
+    reason = f"{stated} ({code}, status {status})"
 
-    if ENDPOINT_HEADER in exn.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}):
+    if ENDPOINT_HEADER in metadata.get("HTTPHeaders", {}):
         return errors.ConfigError(OWN_ENDPOINT, url=url, remedy=OWN_ENDPOINT_REMEDY)
     if code in _EXPIRED:
-        return _expired(f"the credentials have expired: {text}", url)
+        return _expired(f"the credentials have expired: {reason}", url)
     if code in _REFUSED:
-        remedy = _DENIED if code == "AccessDenied" else None
-        message = f"the origin denies access: {text}"
+        remedy = _DENIED_REMEDY if code == "AccessDenied" else None
+        message = f"the origin denies access: {reason}"
         return errors.AccessDeniedError(message, url=url, remedy=remedy)
     if code in _BUSY:
-        return errors.OriginBusyError(f"the origin is throttling: {text}", url=url)
+        return errors.OriginBusyError(f"the origin is throttling: {reason}", url=url)
     if code in _TRANSIENT:
-        message = f"temporary error at the origin: {text}"
+        message = f"temporary error at the origin: {reason}"
         return errors.OriginUnavailableError(message, url=url)
     if code == "NoSuchBucket":
         message = "the bucket does not exist"
         return errors.NotFoundError(message, url=url, remedy=_no_bucket_remedy(url))
-    if code in _NO_VERSION and version_in(url)[1]:
-        message = f"the object has no such version: {text}"
+    _, version = version_in(url)
+    if code in _NO_VERSION and version:
+        message = f"the object has no such version: {reason}"
         return errors.NotFoundError(message, url=url, remedy=_NO_VERSION_REMEDY)
     if status == 404:
         return errors.NotFoundError("the object does not exist in its bucket", url=url)
-    return error_of(status, f"the origin answered: {text}", url)
+    return error_of(status, f"the origin answered: {reason}", url)
 
 
 def _no_bucket_remedy(url: str) -> str:
+    """Return the remedy for a url whose bucket does not exist."""
     bucket = url.partition("://")[2].partition("/")[0]
     return (
         "correct the bucket's name; or name the store that has it, by AWS_ENDPOINT_URL or "

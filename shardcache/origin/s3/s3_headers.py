@@ -19,9 +19,9 @@ _CHECKSUMS = ("crc32c", "crc64nvme", "crc32")
 
 
 def etag_in(field: str | None, url: str) -> str:
-    """Return an ETag without its quotes, nor the mark that a proxy sets: see `plain_etag`.
+    """Return the version in an ETag header, as `plain_etag` does.
 
-    Raises OriginUnavailableError if there is no ETag, or it has characters that a later request
+    Raises OriginUnavailableError if there is no ETag, or if it has characters that a later request
     cannot send back.
     """
     etag = plain_etag(field or "")
@@ -41,7 +41,8 @@ def checksum_of(head: Headers, url: str) -> Checksum | None:
         return None
     for algorithm in _CHECKSUMS:
         value = head.get(f"x-amz-checksum-{algorithm}", "")
-        if value and "-" not in value:
+        is_composite = "-" in value
+        if value and not is_composite:
             return checksum_from_base64(algorithm, value, url)
     return None
 
@@ -49,8 +50,8 @@ def checksum_of(head: Headers, url: str) -> Checksum | None:
 def presumed_md5(head: Headers) -> Checksum | None:
     """Return the ETag as an MD5; None if the headers show that it is not one.
 
-    See "Object" in the S3 API reference. The ETag is an MD5 if the object was not uploaded in
-    parts, which shows in the ETag's form, and not encrypted with a KMS or customer key. In a
+    See "Object" in the S3 API reference. The ETag is an MD5 if the object was neither uploaded in
+    parts, which the ETag's form would show, nor encrypted with a KMS or customer key. In a
     directory bucket, an ETag is never an MD5.
     """
     if "x-amz-server-side-encryption-customer-algorithm" in head:
@@ -80,10 +81,13 @@ def modified_s(field: str | None) -> float | None:
 
 
 def part_in(head: Headers, obj: RemoteObject, number: int) -> tuple[int, int] | None:
-    """Return the bytes `[start, end)` of an uploaded part, from the answer to a HEAD for the part.
+    """Return the range `[start, end)` of an uploaded part, from the answer to a HEAD for the part.
 
     Returns None if the object has no such part. A store that does not support part numbers answers
-    with the whole object, which counts as the first part.
+    for the whole object, which then counts as the first part.
+
+    Args:
+        number: number of the part; 1 for the first.
     """
     span = span_in(head.get("content-range"))
     if span is not None:

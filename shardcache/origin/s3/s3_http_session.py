@@ -18,9 +18,9 @@ from shardcache.transport.http.pool import IDLE_S, SILENCE_S
 from shardcache.transport.http.sockets import new_socket
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_REGION = "x-amz-bucket-region"
+_REGION_HEADER = "x-amz-bucket-region"
 _REPEATABLE = ("GET", "HEAD")
-_POOLED = {"keepalive_timeout": IDLE_S, "socket_factory": new_socket}
+_POOLED_OPTIONS = {"keepalive_timeout": IDLE_S, "socket_factory": new_socket}
 
 
 class _SessionWithoutRedirects(AIOHTTPSession):  # type: ignore[misc]
@@ -32,11 +32,11 @@ class _SessionWithoutRedirects(AIOHTTPSession):  # type: ignore[misc]
 
 
 class StoreSession(_SessionWithoutRedirects):
-    """Session that reuses connections, with a second session that does not.
+    """Session that pools connections, with a second session that opens one for each request.
 
-    It is for `AioConfig(http_session_cls=…)`. After one pooled connection was silent, no pooled
-    connections are used for `IDLE_S`. By then, the connections that were idle at the same time as
-    the silent one are closed.
+    This is the `http_session_cls` of `AioConfig`. After one pooled connection was silent, no pooled
+    connections are used for `IDLE_S`. By then, all connections that were idle at the same time as
+    the silent one have been closed.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class StoreSession(_SessionWithoutRedirects):
         connector_args: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        pooled = _POOLED | (connector_args or {})
-        fresh = pooled | {"force_close": True}
-        del fresh["keepalive_timeout"]  # aiohttp rejects it together with `force_close`
-        super().__init__(*args, connector_args=pooled, **options)
-        self._fresh = _SessionWithoutRedirects(*args, connector_args=fresh, **options)
+        pooled_options = _POOLED_OPTIONS | (connector_args or {})
+        fresh_options = pooled_options | {"force_close": True}
+        del fresh_options["keepalive_timeout"]  # aiohttp rejects it together with `force_close`
+        super().__init__(*args, connector_args=pooled_options, **options)
+        self._fresh = _SessionWithoutRedirects(*args, connector_args=fresh_options, **options)
         # These are times by the event loop's clock.
         self._trusted_from_s = -math.inf  # time from which pooled connections are used
         self._answered_s = -math.inf  # time of the latest answer over a pooled connection
@@ -67,7 +67,7 @@ class StoreSession(_SessionWithoutRedirects):
         """Send a request, and return the answer.
 
         A GET or HEAD is sent again, over a new connection, if a pooled connection is silent. Raises
-        RedirectError.
+        RedirectError, which says why only a HEAD can.
         """
         if request.method in _REPEATABLE:
             answer = await self._send_repeatable(request)
@@ -75,7 +75,7 @@ class StoreSession(_SessionWithoutRedirects):
             answer = await super().send(request)
         is_redirect = answer.status_code in _REDIRECTS
         # The SDK itself follows a redirect that names the bucket's region.
-        names_region = _REGION in answer.headers
+        names_region = _REGION_HEADER in answer.headers
         if request.method == "HEAD" and is_redirect and not names_region:
             raise RedirectError(answer.status_code)
         return answer
@@ -107,7 +107,8 @@ class StoreSession(_SessionWithoutRedirects):
         except asyncio.CancelledError:
             # The caller may have cancelled the request because the connection is silent. If another
             # request was answered since, pooled connections work, and this one was only slower.
-            if self._answered_s <= asked_s:
+            was_other_answered = self._answered_s > asked_s
+            if not was_other_answered:
                 self._trusted_from_s = loop.time() + IDLE_S
             raise
         self._answered_s = loop.time()
@@ -115,13 +116,16 @@ class StoreSession(_SessionWithoutRedirects):
 
 
 class _ClientWithoutRedirects:
-    """aiohttp session that does not follow redirects, with the only method that is called."""
+    """aiohttp session that does not follow redirects, with the only method that the SDK calls."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
     async def request(self, *args: Any, **options: Any) -> aiohttp.ClientResponse:
-        """As `ClientSession.request`, with re-encoded headers. Raises HeadError if too large."""
+        """As `ClientSession.request`, with re-encoded headers.
+
+        Raises HeadError if the answer's headers are too large.
+        """
         answer = await self._session.request(*args, **options, allow_redirects=False)
         head_bytes = sum(len(name) + len(value) for name, value in answer.raw_headers)
         if head_bytes > MAX_HEAD_BYTES:

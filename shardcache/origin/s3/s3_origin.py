@@ -1,9 +1,10 @@
 """S3 and compatible object stores: ranged reads of one version.
 
-Transport workers send HEADs and GETs to presigned urls: the SDK would deliver bodies on the event
-loop, at twice the cost. The SDK (botocore, by s3fs) makes all other requests. It also makes HEADs
-and GETs where `PresignedRequests` cannot. `fs` is an s3fs filesystem throughout, and `where` is a
-bucket and key as parameters of the SDK.
+A presigned url carries the signature that permits a request. Transport workers, which are processes
+of their own, send HEADs and GETs to presigned urls: the SDK would deliver bodies on the event loop,
+at twice the cost. The SDK (botocore, by s3fs) makes all other requests, and those HEADs and GETs
+for which a presigned url cannot be used. Everywhere, `fs` is an s3fs filesystem, and `params` is a
+url's bucket and key as parameters of the SDK.
 """
 
 import os
@@ -45,9 +46,9 @@ from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.messages import Answer, Body, Request
 from shardcache.transport.between.parts import Parts, PartSums
 
-_REFUSED_S = 60.0  # see `S3Origin`
-# Descriptions of the places where botocore finds credentials, by its names of them. Its names of
-# other places need no description. Explicit credentials are keys that `_keys` has read.
+_PROBE_INTERVAL_S = 60.0  # see `S3Origin`
+# Descriptions of the places where botocore finds credentials, by botocore's names of them. Other
+# names need no description. Explicit credentials are keys that `_keys` has read.
 _SOURCES = {
     "env": "AWS_ACCESS_KEY_ID in the environment",
     "explicit": "AWS_ACCESS_KEY_ID in the environment",
@@ -63,9 +64,10 @@ def load() -> None:
     descriptions()
 
 
-class _NoneFoundError(NoCredentialsError):  # type: ignore[misc]
+class _NoCredentialsFoundError(NoCredentialsError):  # type: ignore[misc]
     """botocore's error for missing credentials, with all places where they are looked for."""
 
+    # The error's message; botocore would insert its arguments.
     fmt = (
         "no credentials found in the chain: storage_options, AWS_ACCESS_KEY_ID, web identity, SSO, "
         "~/.aws/credentials and config, the container's role, the instance's role"
@@ -77,26 +79,26 @@ class S3Origin(CredentialedOrigin):
 
     Args:
         setup: the origin's setup.
-        refused_s: time for which the SDK makes the requests in a bucket that refuses presigned
-            urls, before one of them is tried again.
+        probe_interval_s: in a bucket that refuses presigned urls, the SDK makes the requests, but
+            one is tried again after each interval.
     """
 
     credentials_kind = AwsKeys
     secrets = frozenset({"key", "secret", "token", "profile", "session"})
 
-    def __init__(self, setup: Setup, refused_s: float = _REFUSED_S) -> None:
+    def __init__(self, setup: Setup, probe_interval_s: float = _PROBE_INTERVAL_S) -> None:
         table = setup.table
         # The SDK gets no timeout: the downloader retries, counts its retries, and notices stalls.
         self._sessions = SdkSessions(table, setup.max_connections, self._keys(setup))
         self._uploads = Uploads(table, setup.max_connections)
         self._verify_etag = table.verify_etag
-        self._presigned = PresignedRequests(setup, refused_s)
+        self._presigned = PresignedRequests(setup, probe_interval_s)
         self._workers = setup.workers
 
     async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`; one HEAD."""
-        where = object_params(url)
-        if not where["Key"]:
+        params = object_params(url)
+        if not params["Key"]:
             raise NotFoundError(
                 "this is a bucket",
                 url=url,
@@ -104,12 +106,12 @@ class S3Origin(CredentialedOrigin):
             )
         async with self._sessions.use(url) as fs:
             try:
-                head = await self._head(fs, where, url, first_bytes)
+                head = await self._head(fs, params, url, first_bytes)
                 is_joinable = True  # transport workers write bytes as they arrive
             except SdkNeededError as exn:
-                head = await head_by_sdk(fs, where)
+                head = await head_by_sdk(fs, params)
                 is_joinable = False  # the SDK reads all bytes of a request into memory
-                self._presigned.record_refusal(exn, url, where["Bucket"])
+                self._presigned.record_refusal(exn, url, params["Bucket"])
             size_bytes = size_of(head.get("content-length"), url)
             return self._object(url, head, size_bytes, joinable=is_joinable)
 
@@ -120,16 +122,17 @@ class S3Origin(CredentialedOrigin):
                 return "none: the [[origin]] table sets anon"
             if fs.key:
                 return "storage_options of the [[origin]] table"
-            in_use = await fs.session.get_credentials()
-            if in_use is None:
-                raise _NoneFoundError
-            is_temporary = bool((await in_use.get_frozen_credentials()).token)
+            credentials = await fs.session.get_credentials()
+            if credentials is None:
+                raise _NoCredentialsFoundError
+            keys = await credentials.get_frozen_credentials()
             profile = fs.session.get_config_variable("profile")
 
-        source: str = _SOURCES.get(in_use.method, in_use.method.replace("-", " "))
+        place: str = credentials.method
+        source = _SOURCES.get(place, place.replace("-", " "))
         if profile:
             source += f", profile {profile}"
-        if is_temporary:
+        if keys.token:
             source += ", temporary"
         return source
 
@@ -141,24 +144,13 @@ class S3Origin(CredentialedOrigin):
         commit: Commit | None = None,
     ) -> list[PartSums] | None:
         """As `Origin.fetch`; one GET with If-Match."""
-        where = object_params(obj.url)
-        bucket = where["Bucket"]
+        params = object_params(obj.url)
+        bucket = params["Bucket"]
         async with self._sessions.use(obj.url) as fs:
-
-            async def sign() -> str:
-                return await self._presigned.url_for_get(fs, where, obj.url)
-
-            async def ask(signed: str) -> Answer | None:
-                request = self._presigned.request(fs, "GET", signed, _version_headers(obj, parts))
-                body = _version_body(obj, parts, held=commit is not None)
-                return await self._workers.fetch(request, body, flow, commit)
-
             try:
-                if not self._presigned.admit(bucket):
-                    raise SdkNeededError
-                answer = await self._presigned.answer(bucket, sign, ask)
+                answer = await self._get(fs, params, obj, parts, flow, commit)
             except SdkNeededError as exn:
-                data = await read_by_sdk(fs, where, obj, parts, flow)
+                data = await read_by_sdk(fs, params, obj, parts, flow)
                 sums = await commit_parts(parts, data, commit)
                 self._presigned.record_refusal(exn, obj.url, bucket)
                 return sums
@@ -178,27 +170,28 @@ class S3Origin(CredentialedOrigin):
         flow: Flow | None,
     ) -> Answer | None:
         """As `Origin.ask_tier`."""
-        where = object_params(obj.url)
+        params = object_params(obj.url)
         async with self._sessions.use(obj.url) as fs:
-            if not self._presigned.is_usable(where["Bucket"]):
+            if not self._presigned.is_usable(params["Bucket"]):
                 return None
-            signed = await self._presigned.url_for_get(fs, where, obj.url)
-            headers = {**_version_headers(obj, parts), **route.headers}
+            signed = await self._presigned.url_for_get(fs, params, obj.url)
+            headers = {**_range_headers(obj, parts), **route.headers}
             request = Request("GET", signed, headers, via=route.address)
             if flow is None:
                 return await self._workers.ask(request)
-            body = _version_body(obj, parts, held=False)
+            body = _expected_body(obj, parts, held=False)
             return await self._workers.fetch(request, body, flow)
 
     async def ask_tier_for_version(self, route: Route, url: str) -> RemoteObject | None:
         """As `Origin.ask_tier_for_version`."""
-        where = object_params(url)
+        params = object_params(url)
         async with self._sessions.use(url) as fs:
-            if not self._presigned.is_usable(where["Bucket"]):
+            if not self._presigned.is_usable(params["Bucket"]):
                 return None
-            signed = await self._presigned.url_for_get(fs, where, url)
+            signed = await self._presigned.url_for_get(fs, params, url)
             request = Request("GET", signed, route.headers, via=route.address)
             answer = await self._workers.ask(request)
+        # A good answer is that to a ranged read, which states the object's size and version.
         size_bytes = total_bytes(answer.headers.get("content-range"))
         if answer.status != 206 or size_bytes is None or "etag" not in answer.headers:
             return None
@@ -215,9 +208,9 @@ class S3Origin(CredentialedOrigin):
 
         The objects have the same versions as from `stat`.
         """
-        where = object_params(prefix)
-        root = prefix.removesuffix(where["Key"])
-        options = {"Bucket": where["Bucket"], "Prefix": where["Key"]}
+        params = object_params(prefix)
+        bucket_url = prefix.removesuffix(params["Key"])
+        options = {"Bucket": params["Bucket"], "Prefix": params["Key"]}
         if flat:
             options["Delimiter"] = "/"
 
@@ -228,8 +221,8 @@ class S3Origin(CredentialedOrigin):
                 page = await call(fs, "list_objects_v2", **options)
                 entries = page.get("Contents", [])
                 folders = page.get("CommonPrefixes", [])
-                objects += [_listed_object(root + entry["Key"], entry) for entry in entries]
-                objects += [_listed_folder(root + folder["Prefix"]) for folder in folders]
+                objects += [_listed_object(bucket_url, entry) for entry in entries]
+                objects += [_listed_folder(bucket_url, folder) for folder in folders]
                 received(len(entries) + len(folders))
                 if not page["IsTruncated"]:
                     return sorted(objects, key=lambda obj: obj.url)
@@ -245,11 +238,11 @@ class S3Origin(CredentialedOrigin):
 
     async def list_page(self, wanted: PageRequest) -> ListedPage:
         """As `Origin.list_page`; one request."""
-        where = object_params(wanted.prefix)
-        root = wanted.prefix.removesuffix(where["Key"])
+        params = object_params(wanted.prefix)
+        bucket_url = wanted.prefix.removesuffix(params["Key"])
         options: dict[str, Any] = {
-            "Bucket": where["Bucket"],
-            "Prefix": where["Key"],
+            "Bucket": params["Bucket"],
+            "Prefix": params["Key"],
             "MaxKeys": wanted.max_keys,
         }
         if wanted.delimiter:
@@ -266,16 +259,16 @@ class S3Origin(CredentialedOrigin):
         if page["IsTruncated"]:
             next_token = page.get("NextContinuationToken", "")
         return ListedPage(
-            objects=[_listed_object(root + entry["Key"], entry) for entry in entries],
-            folders=[root + folder["Prefix"] for folder in folders],
+            objects=[_listed_object(bucket_url, entry) for entry in entries],
+            folders=[bucket_url + folder["Prefix"] for folder in folders],
             next_token=next_token,
         )
 
     async def part_span(self, obj: RemoteObject, number: int) -> tuple[int, int] | None:
         """As `Origin.part_span`; one HEAD."""
-        where = object_params(obj.url)
+        params = object_params(obj.url)
         async with self._sessions.use(obj.url) as fs:
-            head = await head_by_sdk(fs, {**where, "PartNumber": number})
+            head = await head_by_sdk(fs, {**params, "PartNumber": number})
         return part_in(head, obj, number)
 
     async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
@@ -290,47 +283,76 @@ class S3Origin(CredentialedOrigin):
     def _keys(self, setup: Setup) -> AwsKeys | None:
         """Return the keys with which to read; None for the table's, or those that botocore finds.
 
-        Temporary keys of the environment are passed to botocore explicitly. It would otherwise look
-        for new keys in the environment when these expire, but the daemon's environment never
+        Temporary keys in the environment are passed to botocore explicitly. Otherwise, it would
+        look for new keys in the environment once these expire, but the daemon's environment never
         changes.
         """
         if isinstance(setup.credentials, AwsKeys):
             return setup.credentials
         table = setup.table
-        has_own = not self.secrets.isdisjoint(table.storage_options)
-        if table.anon or table.profile or has_own:
+        has_secrets = not self.secrets.isdisjoint(table.storage_options)
+        if table.anon or table.profile or has_secrets:
             return None
         keys = AwsKeys.of(os.environ)
-        return keys if keys is not None and keys.is_temporary else None
+        if keys is None or not keys.is_temporary:
+            return None
+        return keys
 
-    async def _head(self, fs: Any, where: dict[str, str], url: str, first_bytes: int) -> Headers:
-        """Return the headers of the answer to a HEAD. Raises SdkNeededError.
+    async def _head(self, fs: Any, params: dict[str, str], url: str, first_bytes: int) -> Headers:
+        """Return the headers of the answer to a HEAD by a presigned url. Raises SdkNeededError.
 
         Args:
-            where: bucket and key, as parameters of the SDK.
-            first_bytes: number of the object's first bytes to request ahead; 0 for none.
+            params: bucket and key, as parameters of the SDK.
+            first_bytes: number of the object's first bytes to request at the same time; 0 for none.
+                Their answer waits for the `fetch` that follows.
         """
-        if not self._presigned.is_usable(where["Bucket"]):
+        if not self._presigned.is_usable(params["Bucket"]):
             raise SdkNeededError
         ahead = None
         if first_bytes:
-            signed_get = await self._presigned.url_for_get(fs, where, url)
+            signed_get = await self._presigned.url_for_get(fs, params, url)
             ahead = self._presigned.request(fs, "GET", signed_get, {}).beginning(first_bytes)
 
         async def sign() -> str:
-            return await self._presigned.url_for_head(fs, where)
+            return await self._presigned.url_for_head(fs, params)
 
-        async def ask(signed: str) -> Answer:
+        async def send(signed: str) -> Answer:
             request = self._presigned.request(fs, "HEAD", signed, CHECKSUM_MODE)
             return await self._workers.ask(request, ahead)
 
-        answer = await self._presigned.answer(where["Bucket"], sign, ask)
+        answer = await self._presigned.ask(params["Bucket"], sign, send)
         if ENDPOINT_HEADER in answer.headers:
             raise ConfigError(OWN_ENDPOINT, url=url, remedy=OWN_ENDPOINT_REMEDY)
         if answer.status >= 300:
             problem = f"the origin answered a HEAD with status {answer.status}"
             raise error_of(answer.status, problem, url, answer.headers)
         return answer.headers
+
+    async def _get(
+        self,
+        fs: Any,
+        params: dict[str, str],
+        obj: RemoteObject,
+        parts: Parts,
+        flow: Flow,
+        commit: Commit | None,
+    ) -> Answer | None:
+        """Return the answer to a GET by a presigned url; None if `commit` returned False.
+
+        Raises SdkNeededError.
+        """
+        if not self._presigned.admit(params["Bucket"]):
+            raise SdkNeededError
+
+        async def sign() -> str:
+            return await self._presigned.url_for_get(fs, params, obj.url)
+
+        async def send(signed: str) -> Answer | None:
+            request = self._presigned.request(fs, "GET", signed, _range_headers(obj, parts))
+            body = _expected_body(obj, parts, held=commit is not None)
+            return await self._workers.fetch(request, body, flow, commit)
+
+        return await self._presigned.ask(params["Bucket"], sign, send)
 
     def _object(self, url: str, head: Headers, size_bytes: int, *, joinable: bool) -> RemoteObject:
         """Return the object that the headers of an answer describe."""
@@ -348,8 +370,9 @@ class S3Origin(CredentialedOrigin):
         )
 
 
-def _listed_object(url: str, entry: Mapping[str, Any]) -> RemoteObject:
+def _listed_object(bucket_url: str, entry: Mapping[str, Any]) -> RemoteObject:
     """Return the object that an entry of a listing describes."""
+    url = bucket_url + entry["Key"]
     # In a listing, the SDK decodes bytes as UTF-8. In the headers of other answers, each byte is a
     # character. A version must be the same text in both.
     etag = entry.get("ETag", "").encode(errors="surrogateescape").decode("latin-1")
@@ -362,22 +385,26 @@ def _listed_object(url: str, entry: Mapping[str, Any]) -> RemoteObject:
     )
 
 
-def _listed_folder(url: str) -> RemoteObject:
+def _listed_folder(bucket_url: str, folder: Mapping[str, Any]) -> RemoteObject:
     """Return a folder of a listing, which has neither a version nor a size."""
-    return RemoteObject(url, version="", size_bytes=0)
+    return RemoteObject(bucket_url + folder["Prefix"], version="", size_bytes=0)
 
 
-def _version_headers(obj: RemoteObject, parts: Parts) -> dict[str, str]:
+def _range_headers(obj: RemoteObject, parts: Parts) -> dict[str, str]:
     """Return the headers that request parts of exactly this version."""
     span = range_header(parts.start, parts.stop)
     return {"Range": span, "If-Match": f'"{obj.version}"'}
 
 
-def _version_body(obj: RemoteObject, parts: Parts, *, held: bool) -> Body:
-    """Return the expected body of parts of exactly this version; for `held` see `Body`."""
+def _expected_body(obj: RemoteObject, parts: Parts, *, held: bool) -> Body:
+    """Return the expected body of parts of exactly this version.
+
+    Args:
+        held: True to keep the body in memory until it is committed.
+    """
     expected = {
         "content-range": content_ranges(obj, parts.start, parts.stop),
-        # Some stores leave out the quotes, and a proxy on the way may mark the ETag as weak ("W/").
+        # Some stores omit the quotes, and a proxy on the way may mark the ETag as weak ("W/").
         "etag": (f'"{obj.version}"', obj.version, f'W/"{obj.version}"'),
     }
     return Body(parts, 206, expected, held=held)

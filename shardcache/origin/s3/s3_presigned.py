@@ -1,7 +1,8 @@
 """Requests to presigned urls: how they are made, and which buckets accept them.
 
-`S3Origin` sends its HEADs and GETs this way. Where it cannot, the SDK (botocore, by s3fs) makes the
-request. `fs` is an s3fs filesystem; `where` is an object's bucket and key as parameters of the SDK.
+A presigned url carries the signature that permits a request. `S3Origin` sends its HEADs and GETs to
+these urls. Where it cannot, the SDK (botocore, by s3fs) makes the request. Everywhere, `fs` is an
+s3fs filesystem, and `params` is an object's bucket and key as parameters of the SDK.
 """
 
 import time
@@ -26,8 +27,7 @@ log = SharedLogger()
 CHECKSUM_MODE = {"x-amz-checksum-mode": "ENABLED"}
 """Header by which a HEAD asks for the object's checksums. It is signed along with the url."""
 
-# Statuses by which a store may refuse a presigned url. The SDK then repeats the request, and its
-# answer states the reason.
+# Statuses by which a store may refuse a presigned url: see `RefusedError`.
 _REFUSALS = {301, 307, 308, 400, 401, 403, 404, 405}
 # After this number of refusals in a row, the SDK makes a bucket's requests for a while.
 _MAX_REFUSALS = 3
@@ -51,20 +51,20 @@ class RefusedError(SdkNeededError):
 class PresignedRequests:
     """Presigned urls for the buckets of one origin, and the requests to them.
 
-    After three refusals in a row, a bucket's requests are left to the SDK, and one read in each
-    `refused_s` tries a presigned url again.
+    After three refusals in a row, a bucket's requests are left to the SDK, except for probes: reads
+    that find out whether the bucket accepts presigned urls again.
 
     Args:
         setup: the origin's setup.
-        refused_s: time between two such tries.
+        probe_interval_s: time between two probes of a bucket.
     """
 
-    def __init__(self, setup: Setup, refused_s: float) -> None:
+    def __init__(self, setup: Setup, probe_interval_s: float) -> None:
         table = setup.table
         presigned_options = row_of(setup.protocol).presigned_options or frozenset()
         # True if presigned urls support all options of the table.
-        self._supports_table = presigned_options.issuperset(table.storage_options)
-        new_breaker = partial(Breaker, _MAX_REFUSALS, refused_s)
+        self._supports_options = presigned_options.issuperset(table.storage_options)
+        new_breaker = partial(Breaker, _MAX_REFUSALS, probe_interval_s)
         self._breakers = defaultdict[str, Breaker](new_breaker)  # by bucket
         self._signer = Signer(DIRECT if table.tier is None else BEHIND_TIER)
         # Presigned urls of GETs and the times at which they were signed, by url.
@@ -77,15 +77,15 @@ class PresignedRequests:
 
     def is_usable(self, bucket: str) -> bool:
         """Return whether presigned urls work in a bucket, as far as earlier requests have shown."""
-        return self._supports_table and not self._breakers[bucket].is_open
+        return self._supports_options and not self._breakers[bucket].is_open
 
     def admit(self, bucket: str) -> bool:
         """Return whether to read by a presigned url now.
 
-        In a bucket that refuses presigned urls, True is returned once in each `refused_s`: that
-        read tries them again.
+        In a bucket that refuses presigned urls, this returns True once in each `probe_interval_s`:
+        that read is a probe.
         """
-        return self._supports_table and self._breakers[bucket].admit(time.monotonic())
+        return self._supports_options and self._breakers[bucket].admit(time.monotonic())
 
     def record_success(self, bucket: str) -> None:
         """Record that a read by a presigned url has succeeded."""
@@ -95,6 +95,9 @@ class PresignedRequests:
         """Count the refusal of a presigned url, after the SDK's request has succeeded.
 
         Does nothing if the SDK made the request for another reason.
+
+        Args:
+            cause: the error after which the SDK made the request.
         """
         if not isinstance(cause, RefusedError):
             return
@@ -106,8 +109,14 @@ class PresignedRequests:
 
     # Urls and requests
 
-    async def url_for_get(self, fs: Any, where: dict[str, str], url: str) -> str:
-        """Return a presigned url, reused for all parts of an object during half of its validity."""
+    async def url_for_get(self, fs: Any, params: dict[str, str], url: str) -> str:
+        """Return a presigned url for a GET of an object.
+
+        It is reused for all parts of the object during half of its validity.
+
+        Args:
+            url: the object's own url.
+        """
         if fs is not self._signed_by_fs:
             self._signed_by_fs = fs
             self._signed_urls.clear()
@@ -116,19 +125,19 @@ class PresignedRequests:
         if signed and now_s - signed_at_s <= SIGNED_FOR_S / 2:
             return signed
 
-        signed = await self._signer.url(fs, "get_object", where, {})
+        signed = await self._signer.url(fs, "get_object", params, {})
         if len(self._signed_urls) >= _MAX_SIGNED:
             self._signed_urls.clear()
         self._signed_urls[url] = (signed, now_s)
         return signed
 
-    async def url_for_head(self, fs: Any, where: dict[str, str]) -> str:
+    async def url_for_head(self, fs: Any, params: dict[str, str]) -> str:
         """Return a presigned url for a HEAD with the header `CHECKSUM_MODE`."""
-        params = {**where, "ChecksumMode": "ENABLED"}
-        return await self._signer.url(fs, "head_object", params, CHECKSUM_MODE)
+        head_params = {**params, "ChecksumMode": "ENABLED"}
+        return await self._signer.url(fs, "head_object", head_params, CHECKSUM_MODE)
 
     def request(self, fs: Any, method: str, url: str, headers: Mapping[str, str]) -> Request:
-        """Return a request for a transport worker.
+        """Return a request to a presigned url, for a transport worker.
 
         Raises SdkNeededError if the request needs a proxy that only the SDK can use.
         """
@@ -138,26 +147,27 @@ class PresignedRequests:
             raise SdkNeededError
         return Request(method, url, headers, proxy, self._ca_file(fs))
 
-    async def answer(
+    async def ask(
         self,
         bucket: str,
         sign: Callable[[], Awaitable[str]],
-        ask: Callable[[str], Awaitable[T]],
+        send: Callable[[str], Awaitable[T]],
     ) -> T:
-        """Return the answer to a presigned url, from the bucket's own region.
-
-        Raises SdkNeededError.
+        """Send a request to a presigned url in the bucket's own region, and return the answer.
 
         Args:
             bucket: the bucket.
             sign: returns the presigned url.
-            ask: sends the request to it.
+            send: sends the request to the presigned url; may return None for a dropped body.
+
+        Raises RefusedError, and what `sign` and `send` raise.
         """
         for _ in range(2):  # a second time if the first answer has named another region
-            answer = await ask(await sign())
+            signed = await sign()
+            answer = await send(signed)
             if answer is None or answer.status not in _REFUSALS:
                 return answer
-            self._signed_urls.clear()
+            self._signed_urls.clear()  # whatever the reason, none of them is to be used again
             region = answer.headers.get("x-amz-bucket-region", "")
             has_moved = self._signer.move(bucket, region)
             if not has_moved:

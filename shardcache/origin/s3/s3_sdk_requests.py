@@ -1,7 +1,7 @@
 """Requests that the SDK makes, in cases where a presigned url cannot be used.
 
-`S3Origin` calls these functions. The SDK is botocore, by s3fs. `fs` is an s3fs filesystem; `where`
-is an object's bucket and key as parameters of the SDK.
+`S3Origin` calls these functions. The SDK is botocore, by s3fs. Everywhere, `fs` is an s3fs
+filesystem, and `params` is an object's bucket and key as parameters of the SDK.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,10 @@ from shardcache.transport.between.parts import Parts
 
 
 def object_params(url: str) -> dict[str, str]:
-    """Return a url's parameters for the SDK: `Bucket`, `Key`, and `VersionId` for a url with one.
+    """Return a url as parameters of the SDK: `Bucket`, `Key`, and perhaps `VersionId`.
 
-    An access point's ARN counts as the bucket. Raises OriginError without a bucket.
+    An access point's ARN, which contains a slash, counts as the bucket. Raises OriginError for a
+    url without a bucket.
     """
     path, version = version_in(url)
     bucket, _, key = path.partition("://")[2].partition("/")
@@ -50,7 +51,7 @@ async def call(fs: Any, operation: str, **params: Any) -> Any:
 
 async def read_by_sdk(
     fs: Any,
-    where: Mapping[str, str],
+    params: Mapping[str, str],
     obj: RemoteObject,
     parts: Parts,
     flow: Flow,
@@ -61,11 +62,11 @@ async def read_by_sdk(
     """
     condition = {}
     if obj.version.isascii():
-        # The SDK would send characters beyond ASCII in UTF-8, which are other bytes than the
-        # ETag's. Without the condition, the version is still checked by the answer's ETag.
+        # The SDK would send a character beyond ASCII in UTF-8, which are other bytes than those of
+        # the ETag. Without the condition, the version is still checked: by the answer's ETag.
         condition["IfMatch"] = f'"{obj.version}"'
     span = range_header(parts.start, parts.stop)
-    answer = await call(fs, "get_object", **where, Range=span, **condition)
+    answer = await call(fs, "get_object", **params, Range=span, **condition)
     # This does not use `as body`: in aiobotocore 2, that is another object, which reads the whole
     # body at once.
     async with answer["Body"]:
@@ -79,16 +80,20 @@ async def read_by_sdk(
         return await read_exactly(parts.size_bytes, answer["Body"].read, flow, obj.url)
 
 
-async def head_by_sdk(fs: Any, where: Mapping[str, Any]) -> Headers:
-    """Return the headers of the answer to a HEAD."""
+async def head_by_sdk(fs: Any, params: Mapping[str, Any]) -> Headers:
+    """Return the headers of the answer to a HEAD.
+
+    Args:
+        params: bucket and key, and other parameters of the HEAD.
+    """
     try:
-        answer = await call(fs, "head_object", ChecksumMode="ENABLED", **where)
+        answer = await call(fs, "head_object", ChecksumMode="ENABLED", **params)
     except OSError as exn:
         if not isinstance(exn.__cause__, ClientError):
             raise
-        # The answer to a HEAD has no body, so it states no reason. A GET that fails in the same way
-        # states the reason, and raises its error here.
-        answer = await call(fs, "get_object", Range="bytes=0-0", **where)
+        # The answer to a HEAD has no body, so it states no reason. A GET should fail in the same
+        # way: its error, which states the reason, is raised instead.
+        answer = await call(fs, "get_object", Range="bytes=0-0", **params)
         answer["Body"].close()
         raise
     headers: Headers = answer["ResponseMetadata"]["HTTPHeaders"]

@@ -38,21 +38,21 @@ class _OpenSession:
 
     Attributes:
         users: number of requests that use the session at present.
-        retired: True once the session is to be closed after the last of these requests.
+        is_retired: True if the session is to be closed after the last of these requests.
     """
 
     fs: S3FileSystem
     client: Any
     users: int = 0
-    retired: bool = False
+    is_retired: bool = False
 
 
 class SdkSessions:
     """Provides the current filesystem, and closes retired ones after their last request.
 
     botocore renews the credentials of roles and tokens by itself. It reads other credentials, such
-    as keys in a file, only once. After the origin has refused these, a new session reads them
-    again.
+    as keys in a file, once per session. After the origin has refused these, a new session reads
+    them again.
 
     Args:
         table: options of the origin.
@@ -111,7 +111,7 @@ class SdkSessions:
                 await session.client.close()
 
     async def _borrow(self) -> _OpenSession:
-        """Return the current session, which is opened if necessary, for one more user."""
+        """Count one more user of the current session, and return it, opened if necessary."""
         async with self._opening:
             session = self._current
             if session is None:
@@ -138,13 +138,13 @@ class SdkSessions:
     async def _give_back(self, session: _OpenSession) -> None:
         """Count one user less; after the last one, close a retired session."""
         session.users -= 1
-        if session.retired and not session.users:
+        if session.is_retired and not session.users:
             await session.client.close()
 
     def _retire_current(self) -> None:
         """Retire the current session, so that the next request opens a new one."""
         if self._current is not None:
-            self._current.retired = True
+            self._current.is_retired = True
             self._current = None
 
 
@@ -176,8 +176,7 @@ def _loaded_descriptions() -> Loader:
 def _boto_session(profile: str | None, region: str | None) -> aiobotocore.session.AioSession:
     """Return a session of the SDK, with the shared descriptions. Blocks.
 
-    A program that prints credentials ends with the request that waits for it: see
-    `credential_process`.
+    `resolver_of` makes programs that print credentials end with the requests that wait for them.
     """
     session = aiobotocore.session.AioSession(profile=profile)
     session.register_component("data_loader", descriptions())
@@ -192,12 +191,12 @@ def _options(
 ) -> dict[str, Any]:
     """Return the options of the filesystem.
 
-    The storage options of the table replace any option except the last three, on which this module
-    relies.
+    The table's `storage_options` take precedence, except over the last three options, on which this
+    module relies.
     """
     storage_options = dict(table.storage_options)
-    client = {"region_name": table.region} if table.region else {}
-    config = {
+    client_options = {"region_name": table.region} if table.region else {}
+    config_options = {
         "max_pool_connections": max_connections,
         "retries": {"total_max_attempts": 1},  # s3fs makes the attempts
         "connect_timeout": CONNECT_TIMEOUT_S,
@@ -210,8 +209,8 @@ def _options(
         "anon": table.anon,
         "endpoint_url": table.endpoint_url,
         **storage_options,
-        "client_kwargs": client | storage_options.get("client_kwargs", {}),
-        "config_kwargs": config | storage_options.get("config_kwargs", {}),
+        "client_kwargs": client_options | storage_options.get("client_kwargs", {}),
+        "config_kwargs": config_options | storage_options.get("config_kwargs", {}),
         "asynchronous": True,
         "skip_instance_cache": True,
         "use_listings_cache": False,
@@ -221,8 +220,8 @@ def _options(
 def keep_signature_v4(signature_version: str, **_context: Any) -> str | None:
     """Select signature version 4 for urls, as for requests.
 
-    In older regions, botocore would use version 2 for presigned urls. This function is a handler
-    for botocore's events `choose-signer.s3.…`, for which None leaves the choice to botocore.
+    In older regions, botocore would use version 2 for presigned urls. This function handles
+    botocore's events `choose-signer.s3.…`; None leaves the choice to botocore.
     """
     if signature_version in ("v4-query", "s3v4-query"):
         return "s3v4-query"

@@ -1,8 +1,8 @@
 """Uploads to S3, by the SDK.
 
-`S3Origin` calls `Uploads`. A condition is a header of an upload. With `If-Match`, S3 stores the
-object only if it replaces a certain version. With `If-None-Match: *`, S3 stores the object only if
-there is no object at this key yet.
+`S3Origin` calls `Uploads`. The SDK is botocore, by s3fs; `fs` is an s3fs filesystem. A condition is
+a header of an upload. With `If-Match`, S3 stores the object only if it replaces a certain version.
+With `If-None-Match: *`, S3 stores the object only if there is no object at this key yet.
 """
 
 import asyncio
@@ -24,21 +24,20 @@ from shardcache.origin.s3.s3_sdk_requests import head_by_sdk, object_params
 from shardcache.origin.s3.s3_sessions import SdkSessions
 
 # Size of a part of an upload. Parts are in memory while they are sent. S3 accepts 10,000 parts, so
-# files have at most 160 GB.
+# this limits a file to 160 GB.
 _PART_BYTES = 16 * 1024**2
 _CONCURRENT_PARTS = 4
-# Size of a part of an upload with a condition. The SDK sends a file in parts only if it is larger
-# than a part. Uploads with a condition are of small files, such as index files, so no such file is
-# larger than this, and each is sent whole.
+# Part size for an upload with a condition, which must be sent whole. The SDK sends a file in parts
+# only if it is larger than a part. No file with a condition is this large: they are small files,
+# such as index files.
 _NO_PARTS_BYTES = 2**32
 _ATTEMPTS = 5
 _SILENCE_S = 60  # time without a received byte after which a request has failed
 
-# Texts of the errors of stores, and of releases of botocore, that do not support conditions for
-# uploads.
+# In an error's text: the store, or this release of botocore, does not support conditions.
 _NO_CONDITIONS = re.compile(r"\(NotImplemented\)|Unknown parameter in input")
-# Part of the text of the error if a condition is not met.
-_REFUSED = "(PreconditionFailed)"
+# In an error's text: the condition is not met.
+_NOT_MET = "(PreconditionFailed)"
 
 
 class Uploads:
@@ -59,25 +58,26 @@ class Uploads:
         that replaces a certain version is sent whole, because parts cannot have conditions. If the
         store does not support conditions, another upload in the meantime goes unnoticed.
         """
-        where = object_params(url)
-        if "VersionId" in where:
+        params = object_params(url)
+        if "VersionId" in params:
             raise ConfigError(
                 "a version of an object cannot be written",
                 url=url,
                 remedy="leave ?versionId=… out",
             )
         async with self._sessions.use(url) as fs:
-            target = f"{where['Bucket']}/{where['Key']}"
+            target = f"{params['Bucket']}/{params['Key']}"
             # fsspec's asynchronous methods begin with an underscore.
             put_file = fs._put_file  # noqa: SLF001
             put = partial(put_file, str(path), target, max_concurrency=_CONCURRENT_PARTS)
+            has_file = partial(_has_bytes_of, path, fs, params)
             is_stored = False
             if replaced is not None:
-                is_stored = await _put_on_condition(put, replaced, partial(_has, fs, where, path))
+                is_stored = await _put_on_condition(put, replaced, has_file)
             if not is_stored:
                 await put(chunksize=_PART_BYTES)
 
-            head = await head_by_sdk(fs, where)
+            head = await head_by_sdk(fs, params)
             version = etag_in(head.get("etag"), url)
             return RemoteObject(url, version, size_of(head["content-length"], url))
 
@@ -107,22 +107,23 @@ async def _put_on_condition(
         reason = f"{exn!r} {exn.__cause__!r}"
         if _NO_CONDITIONS.search(reason):
             return False
-        # The SDK repeats a request whose answer was lost. If the store had carried it out, the
-        # object is there, and the repeated request is refused.
-        is_refused = _REFUSED in reason
-        if not is_refused or not await has_file():
+        # The SDK repeats a request whose answer was lost. If the store had already carried it out,
+        # the object is there, and the repeated request is refused.
+        was_repeated = _NOT_MET in reason and await has_file()
+        if not was_repeated:
             raise
     return True
 
 
-async def _has(fs: Any, where: Mapping[str, Any], path: Path) -> bool:
+async def _has_bytes_of(path: Path, fs: Any, params: Mapping[str, Any]) -> bool:
     """Return whether an object has the bytes of a local file, by its ETag.
 
-    The ETag of an object that was sent whole is the MD5 of its bytes, unless the store encrypts it
-    with a key of a user; then this returns False, as it does if the object cannot be read.
+    The ETag of an object that was sent whole is the MD5 of its bytes, unless the store encrypts the
+    object with a user's key. This returns False for such an object, and for one that cannot be
+    read.
     """
     try:
-        head = await head_by_sdk(fs, where)
+        head = await head_by_sdk(fs, params)
     except OSError:
         return False
     etag = plain_etag(head.get("etag", ""))

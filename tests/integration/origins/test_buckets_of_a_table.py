@@ -207,7 +207,7 @@ async def odd(strict: StrictS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     use_aws(monkeypatch, tmp_path, env("http://minio:80"))
     lead(monkeypatch, "minio", "127.0.0.1", port=strict.port)
     workers = Workers()
-    origin = S3Origin(Setup("s3", TABLE, 4, None, workers), refused_s=0.0)
+    origin = S3Origin(Setup("s3", TABLE, 4, None, workers), probe_interval_s=0.0)
     yield origin
     await origin.close()
     await workers.close()
