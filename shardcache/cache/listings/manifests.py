@@ -27,7 +27,7 @@ from shardcache.cache.versions.revalidation import Revalidation
 from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError, ProtocolError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.objects import RemoteObject
-from shardcache.origin.patterns.braces import expand_braces, in_braces
+from shardcache.origin.patterns.braces import expand_braces, with_braces
 from shardcache.origin.patterns.expansion import expand, named_by_braces
 from shardcache.origin.registry import Origins
 from shardcache.redact import redact
@@ -307,7 +307,7 @@ class Manifests:
         """Raise NotAllowedError unless the user is allowed every pattern. Blocks."""
         for pattern in patterns:
             urls = [pattern]
-            braced = in_braces(pattern)  # with braces in place of other spellings of them
+            braced = with_braces(pattern)  # with braces in place of other spellings of them
             host_start = braced.find("://") + len("://")
             host_end = braced.find("/", host_start)
             # Braces in the host expand to several hosts, each of which must be allowed.

@@ -1,7 +1,7 @@
 """Braces in urls, expanded as in bash.
 
-`expansion` calls `expand_braces` for each pattern of a dataset. A range is `{000..099}`, and a list
-of words is `{train,val}`.
+`expansion` calls `expand_braces` for each pattern of a dataset. Braces contain either a range, as
+in `{000..099}`, or a list of words, as in `{train,val}`.
 """
 
 import os
@@ -17,7 +17,7 @@ from shardcache.shared.lists.shardlist import MAX_SHARDS
 from shardcache.shared.urls.local_urls import local_path
 
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
-# NeMo's other spellings of braces: a range in brackets, which is not a glob, and `_OP_` and `_CL_`.
+# NeMo's other spellings of braces: brackets around a range, which is not a glob; `_OP_` and `_CL_`.
 _BRACKETED = re.compile(r"\[(-?\d+\.\.-?\d+(?:\.\.-?\d+)?|[A-Za-z]\.\.[A-Za-z])\]")
 _WORDED = re.compile(r"_OP_((?:(?!_OP_|_CL_)[^{}])*)_CL_")
 # Escaped braces and commas, and the characters that stand for them during the expansion. No url has
@@ -25,13 +25,13 @@ _WORDED = re.compile(r"_OP_((?:(?!_OP_|_CL_)[^{}])*)_CL_")
 _STAND_INS = {"\\{": "\x00", "\\}": "\x01", "\\,": "\x02"}
 _BRACES_REMEDY = r"write {000..099} or {a,b}; a brace in a name is written \{ or \}"
 _MAX_DIGITS = 18  # maximum number of digits of a number in a range
-# Limits on braces and on words. Expansion takes more than linear time in the number of braces,
-# their depth, and the number of words that they list.
+# Limits, because expansion takes more than linear time in the number of braces, in their depth, and
+# in the number of words that they list.
 _MAX_BRACES = 32
-_MAX_LISTED = 10_000
+_MAX_WORD_URLS = 10_000  # maximum number of urls to which the lists of words alone expand
 
 
-def in_braces(pattern: str) -> str:
+def with_braces(pattern: str) -> str:
     """Return a pattern with braces in place of NeMo's spellings of them.
 
     These are `[0..9]`, `_OP_0..9_CL_` and `_OP_a,b_CL_`.
@@ -52,15 +52,16 @@ def _braces_of_words(match: re.Match[str]) -> str:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Return the urls that a brace pattern expands to, as in bash and in its order. Blocks.
+    """Return the urls that a pattern expands to, in the same order as in bash. Blocks.
 
     Braces after a backslash are characters of the url. The braces in a pattern that is the path of
     an existing local file are characters of its name.
-    Raises ConfigError for braces that are unbalanced or do not expand, and for a range beyond
-    `MAX_SHARDS`.
+
+    Raises ConfigError for braces that are unbalanced or do not expand, for a pattern that expands
+    to more than `MAX_SHARDS` urls, and for a url that nobody may request.
     """
-    checked(pattern)  # raises ConfigError for urls that nobody may request
-    braced = in_braces(pattern)
+    checked(pattern)
+    braced = with_braces(pattern)
     has_braces = "{" in braced or "}" in braced
     if not has_braces or _is_local_file(pattern):
         return [pattern]
@@ -88,7 +89,7 @@ def _expanded(braced: str, pattern: str) -> list[str]:
     """Return the urls that braces expand to. Raises ConfigError, as `expand_braces` does.
 
     Args:
-        braced: the pattern with stand-ins in place of escaped characters.
+        braced: the pattern `with_braces`, and with stand-ins in place of escaped characters.
         pattern: the pattern as the user wrote it, which errors name.
     """
     if braced.count("{") > _MAX_BRACES:
@@ -119,18 +120,15 @@ def check_shard_count(shards: int, pattern: str) -> None:
 
 
 def _check_cost(braced: str, pattern: str) -> None:
-    """Raise ConfigError for a pattern that would take minutes to expand.
-
-    For lists of words, only the outermost braces are counted.
-    """
+    """Raise ConfigError for a pattern that would take minutes to expand."""
     ranges = _RANGE.findall(braced)
     for numbers in ranges:
         if any(len(number) > _MAX_DIGITS for number in numbers):
             raise ConfigError("a number in the pattern is too long", url=pattern)
 
-    by_ranges = prod(_range_count(start, stop, step) for start, stop, step in ranges)
-    by_words = prod(_word_counts(braced))
-    if by_ranges > MAX_SHARDS or by_words > _MAX_LISTED:
+    range_urls = prod(_range_count(start, stop, step) for start, stop, step in ranges)
+    word_urls = prod(_word_counts(braced))
+    if range_urls > MAX_SHARDS or word_urls > _MAX_WORD_URLS:
         raise ConfigError(
             "the pattern expands to too many shards",
             url=pattern,
@@ -140,12 +138,15 @@ def _check_cost(braced: str, pattern: str) -> None:
 
 def _range_count(start: str, stop: str, step: str) -> int:
     """Return the number of integers in a range; a step that is empty or 0 means a step of 1."""
-    step_size = int(step or 1) or 1
+    step_size = max(1, int(step)) if step else 1
     return abs(int(stop) - int(start)) // step_size + 1
 
 
 def _word_counts(braced: str) -> list[int]:
-    """Return the number of words that each pair of outermost braces lists, by its commas."""
+    """Return the number of words in each pair of outermost braces: one more than its commas.
+
+    The commas of inner braces count as well.
+    """
     counts: list[int] = []
     depth = 0
     for char in braced:
@@ -154,7 +155,7 @@ def _word_counts(braced: str) -> list[int]:
             if depth == 1:
                 counts.append(1)
         elif char == "}":
-            depth = max(0, depth - 1)
+            depth = max(0, depth - 1)  # braces may be unbalanced: `_expanded` raises that error
         elif char == "," and depth:
             counts[-1] += 1
     return counts

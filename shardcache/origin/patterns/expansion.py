@@ -5,8 +5,9 @@
 - A prefix is the beginning of urls that are listed.
 - An index file lists a dataset's shards, and may state how many samples each of them has. A foreign
   list is an index file in the form of another program.
-- A key split is a rule for tars: it says at which dot a member's name is split into the sample's
-  key and the field's name. There are two, the first dot and the last.
+- A split is a named part of a dataset, such as `train`. Only foreign lists have splits.
+- A key split is something else, a rule for tars: it says at which dot a member's name is split into
+  the sample's key and the field's name. There are two, the first dot and the last.
 """
 
 import asyncio
@@ -21,9 +22,10 @@ from shardcache.errors import ConfigError, NotAnIndexError, NotFoundError
 from shardcache.formats.format_table import SUFFIXES, plain_suffixes
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.patterns import foreign_lists
-from shardcache.origin.patterns.braces import check_shard_count, expand_braces, in_braces
+from shardcache.origin.patterns.braces import check_shard_count, expand_braces, with_braces
+from shardcache.origin.patterns.foreign_lists import NamedShards
 from shardcache.origin.patterns.globs import glob_regex
-from shardcache.origin.patterns.index_files import MAX_INDEX_BYTES, parse_index, shards_of
+from shardcache.origin.patterns.index_files import MAX_INDEX_BYTES, parse_index, shards_of_list
 from shardcache.origin.registry import Origins
 from shardcache.origin.whole_object import read_object
 from shardcache.shared.lists.shard_columns import Shards
@@ -44,14 +46,13 @@ log = structlog.get_logger()
 
 # Name of the file in which formats such as MDS list the shards of the same folder.
 _FORMAT_INDEX = "index.json"
-# Values of the argument `wanted` of `expand`: with these, a prefix without shards stands for its
-# files.
+# Values of `expand`'s argument `wanted` for which a prefix without shards stands for its files.
 _SHARDS_OR_FILES = ("shards", "either")
-# With these, a prefix that has shards stands for the shards alone.
+# Values for which a prefix that has shards stands for the shards alone.
 _SHARDS_FIRST = ("samples", *_SHARDS_OR_FILES)
 
 Indexes = MutableMapping[tuple[str, str], Shards]
-"""The shards of index files that have been read, by url and version."""
+"""The shards of index files that have been read, by the file's url and version."""
 
 
 async def expand(
@@ -105,11 +106,15 @@ async def expand(
         return await expansion.entries(checked(pattern))
 
     lists: list[Shards] = []
-    without_split, key_split = key_split_in(pattern)
+    without_key_split, key_split = key_split_in(pattern)
     # Like `checked` above, this raises ConfigError for a url that nobody may request.
-    for url in await asyncio.to_thread(expand_braces, without_split):
-        lists.append(await expansion.shards(url))
-        check_shard_count(sum(map(len, lists)), pattern)
+    urls = await asyncio.to_thread(expand_braces, without_key_split)
+    count = 0
+    for url in urls:
+        shards_of_url = await expansion.shards(url)
+        lists.append(shards_of_url)
+        count += len(shards_of_url)
+        check_shard_count(count, pattern)
     shards = await asyncio.to_thread(Shards.joined, lists)
     return await asyncio.to_thread(_with_key_split, shards, key_split, pattern)
 
@@ -120,10 +125,10 @@ def named_by_braces(pattern: str) -> Shards | None:
     Returns None if braces alone do not determine the shards, so that the origin has to be asked.
     Raises ConfigError for an invalid pattern.
     """
-    without_split, key_split = key_split_in(pattern)
+    without_key_split, key_split = key_split_in(pattern)
     # This comes first, so that an invalid pattern raises its error in either case.
-    urls = expand_braces(without_split)
-    if _has_to_ask_origin(without_split):
+    urls = expand_braces(without_key_split)
+    if _pattern_needs_request(without_key_split):
         return None
     return _with_key_split(Shards.of(map(ShardRef, urls)), key_split, pattern)
 
@@ -131,36 +136,44 @@ def named_by_braces(pattern: str) -> Shards | None:
 def _with_key_split(shards: Shards, key_split: str, pattern: str) -> Shards:
     """Return shards whose urls state the key split. Blocks.
 
-    Raises ConfigError if the shards are not tars, or if an index has counted their samples by the
-    other key split, which joins other members into a sample.
-
     Args:
         shards: the shards that the pattern without its key split expands to.
         key_split: the pattern's key split; `FIRST_DOT`, the default, changes nothing.
+
+    Raises the errors of `_check_key_split`.
     """
     if key_split == FIRST_DOT:
         return shards
     for ref in shards:
-        if not is_tar_or_unnamed(ref.url):
-            raise ConfigError(
-                "key_split is for tars: the keys of another format are its own",
-                url=ref.url,
-                remedy="omit key_split",
-            )
-        # An index that was made by the last dot states that in the shards' urls. Any other index
-        # has counted the samples by the first dot.
-        states_split = ref.url == with_key_split(ref.url, key_split)
-        if ref.samples is not None and not states_split:
-            raise ConfigError(
-                "the index counts samples whose keys end at the first dot of a name",
-                url=pattern,
-                remedy="index the shards again: shardcache index --key-split last-dot URL... -o "
-                "index.json; such an index says by itself where names are split",
-            )
+        _check_key_split(ref, key_split, pattern)
     return Shards.of(ref._replace(url=with_key_split(ref.url, key_split)) for ref in shards)
 
 
-def _has_to_ask_origin(pattern: str) -> bool:
+def _check_key_split(ref: ShardRef, key_split: str, pattern: str) -> None:
+    """Raise ConfigError if a shard cannot be read with a key split other than `FIRST_DOT`.
+
+    It cannot if it is not a tar, or if an index has counted its samples by the first dot: the last
+    dot groups the members into other samples.
+    """
+    if not is_tar_or_unnamed(ref.url):
+        raise ConfigError(
+            "key_split is for tars: the keys of another format are its own",
+            url=ref.url,
+            remedy="omit key_split",
+        )
+    # An index that was made by the last dot states that in the shards' urls. Any other index has
+    # counted the samples by the first dot.
+    states_key_split = ref.url == with_key_split(ref.url, key_split)
+    if ref.samples is not None and not states_key_split:
+        raise ConfigError(
+            "the index counts samples whose keys end at the first dot of a name",
+            url=pattern,
+            remedy="index the shards again: shardcache index --key-split last-dot URL... -o "
+            "index.json; such an index says by itself where names are split",
+        )
+
+
+def _pattern_needs_request(pattern: str) -> bool:
     """Return whether the origin has to be asked for the shards of a pattern. Blocks.
 
     Otherwise braces alone determine its shards.
@@ -169,8 +182,8 @@ def _has_to_ask_origin(pattern: str) -> bool:
         pattern: a pattern without a key split.
     """
     # NeMo writes ranges in brackets, as in `[0..9]`, which would look like a wildcard.
-    braced = in_braces(pattern)
-    if _needs_request(braced):
+    braced = with_braces(pattern)
+    if _url_needs_request(braced):
         return True
     # The pattern as a whole needs no request, but one of its expansions may, as in
     # `data/{a.tar,b/}`. Wildcards within braces have been found above, so only the ends of the
@@ -178,10 +191,10 @@ def _has_to_ask_origin(pattern: str) -> bool:
     if "{" not in braced or braced.endswith(SUFFIXES):
         return False
     # This takes the pattern as the user wrote it, since it may be the name of a local file.
-    return any(map(_needs_request, expand_braces(pattern)))
+    return any(map(_url_needs_request, expand_braces(pattern)))
 
 
-def _needs_request(url: str) -> bool:
+def _url_needs_request(url: str) -> bool:
     """Return whether a url, or a pattern by its end or wildcards, has to be listed or read."""
     return url.endswith("/") or is_index(url) or is_glob(url)
 
@@ -230,13 +243,15 @@ class _Expansion:
 
         A file that turns out not to be an index is returned as a file itself, unless samples are
         wanted. Raises NotAnIndexError in that case, and the origin's errors.
+
+        Args:
+            url: the index file's url; after it, a split may be named, as in `#train`.
         """
-        # A url may name a split of the dataset, such as `#train`, after the index file's own url.
-        file, split = split_of(url)
-        obj = await self.origins.origin(file).stat(file)
-        known = self.indexes.get((url, obj.version))
-        if known is not None:
-            return known
+        file_url, split = split_of(url)
+        obj = await self.origins.origin(file_url).stat(file_url)
+        already_read = self.indexes.get((url, obj.version))
+        if already_read is not None:
+            return already_read
         try:
             return await self._listed_by(url, obj, split)
         except NotAnIndexError:
@@ -251,6 +266,8 @@ class _Expansion:
 
         Args:
             url: the url of `file`, with the name of the split if there is one.
+            file: the file as an object.
+            split: name of the split; None if the url names none.
         """
         data = await self._read_list(file)
         try:
@@ -274,11 +291,14 @@ class _Expansion:
         """
         match = glob_regex(glob).fullmatch
         prefix = glob_prefix(glob)
+        # Such a glob matches only objects directly below the prefix: no others need to be listed.
         is_flat = "/" not in glob.removeprefix(prefix) and "**" not in glob
         origin = self.origins.origin(glob)
         listing = await origin.list_prefix(prefix, self.received, flat=is_flat)
         literal = [obj for obj in listing if obj.url == glob]
-        return literal or [obj for obj in listing if match(obj.url)]
+        if literal:
+            return literal
+        return [obj for obj in listing if match(obj.url)]
 
     async def _from_format_index(
         self,
@@ -303,12 +323,11 @@ class _Expansion:
         # A format has `lists` if its own writer makes an index.json.
         if not shards or not all(format_of(obj.url).has_index_files for obj in shards):
             return None
-        # If the index.json is not an index, this has to be known here, since the shards are listed
-        # without it then. `from_index` raises NotAnIndexError only if samples are wanted; otherwise
-        # it would return the index.json itself, as a file.
-        of_samples = replace(self, wanted="samples")
+        # `from_index` raises NotAnIndexError only if samples are wanted. Otherwise it would return
+        # an index.json that is not an index as a file.
+        for_samples = replace(self, wanted="samples")
         try:
-            return await of_samples.from_index(index)
+            return await for_samples.from_index(index)
         except NotAnIndexError as exn:
             log.warning("shards are listed without their index.json", url=index, cause=exn.message)
             return None
@@ -325,8 +344,7 @@ class _Expansion:
     async def _from_foreign_list(self, url: str, data: bytes, split: str | None) -> Shards | None:
         """Return the shards of a list that another program has written.
 
-        Returns None if the file is not such a list. Some programs keep the numbers of samples in a
-        second file: `counts_in` has the names that it may have, relative to the list.
+        Returns None if the file is not such a list.
 
         Args:
             url: the list's url.
@@ -336,27 +354,31 @@ class _Expansion:
         listed = await asyncio.to_thread(foreign_lists.parse, url, data, split)
         if listed is None:
             return None
+        counted = await self._with_counts(url, listed)
+        return await asyncio.to_thread(shards_of_list, counted)
+
+    async def _with_counts(self, url: str, listed: NamedShards) -> NamedShards:
+        """Return listed shards with their numbers of samples, if a second file states these.
+
+        Args:
+            url: the list's url.
+            listed: the shards; `counts_in` has the names that the second file may have.
+        """
         for name in listed.counts_in:
             counts_url = join(url, name)
             try:
                 obj = await self.origins.origin(counts_url).stat(counts_url)
             except NotFoundError:
                 continue
-            counts_data = await self._read_list(obj)
+            data = await self._read_list(obj)
             # A list of counts has no splits.
-            counts = await asyncio.to_thread(
-                foreign_lists.parse,
-                counts_url,
-                counts_data,
-                split=None,
-            )
+            counts = await asyncio.to_thread(foreign_lists.parse, counts_url, data, split=None)
             if counts is not None:
-                listed = listed.counted_by(counts)
-                break
-        return await asyncio.to_thread(shards_of, listed)
+                return listed.counted_by(counts)
+        return listed
 
     def _not_empty(self, pattern: str, shards: Shards) -> Shards:
-        """Return the shards that a pattern stands for. Raises NotFoundError if there are none."""
+        """Return a pattern's shards unchanged. Raises NotFoundError if there are none."""
         if shards:
             return shards
         remedy = "check it for typos"
@@ -395,8 +417,8 @@ def _wanted_below(
 def _shards_among(files: Sequence[RemoteObject], wanted: Wanted) -> list[RemoteObject]:
     """Return the shards among the files below a prefix.
 
-    A file in a format such as JSON Lines or parquet is taken for a manifest of the dataset if there
-    are tars as well; otherwise it is a shard. With "either", such a file is never a shard.
+    A file in a format such as JSON Lines or parquet may also be a list of the dataset's samples. It
+    counts as a shard only if there are no other shards; with "either", it never does.
     """
     sure_shards = [obj for obj in files if is_surely_a_shard(obj.url)]
     if sure_shards or wanted == "either":
@@ -407,8 +429,8 @@ def _shards_among(files: Sequence[RemoteObject], wanted: Wanted) -> list[RemoteO
 def _as_shards(pattern: str, objects: Sequence[RemoteObject], wanted: Wanted) -> Shards:
     """Return listed objects as shards.
 
-    Keys that are not valid urls are left out, unless files or entries are wanted. Then they are
-    shown as well, but a request for such a file is refused.
+    Keys that are not valid urls are left out. But if files or entries are wanted, these keys are
+    returned as well, to be shown; a request for such a file is refused.
     """
     invalid = [obj for obj in objects if not is_sound(obj.url)]
     if not invalid:
@@ -429,7 +451,7 @@ def _as_shards(pattern: str, objects: Sequence[RemoteObject], wanted: Wanted) ->
 
 
 def _printable(url: str) -> str:
-    """Return a key as valid Unicode: the names of local files may have other bytes, as escapes."""
+    """Return a key as valid Unicode: bytes in the names of local files that are not, as escapes."""
     return url.encode(errors="backslashreplace").decode()
 
 

@@ -1,6 +1,6 @@
 """Lists of shards that other programs write: the shards' urls, and numbers of samples if stated.
 
-`expansion` calls `parse` for an index file that is not in shardcache's own format.
+`expansion` calls `parse` for an index file that `index_files` cannot parse.
 
 - A count is a shard's number of samples.
 - A split is a named part of a dataset, such as `train`.
@@ -37,7 +37,7 @@ _MAX_BYTES = 64 * 1024 * 1024
 _MAX_COUNT = 2**63
 # Names in Energon's lists are relative to the folder that contains `.nv-meta`. `join` resolves
 # names relative to a file, so this stands for any file in that folder.
-_ROOT = "../list"
+_ENERGON_ROOT = "../list"
 _ENERGON_COUNTS = (".info.json", ".info.yaml")
 
 
@@ -79,11 +79,12 @@ def parse(url: str, data: bytes, split: str | None) -> NamedShards | None:
         match content:
             case {"splits": {**splits}}:  # timm's
                 return _of_timm(url, _chosen_split(url, splits, split))
-            case {"split_parts": {**parts}}:  # Energon's shards of each split
-                patterns = _chosen_split(url, parts, split)
+            case {"split_parts": {**splits}}:  # Energon's shards of each split
+                patterns = _chosen_split(url, splits, split)
                 return _of_energon(url, patterns, content.get("exclude") or ())
             case {"shard_counts": {**counts}}:  # Energon's counts
-                shards = _counted(join(url, _ROOT), [*counts], [*counts.values()])
+                root = join(url, _ENERGON_ROOT)
+                shards = _counted(root, [*counts], [*counts.values()])
             case [*names] if names and all(map(_names_a_shard, names)):  # WeNet's
                 shards = _counted(url, names, [None] * len(names))
             case {**counts} if counts and all(map(_names_a_shard, counts)):  # a sizes.json
@@ -100,7 +101,7 @@ def parse(url: str, data: bytes, split: str | None) -> NamedShards | None:
 def _content(url: str, data: bytes) -> Any:
     """Return the content of a file: parsed YAML or JSON, or else the lines of its text.
 
-    Returns None for a file that is not UTF-8.
+    Returns None for a file that is neither YAML nor UTF-8. Raises the errors of `_yaml`.
     """
     if is_yaml(url):
         return _yaml(url, data)
@@ -136,9 +137,13 @@ def _names_a_shard(name: object) -> bool:
 
 
 def _chosen_split(url: str, splits: Mapping[Any, Any], split: str | None) -> Any:
-    """Return the content of a split: the one with the name `split`, or the only one for None.
+    """Return the content of the split that the user chose.
 
-    Raises ConfigError if there is no such split, or several to choose from.
+    Args:
+        splits: content of each split of the list, by name.
+        split: name of a split; None for the only split of the list.
+
+    Raises ConfigError if there is no such split, or if there are several and `split` is None.
     """
     if split in splits:
         return splits[split]
@@ -166,18 +171,25 @@ def _of_timm(url: str, split: Any) -> NamedShards:
 
 
 def _of_energon(url: str, patterns: Any, excluded: Any) -> NamedShards:
-    """Return the shards of a split in Energon's `split.json`, without the excluded shards."""
-    root = join(url, _ROOT)
-    left_out = set(_expanded(root, excluded))
-    # Energon may leave out a single sample, too, by a name that continues after the shard's.
-    sample = next((name for name in left_out if not is_shard(name)), None)
-    if sample is not None:
+    """Return the shards of a split in Energon's `split.json`, without the excluded shards.
+
+    Raises ConfigError if the split excludes single samples, and ValueError.
+
+    Args:
+        patterns: patterns of the split's shards, as the file lists them.
+        excluded: patterns of the excluded shards.
+    """
+    root = join(url, _ENERGON_ROOT)
+    excluded_urls = set(_expanded(root, excluded))
+    # Energon may also exclude a single sample, by a name that continues after the shard's.
+    sample_url = next((url for url in excluded_urls if not is_shard(url)), None)
+    if sample_url is not None:
         raise ConfigError(
-            f"the split leaves out single samples, such as {sample}, which is not supported",
+            f"the split leaves out single samples, such as {sample_url}, which is not supported",
             url=url,
             remedy='choose samples with ShardDataset(…).select(), and omit them from "exclude"',
         )
-    urls = [shard for shard in _expanded(root, patterns) if shard not in left_out]
+    urls = [shard for shard in _expanded(root, patterns) if shard not in excluded_urls]
     return NamedShards(urls, [None] * len(urls), _ENERGON_COUNTS)
 
 
@@ -192,7 +204,7 @@ def _expanded(base: str, patterns: Any) -> list[str]:
 
 
 def _counted(base: str, names: Sequence[Any], counts: Sequence[Any]) -> NamedShards:
-    """Return shards with their counts. Raises ValueError.
+    """Return shards with their counts. Raises ValueError for a malformed name or count.
 
     Args:
         base: url of the file to which the names are relative.
@@ -210,5 +222,6 @@ def _counted(base: str, names: Sequence[Any], counts: Sequence[Any]) -> NamedSha
 
 
 def _is_count(count: object) -> bool:
-    """Return whether a value of a list is a possible number of samples; True and False are not."""
+    """Return whether a value of a list is a possible number of samples."""
+    # `isinstance` would accept True and False as well.
     return type(count) is int and 0 <= count < _MAX_COUNT

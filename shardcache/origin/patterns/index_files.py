@@ -1,8 +1,8 @@
 """Index files: shards by name, with versions and numbers of samples.
 
 `expansion` calls `parse_index` for a url that names an index file. There are three kinds of lists:
-shardcache's own format (wids), the index files of other shard formats such as MDS, and lists of
-tars by other programs (`foreign_lists`).
+the format that shardcache writes (wids), the index files of other shard formats such as MDS, and
+lists of tars by other programs. `foreign_lists` parses the last kind.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,11 +23,11 @@ from shardcache.shared.protocol import ShardRef
 MAX_INDEX_BYTES = 512 * 1024 * 1024
 """Maximum size of an index file: an index of a million shards with long urls has 250 MB."""
 
-_FORMAT = '{"shardlist": [{"url": "a.tar", "nsamples": 1000}]}'
+_EXAMPLE = '{"shardlist": [{"url": "a.tar", "nsamples": 1000}]}'
 
 
 def parse_index(url: str, data: bytes, split: str | None = None) -> Shards:
-    """Return the shards of an index file, in wids format (`shardlist`) or in one such as MDS's.
+    """Return the shards of an index file, in wids format (`shardlist`) or a format such as MDS's.
 
     Args:
         url: the file's url.
@@ -39,22 +39,25 @@ def parse_index(url: str, data: bytes, split: str | None = None) -> Shards:
     """
     try:
         shards = Shards.of_columns(_resolved(url, *columns) for columns in shardlist.read(data))
-    except ValueError as exn:
-        foreign = _from_another_format(url, data)
-        if foreign is None:
+    except ValueError as exn:  # the file is not in wids format
+        of_another_format = _from_another_format(url, data)
+        if of_another_format is None:
             raise NotAnIndexError(
                 f"not an index of shards ({exn})",
                 url=url,
-                remedy=f"create one with `shardcache index`; format: {_FORMAT}",
+                remedy=f"create one with `shardcache index`; format: {_EXAMPLE}",
             ) from exn
-        shards = foreign
+        shards = of_another_format
     if split is not None:
         raise ConfigError(f"the index has no splits, so none called {split!r}", url=url)
     return shards
 
 
-def shards_of(listed: NamedShards) -> Shards:
-    """Return the shards of a list that another program has written."""
+def shards_of_list(listed: NamedShards) -> Shards:
+    """Return the shards of a list that another program has written.
+
+    Raises ConfigError for a url that nobody may request.
+    """
     return Shards.of(
         ShardRef(checked(url), samples=count)
         for url, count in zip(listed.urls, listed.counts, strict=True)
@@ -87,10 +90,10 @@ def _from_another_format(url: str, data: bytes) -> Shards | None:
 
 
 def _listed_shards(index: str, listed: Iterable[ListedShard]) -> Shards:
-    """Return shards whose names are relative to an index file. Raises ValueError for too many.
+    """Return the shards that an index file lists. Raises ValueError for too many shards.
 
     Args:
-        index: url of the index file.
+        index: url of the index file, to which the names are relative.
     """
     refs: list[ShardRef] = []
     for shard in listed:
@@ -108,11 +111,11 @@ def _resolved(
     etags: Sequence[str | None],
     *counts: Sequence[int | None],
 ) -> ShardColumns:
-    """Return an index's columns, with urls in place of names and versions in place of ETags.
+    """Return columns of an index, with urls in place of names and versions in place of ETags.
 
     Args:
         index: url of the index file, to which the names are relative.
-        counts: the other columns, which are returned as they are.
+        counts: the other columns (sizes, and numbers of samples and tokens), returned unchanged.
     """
     urls = [checked(join(index, name)) for name in names]
     versions = [_version(url, etag) for url, etag in zip(urls, etags, strict=True)]
@@ -122,8 +125,8 @@ def _resolved(
 def _version(url: str, etag: str | None) -> str | None:
     """Return the version that an ETag states.
 
-    In index files, ETags may have quotes or not. An origin's versions have no quotes, except for
-    web servers.
+    In index files, ETags may have quotes or not. The versions of web servers have the quotes of the
+    ETag, and those of all other origins do not.
     """
     if etag and '"' in etag and protocol_of(url) not in WEB:
         return plain_etag(etag)

@@ -1,15 +1,14 @@
-"""Content of files that may be lists of shards.
+"""Parsing of files that may be lists of shards, with limited memory.
 
-A file is parsed only if that cannot take too much memory. `foreign_lists` and `index_files` call
-these functions.
+`foreign_lists` and `index_files` call these functions. A file that cannot be a list of shards is
+not parsed, because it could take tens of times its size in memory.
 """
 
 import json
 from typing import Any
 
-# Minimum average length of the values of a list of shards, with their commas or line ends. A file
-# with shorter values is not a list of shards, and would take tens of times its size if it were
-# parsed.
+# Minimum average length of the values of a list of shards, with their commas or line ends. The
+# shorter the values, the more memory they take in relation to the file.
 _MIN_BYTES_PER_VALUE = 4
 
 
