@@ -136,7 +136,7 @@ class Origin(Protocol):
         )
 
     async def part_span(self, obj: RemoteObject, number: int) -> tuple[int, int] | None:
-        """Return the range `[start, end)` of bytes of one part of an object's multipart upload.
+        """Return the range `[start, stop)` of bytes of one part of an object's multipart upload.
 
         These are not the parts that the cache fetches. An object that was not uploaded in parts has
         one part, which is the whole object. Returns None if there is no such part.

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from shardcache.errors import ShardcacheError
-from shardcache.origin.filesystems.fsspec_errors import translated
+from shardcache.origin.filesystems.fsspec_errors import translate_fsspec_errors
 
 NO_CREDENTIALS = "none: anonymous"
 
@@ -105,7 +105,7 @@ class RenewedProof:
         """Renew the proof. Raises the error of a failure only if the previous proof has expired."""
         now_s = time.time()
         try:
-            with translated(url):
+            with translate_fsspec_errors(url):
                 proof = await self._prove(self._was_refused)
         except ShardcacheError as exn:
             self._failure = exn

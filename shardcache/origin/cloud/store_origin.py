@@ -17,7 +17,7 @@ from shardcache.errors import NotFoundError
 from shardcache.origin.base import Setup
 from shardcache.origin.cloud.proofs import Proof, RenewedProof
 from shardcache.origin.filesystems.fsspec_origin import FsspecOrigin
-from shardcache.origin.http.http_errors import error_of, translated
+from shardcache.origin.http.http_errors import error_of, translate_transport_errors
 from shardcache.origin.http.http_semantics import (
     Environment,
     Reading,
@@ -254,7 +254,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
             target = (location.url or self._target(url)) + proof.query
             all_headers = {**proof.headers, **headers}
             far_only = location.is_away and self._far_only
-            with translated(url):
+            with translate_transport_errors(url):
                 request = self._environment.request(method, target, all_headers, far_only=far_only)
                 return await send(self._workers, request, reading, first_bytes)
 

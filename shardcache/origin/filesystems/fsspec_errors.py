@@ -29,7 +29,7 @@ _STATUSES = ("status", "status_code", "code")
 
 
 @contextmanager
-def translated(url: str) -> Iterator[None]:
+def translate_fsspec_errors(url: str) -> Iterator[None]:
     """Translate the exceptions that a filesystem raises in the block."""
     try:
         yield

@@ -24,7 +24,7 @@ from shardcache.origin.filesystems.fsspec_errors import (
     folder_error,
     foreign_errors,
     special_file_error,
-    translated,
+    translate_fsspec_errors,
 )
 from shardcache.origin.http.http_semantics import size_of
 from shardcache.origin.objects import RemoteObject
@@ -92,7 +92,7 @@ class FsspecOrigin(Origin):
     async def stat(self, url: str, _first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`."""
         await self._check(url)
-        with translated(url):
+        with translate_fsspec_errors(url):
             self._fs.invalidate_cache()
             info = await self._call("info", self._path(url))
             if info["type"] == "other":
@@ -110,7 +110,7 @@ class FsspecOrigin(Origin):
     ) -> list[PartSums] | None:
         """As `Origin.fetch`, but without a version check: see `RemoteObject.guarded`."""
         await self._check(obj.url)
-        with translated(obj.url):
+        with translate_fsspec_errors(obj.url):
             path = self._path(obj.url)
             await flow.ready()
             span = {"start": parts.start, "end": parts.stop} if obj.ranges else {}
@@ -130,7 +130,7 @@ class FsspecOrigin(Origin):
         folder = prefix[: prefix.rindex("/") + 1]
         root = self._path(folder).rstrip("/") + "/"
         await self._check(folder)
-        with translated(prefix):
+        with translate_fsspec_errors(prefix):
             self._fs.invalidate_cache()
             infos = await self._infos(root, received, flat=flat)
             objects: list[RemoteObject] = []
@@ -150,7 +150,7 @@ class FsspecOrigin(Origin):
         """
         target = self._path(url)
         try:
-            with translated(url):
+            with translate_fsspec_errors(url):
                 if self._is_atomic:
                     await self._call("put_file", str(path), target)
                 else:

@@ -15,7 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from shardcache.access.urls import place_of
 from shardcache.origin.base import Setup
-from shardcache.origin.filesystems.fsspec_errors import missing, translated
+from shardcache.origin.filesystems.fsspec_errors import missing, translate_fsspec_errors
 from shardcache.origin.filesystems.fsspec_origin import FsspecOrigin
 from shardcache.origin.objects import RemoteObject
 
@@ -38,7 +38,7 @@ class LocalOrigin(FsspecOrigin):
         The file is moved if it is on the same filesystem, and copied otherwise. It survives a loss
         of power.
         """
-        with translated(url):
+        with translate_fsspec_errors(url):
             await asyncio.to_thread(_publish, path, Path(self._path(url)))
         return await self.stat(url)
 

@@ -17,9 +17,9 @@ from shardcache.access.urls import protocol_of
 from shardcache.shared.urls.signed_urls import expiry_s
 from shardcache.transport.http.http_heads import number_in
 
-# Errors by status. Only an OriginUnavailableError, or OriginBusyError, which is one, is followed by
-# another attempt. The error for any other status depends only on its class, 4xx or 5xx.
-_MEANING: dict[int, type[errors.OriginError]] = {
+# Classes of the errors by status. Only an OriginUnavailableError, or OriginBusyError, which is one,
+# is followed by another attempt. For any other status, only its first digit counts.
+_CLASSES: dict[int, type[errors.OriginError]] = {
     401: errors.AccessDeniedError,
     403: errors.AccessDeniedError,
     404: errors.NotFoundError,
@@ -38,11 +38,11 @@ _MEANING: dict[int, type[errors.OriginError]] = {
 }
 
 # Statuses with which stores answer a request to a url whose signature has expired; Google's is 400.
-_REFUSED = (400, 401, 403)
+_EXPIRED = (400, 401, 403)
 
 _NO_HEADERS: Mapping[str, str] = {}
-_ELSEWHERE = "this redirect is not followed: use its target in the url or as `endpoint_url`"
-_DENIED = (
+_REDIRECT_REMEDY = "this redirect is not followed: use its target in the url or as `endpoint_url`"
+_DENIED_REMEDY = (
     "if the url is signed, sign it again; else give the daemon a header that the server accepts "
     "(`storage_options` in an [[origin]] table)"
 )
@@ -57,43 +57,39 @@ def error_of(
     """Return the error for a status other than 200, 206 and 304.
 
     Args:
-        message: the problem, to which the reason is added.
+        message: the problem; a reason that the url or the headers state is added to it.
         headers: headers of the answer, which may have Retry-After and Azure's error code.
     """
-    kind = _kind(status)
-    until_s = expiry_s(url)
-    if status in _REFUSED and until_s is not None and until_s <= time.time():
-        kind = errors.AccessDeniedError
-        until = datetime.fromtimestamp(until_s, UTC)
-        message = f"the signature of the url expired at {until:%Y-%m-%d %H:%M:%S} UTC: {message}"
-    reason = headers.get("x-ms-error-code")
-    if reason:
-        message = f"{message} ({reason})"
-    error = kind(message, url=url, remedy=_remedy(status, kind, url))
+    error_class = _error_class(status)
+    expires_s = expiry_s(url)
+    if status in _EXPIRED and expires_s is not None and expires_s <= time.time():
+        error_class = errors.AccessDeniedError
+        expiry = datetime.fromtimestamp(expires_s, UTC)
+        message = f"the signature of the url expired at {expiry:%Y-%m-%d %H:%M:%S} UTC: {message}"
+    azure_code = headers.get("x-ms-error-code")
+    if azure_code:
+        message = f"{message} ({azure_code})"
+    error = error_class(message, url=url, remedy=_remedy(status, error_class, url))
     if isinstance(error, errors.OriginUnavailableError):
         error.retry_after_s = _retry_after_s(headers)
     return error
 
 
-def _kind(status: int) -> type[errors.OriginError]:
+def _error_class(status: int) -> type[errors.OriginError]:
     """Return the class of the error for a status."""
-    if status in _MEANING:
-        return _MEANING[status]
+    if status in _CLASSES:
+        return _CLASSES[status]
     if status >= 500:
         return errors.OriginUnavailableError
     return errors.OriginError
 
 
-def _remedy(status: int, kind: type[errors.OriginError], url: str) -> str | None:
-    """Return the remedy for a status; None for the usual remedy of the error's class.
-
-    Args:
-        kind: class of the error.
-    """
+def _remedy(status: int, error_class: type[errors.OriginError], url: str) -> str | None:
+    """Return the remedy for a status; None for the usual remedy of the error's class."""
     if 300 <= status < 400:
-        return _ELSEWHERE
-    if kind is errors.AccessDeniedError and protocol_of(url) in WEB:
-        return _DENIED
+        return _REDIRECT_REMEDY
+    if error_class is errors.AccessDeniedError and protocol_of(url) in WEB:
+        return _DENIED_REMEDY
     return None
 
 
@@ -118,8 +114,12 @@ def timestamp(date: str | None) -> int:
 
 
 @contextmanager
-def translated(url: str) -> Iterator[None]:
-    """Translate the exceptions of the transport into shardcache's."""
+def translate_transport_errors(url: str) -> Iterator[None]:
+    """Translate the exceptions of the transport in the block into shardcache's.
+
+    Args:
+        url: the url that is requested, for the errors.
+    """
     try:
         yield
     except ssl.SSLCertVerificationError as exn:

@@ -1,7 +1,8 @@
 """HTTP as object stores and web servers share it: requests, ranges, versions, proxies.
 
-The origins of S3, of cloud stores and of web servers use these functions. A commit is a function
-that is called when a body has arrived, and may still drop the body.
+The origins of S3, of cloud stores and of web servers use these functions. Transport workers are
+processes that send requests and write bodies to files. A commit is a function that is called when a
+body has arrived, and may still drop the body.
 """
 
 import os
@@ -38,7 +39,7 @@ _CONTENT_RANGE = re.compile(r"bytes (?:([0-9]+)-([0-9]+)|\*)/([0-9]+|\*)")
 
 
 class Environment:
-    """CA file and proxies that the environment names for programs other than the S3 SDK.
+    """CA file and proxies that environment variables name, for requests other than S3's.
 
     The CA file is looked up once, and the proxy once for each server.
     """
@@ -56,7 +57,9 @@ class Environment:
         proxy: str | None = None,
         far_only: bool = False,
     ) -> Request:
-        """Return a request. Raises ConfigError for a proxy that cannot be used.
+        """Return a request that uses the CA file and the proxy.
+
+        Raises ConfigError for a proxy that cannot be used.
 
         Args:
             proxy: url of the proxy; None or empty for the environment's.
@@ -130,7 +133,7 @@ def proxy_of(url: str) -> str | None:
 
 
 def range_header(start: int, stop: int) -> str:
-    """Return the Range header for the bytes [start, stop)."""
+    """Return the Range header for the bytes `[start, stop)`."""
     return f"bytes={start}-{stop - 1}"
 
 
@@ -142,17 +145,17 @@ def total_bytes(content_range: str | None) -> int | None:
     return number_in(match[3])
 
 
-def span_bytes(content_range: str | None) -> int:
-    """Return the number of bytes that a Content-Range header announces; -1 if it has no range."""
+def span_bytes(content_range: str | None) -> int | None:
+    """Return the number of bytes that a Content-Range header announces; None if it has no range."""
     span = span_in(content_range)
     if span is None:
-        return -1
+        return None
     start, stop = span
     return stop - start
 
 
 def span_in(content_range: str | None) -> tuple[int, int] | None:
-    """Return the bytes `[start, end)` that a Content-Range header announces.
+    """Return the range `[start, stop)` that a Content-Range header announces.
 
     Returns None if there is no such header, or it has no range.
     """
@@ -167,9 +170,9 @@ def span_in(content_range: str | None) -> tuple[int, int] | None:
 
 
 def content_ranges(obj: RemoteObject, start: int, stop: int) -> tuple[str, str]:
-    """Return the Content-Range headers that the answer to a ranged read may have.
+    """Return the Content-Range headers that the answer to a read of `[start, stop)` may have.
 
-    A server may leave out the object's size.
+    A server may leave out the object's size: the second one has a `*` in its place.
     """
     span = f"bytes {start}-{stop - 1}"
     return f"{span}/{obj.size_bytes}", f"{span}/*"
@@ -200,14 +203,15 @@ def check_range(
 
 
 async def read_exactly(
-    count: int,
+    size_bytes: int,
     read: Callable[[int], Awaitable[bytes]],
     flow: Flow,
     url: str,
 ) -> memoryview:
-    """Return a body of exactly `count` bytes.
+    """Return a body of exactly `size_bytes`.
 
     Args:
+        size_bytes: the expected size of the body.
         read: returns at most the given number of bytes, as soon as any are available, and b"" at
             the end of the body.
         flow: counts the bytes as they arrive, and pauses the read.
@@ -215,26 +219,28 @@ async def read_exactly(
 
     Raises OriginUnavailableError for a body of another length.
     """
-    buffer = memoryview(bytearray(count))
+    buffer = memoryview(bytearray(size_bytes))
     filled = 0
     while True:
         await flow.ready()
-        chunk = await read(int(min(_READ_BYTES, flow.credit_bytes)))
+        max_bytes = min(_READ_BYTES, flow.credit_bytes)
+        chunk = await read(int(max_bytes))  # the credit may be infinite, so it is a float
         flow.received(len(chunk))
         end = filled + len(chunk)
-        # The body is too long, or has ended too early.
-        if end > count or (not chunk and end < count):
-            raise wrong_length(count, url)
+        is_too_long = end > size_bytes
+        is_too_short = not chunk and end < size_bytes
+        if is_too_long or is_too_short:
+            raise wrong_length(size_bytes, url)
         if not chunk:
             return buffer
         buffer[filled:end] = chunk
         filled = end
 
 
-def wrong_length(count: int, url: str) -> OriginUnavailableError:
-    """Return the error for a body that is not `count` bytes long."""
+def wrong_length(size_bytes: int, url: str) -> OriginUnavailableError:
+    """Return the error for a body that is not `size_bytes` long."""
     return OriginUnavailableError(
-        f"the origin did not send exactly the {count} bytes requested",
+        f"the origin did not send exactly the {size_bytes} bytes requested",
         url=url,
     )
 
@@ -273,6 +279,9 @@ def raise_unusable(answer: Answer, version: str, obj: RemoteObject, parts: Parts
 
 def size_of(stated: object, url: str) -> int:
     """Return an object's size as its origin states it.
+
+    Args:
+        stated: a number or its text; None if the origin states no size.
 
     Raises OriginError if the origin states no size, or a value that is not a size.
     """

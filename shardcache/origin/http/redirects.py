@@ -18,13 +18,13 @@ MAX_REDIRECTS = 5
 # Characters that a url cannot have: blanks, characters beyond ASCII, some others, and a % that
 # encodes nothing.
 _UNSENDABLE = re.compile(r"[^!-~]|[\"<>\\^`{|}]|%(?![0-9A-Fa-f]{2})")
-# Characters that are encoded in the url of a Location header. Its bytes beyond ASCII are sent as
+# Characters that are encoded in a Location header. The header's bytes beyond ASCII are sent back as
 # they were received.
 _BLANKS = re.compile(r"[\x00-\x20\x7f]")
 
 
 def redirect_target(url: str, redirected: URL, location: str) -> URL:
-    """Return the url to which a redirect leads. Raises OriginError unless it can be followed.
+    """Return the url to which a redirect leads. Raises OriginError if it must not be followed.
 
     Args:
         url: the user's url, which errors name.
@@ -33,7 +33,8 @@ def redirect_target(url: str, redirected: URL, location: str) -> URL:
     """
     sendable = _BLANKS.sub(lambda blank: quote(blank[0]), location)
     try:
-        target = _with_host(redirected.join(URL(sendable, encoded=True)))
+        target = redirected.join(URL(sendable, encoded=True))
+        _check_host(target)
     except ValueError as exn:
         raise OriginError(f"the server redirects to an invalid url ({exn})", url=url) from None
     is_insecure = redirected.scheme == "https" and target.scheme == "http"
@@ -53,7 +54,8 @@ def parsed(url: str) -> URL:
     for a text that is not a url.
     """
     try:
-        server = _with_host(URL(url))
+        server = URL(url)
+        _check_host(server)
         # yarl would encode the path and the query in its own way; urlsplit leaves them as they are.
         parts = urlsplit(url)
         return verbatim(server, _sendable(parts.path), _sendable(parts.query))
@@ -81,11 +83,8 @@ def _sendable(text: str) -> str:
     return _UNSENDABLE.sub(lambda match: quote(match[0], safe=""), text)
 
 
-def _with_host(url: URL) -> URL:
-    """Return a url unchanged. Raises ValueError unless it has a valid host and port.
-
-    yarl checks the host and the port only when they are accessed.
-    """
+def _check_host(url: URL) -> None:
+    """Raise ValueError unless a url has a valid host and port."""
+    # yarl checks the host and the port only when they are accessed.
     if url.host is None or url.port is None:
         raise ValueError("no host")
-    return url

@@ -1,8 +1,9 @@
 """Plain web servers: ranged reads if the server supports them, else the whole file in one body.
 
-Requests are sent by the transport workers. The redirect guard is the daemon's rules for urls: each
-redirect is checked against them before it is followed. The tier is an optional cache that the nodes
-of a cluster share. A version is the file's ETag; else its Last-Modified; else only its size.
+Transport workers, which are processes of their own, send the requests. The redirect guard is the
+daemon's rules for urls: each redirect is checked against them before it is followed. The tier is an
+optional cache that the nodes of a cluster share. A version is the file's ETag; else its
+Last-Modified; else only its size. A file's home is the server that its url names.
 """
 
 import http.client
@@ -17,7 +18,7 @@ from yarl import URL
 
 from shardcache.errors import ConfigError, OriginError
 from shardcache.origin.base import Origin, Setup
-from shardcache.origin.http.http_errors import error_of, timestamp, translated
+from shardcache.origin.http.http_errors import error_of, timestamp, translate_transport_errors
 from shardcache.origin.http.http_semantics import (
     Environment,
     Reading,
@@ -86,16 +87,17 @@ class HttpOrigin(Origin):
         It requests one byte with GET instead of sending a HEAD: this also shows whether ranges
         work, and urls presigned for GET refuse HEAD.
         """
-        with translated(url):
+        with translate_transport_errors(url):
             answer = await self._get(url, {"Range": "bytes=0-0"}, first_bytes=first_bytes)
-        # There is no answer only if the commit of a reading drops the body; this has no reading.
+        # Only a read may have no answer: see `_get`.
         assert answer is not None
         _check_answer(answer, url)
         size_bytes = _size_bytes(answer, url)
         version = _version(answer.headers, size_bytes)
         # Without a reliable version, ranges could be of several versions: the file is then fetched
         # in a single answer.
-        is_guarded = version == answer.headers.get("etag") or _is_settled(answer.headers)
+        is_etag = version == answer.headers.get("etag")
+        is_guarded = is_etag or _is_settled(answer.headers)
         has_ranges = answer.status != 200  # it is 206, or 416 for an empty file
         return RemoteObject(
             url,
@@ -116,7 +118,7 @@ class HttpOrigin(Origin):
     ) -> list[PartSums] | None:
         """As `Origin.fetch`; one GET with If-Match or If-Unmodified-Since."""
         headers, body = _headers_and_body(obj, parts, held=commit is not None)
-        with translated(obj.url):
+        with translate_transport_errors(obj.url):
             answer = await self._get(obj.url, headers, Reading(body, flow, commit))
         if answer is None:  # `commit` returned False
             return None
@@ -141,7 +143,7 @@ class HttpOrigin(Origin):
         if not obj.ranges or not _is_strong_etag(obj.version):
             return None
         headers, body = _headers_and_body(obj, parts, held=False)
-        with translated(obj.url):
+        with translate_transport_errors(obj.url):
             request = self._tier_request(route, obj.url, headers)
             if request is None:
                 return None
@@ -151,7 +153,7 @@ class HttpOrigin(Origin):
 
     async def ask_tier_for_version(self, route: Route, url: str) -> RemoteObject | None:
         """As `Origin.ask_tier_for_version`."""
-        with translated(url):
+        with translate_transport_errors(url):
             # The route's headers say that this is a question; no others are needed.
             request = self._tier_request(route, url, {})
             if request is None:
@@ -181,7 +183,7 @@ class HttpOrigin(Origin):
         reading: Reading | None = None,
         first_bytes: int = 0,
     ) -> Answer | None:
-        """Return the answer to a GET, after all redirects, which the guard may reject.
+        """Return the answer to a GET, after all redirects. The redirect guard may reject them.
 
         Returns None if the commit of `reading` dropped the body.
 
@@ -189,12 +191,12 @@ class HttpOrigin(Origin):
             reading: the expected body and its destination; None to read no body.
             first_bytes: number of the file's first bytes to request at the same time; 0 for none.
         """
-
         home = parsed(url)
         target = home
         for _ in range(MAX_REDIRECTS + 1):
             is_at_home = target.origin() == home.origin()
             request = self._request(target, headers, at_home=is_at_home)
+            # The read that follows begins with the url itself, not with the target of a redirect.
             ahead_bytes = first_bytes if target is home else 0
             answer = await send(self._workers, request, reading, ahead_bytes)
             if answer is None or answer.status not in REDIRECTS:
@@ -208,11 +210,15 @@ class HttpOrigin(Origin):
         raise OriginError(f"the server redirects more than {MAX_REDIRECTS} times", url=url)
 
     def _tier_request(self, route: Route, url: str, headers: Mapping[str, str]) -> Request | None:
-        """Return a request to the tier; None for a url with secrets, which the tier would store."""
+        """Return a request to the tier; None for a url with secrets, which the tier would store.
+
+        Args:
+            headers: headers of the request to the server itself.
+        """
         all_headers = {**headers, **route.headers}
         request = self._request(parsed(url), all_headers, at_home=True)
         # The tier does not store AWS's signatures, so they are not a reason to bypass it. Their
-        # parameters are renamed here, so that `redact` does not know them. What `redact` still
+        # parameters are renamed here, so that `redact` does not hide them. Anything that it still
         # hides is another secret.
         without_signature = request.url.replace("X-Amz-", ".")
         if redact(without_signature) != without_signature:
@@ -224,7 +230,7 @@ class HttpOrigin(Origin):
 
         Args:
             target: the url, or the target of a redirect.
-            at_home: True if `target` is on the url's own server, to which the options are sent.
+            at_home: True if `target` is at home; only there, the table's options are sent.
         """
         table_headers = self._headers if at_home else {}
         if at_home and self._params:
@@ -247,14 +253,18 @@ def _headers(options: Mapping[str, Any]) -> dict[str, str]:
     The values are sent as UTF-8, so each of their bytes is a character here.
     """
     headers = _merged("headers", options)
-    cookies = SimpleCookie(_merged("cookies", options)).output(header="", sep=";", attrs=[]).strip()
-    if cookies:
-        headers["Cookie"] = cookies
+    cookies = SimpleCookie(_merged("cookies", options))
+    cookie_field = cookies.output(header="", sep=";", attrs=[]).strip()
+    if cookie_field:
+        headers["Cookie"] = cookie_field
     return {name: str(value).encode().decode("latin-1") for name, value in headers.items()}
 
 
 def _merged(name: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values of an option, which may be given for the session and for each request."""
+    """Return the values of an option, from inside `client_kwargs` and from outside of it.
+
+    In fsspec, the former are for the session, and the latter for each request, which wins.
+    """
     of_session: dict[str, str] = options.get("client_kwargs", {}).get(name, {})
     of_request: dict[str, str] = options.get(name, {})
     return {**of_session, **of_request}
@@ -281,20 +291,23 @@ def _headers_and_body(
 
 
 def _version_headers(version: str) -> tuple[dict[str, str], dict[str, Sequence[str | None]]]:
-    """Return the headers that request a version, and those required of its answer."""
+    """Return the headers that request a version, and the headers that the answer must have.
+
+    The latter are permitted values by name: see `Body.expected`.
+    """
     if version.startswith(_SIZE_VERSION):
         return {}, {}
     if _is_strong_etag(version):
         return {"If-Match": version}, {"etag": (version,)}
     # A weak ETag never satisfies If-Match (RFC 9110, 13.1.1), nor does one without quotes, which is
-    # invalid. They are compared with the answer's.
+    # invalid. Such an ETag is only compared with the answer's.
     if version.startswith("W/") or parsedate(version) is None:
         return {}, {"etag": (version,)}
     return {"If-Unmodified-Since": version}, {"last-modified": (version,)}
 
 
 def _is_strong_etag(version: str) -> bool:
-    """Return True for an ETag in quotes, without the mark of a weak one."""
+    """Return whether a version is an ETag in quotes, without "W/", the mark of a weak one."""
     return version.startswith('"')
 
 
@@ -313,15 +326,17 @@ def _check_answer(answer: Answer, url: str) -> None:
 def _check_encoding(answer: Answer, url: str) -> None:
     """Raise OriginError if the server encodes the stored bytes as it sends them.
 
-    A file that is stored encoded has the same header. Its length is known, whereas the length of a
-    body encoded on the fly is unknown, or differs from the length of the requested range.
+    A file that is stored encoded also has a Content-Encoding. Its length is known, whereas the
+    length of a body encoded on the fly is unknown, or differs from that of the requested range.
     """
     encoding = answer.headers.get("content-encoding", "identity")
+    if encoding == "identity":
+        return
     length = _length(answer)
     wanted_length = length  # the whole file may have any length, if the server states it
     if answer.status == 206:
         wanted_length = span_bytes(answer.headers.get("content-range"))
-    if encoding != "identity" and (length is None or length != wanted_length):
+    if length is None or length != wanted_length:
         raise OriginError(
             f"the server encodes the file on the fly ({encoding}), although asked not to",
             url=url,
@@ -330,7 +345,7 @@ def _check_encoding(answer: Answer, url: str) -> None:
 
 
 def _length(answer: Answer) -> int | None:
-    """Return the body's length, if the server states it."""
+    """Return the body's length; None if the server does not state it."""
     if "transfer-encoding" in answer.headers:
         return None
     return number_in(answer.headers.get("content-length"))
@@ -364,6 +379,6 @@ def _is_settled(headers: Mapping[str, str]) -> bool:
     A file that was just modified may change again within the same second, and would then keep its
     Last-Modified. Any later version of a settled file has another one.
     """
-    sent_s = timestamp(headers.get("date"))
+    sent_s = timestamp(headers.get("date"))  # 0 without a valid date
     modified_s = timestamp(headers.get("last-modified"))
     return 0 < modified_s <= sent_s - _SETTLED_S

@@ -81,7 +81,7 @@ def modified_s(field: str | None) -> float | None:
 
 
 def part_in(head: Headers, obj: RemoteObject, number: int) -> tuple[int, int] | None:
-    """Return the range `[start, end)` of an uploaded part, from the answer to a HEAD for the part.
+    """Return the range `[start, stop)` of an uploaded part, from the answer to a HEAD for the part.
 
     Returns None if the object has no such part. A store that does not support part numbers answers
     for the whole object, which then counts as the first part.
