@@ -1,8 +1,8 @@
 """Azure Blob Storage.
 
 A container is Azure's bucket. Each container belongs to a storage account. The table is the
-`[[origin]]` section for Azure in the daemon's config. A proof is the form in which credentials go
-into a request: headers, or a signed query. A shared access signature is such a query.
+`[[origin]]` table for Azure in the daemon's config. A proof is the form in which credentials go
+into a request: headers, or a signed query. A shared access signature is a signed query.
 """
 
 import binascii
@@ -57,12 +57,11 @@ class AzureOrigin(StoreOrigin):
     def options_of(cls, credentials: AzureSecret) -> dict[str, Any]:
         """As `StoreOrigin.options_of`."""
         options: dict[str, Any] = {}
-        # If two variables are for the same option, the first variable wins, because the loop sets
-        # the first variable's value last.
+        # The order is reversed, so that the first of two variables for the same option wins.
         for name, value in reversed(credentials.values):
             options[_OPTIONS[name]] = value
-        # adlfs does not read the SDK's variables. So if the secret is in the SDK's variable, the
-        # names of the identity and its tenant are taken from the SDK's variables as well.
+        # If the secret is from the SDK's variable, so are the names of the identity and its tenant.
+        # adlfs would not find them, because it does not read the SDK's variables.
         if credentials.variables.keys() == {_IDENTITY_SECRET}:
             options["client_id"] = os.environ.get("AZURE_CLIENT_ID")
             options["tenant_id"] = os.environ.get("AZURE_TENANT_ID")
@@ -86,8 +85,8 @@ class AzureOrigin(StoreOrigin):
     def _account(self) -> str:
         """Name of the storage account, which may be known only from a connection string."""
         client = self._fs.service_client
-        name_of_key = getattr(client.credential, "account_name", None)
-        return str(name_of_key or client.account_name or self._fs.account_name)
+        name_in_key = getattr(client.credential, "account_name", None)
+        return str(name_in_key or client.account_name or self._fs.account_name)
 
     def _path(self, url: str) -> str:
         """As `FsspecOrigin._path`. Raises OriginError for another account's url."""
@@ -96,15 +95,15 @@ class AzureOrigin(StoreOrigin):
 
     def _check_account(self, url: str) -> None:
         """Raise OriginError if a url names another account than the table's."""
-        # A url such as az://CONTAINER/KEY names no account: the host is then empty.
+        # A url such as az://CONTAINER/KEY names no account: host and account are empty then.
         _container, _, host = self.bucket(url).partition("@")
         account, _, _ = host.partition(".")
         if account not in ("", self._account):
-            own = f"the account of the [[origin]] table is {self._account}"
             raise OriginError(
                 "the url names another storage account than the daemon uses",
                 url=url,
-                remedy=f"{own}; each account needs a table",
+                remedy=f"the account of the [[origin]] table is {self._account}; each account "
+                "needs a table",
             )
 
     def _target(self, url: str) -> str:
@@ -118,8 +117,8 @@ class AzureOrigin(StoreOrigin):
     async def _prove(self, was_refused: bool) -> Proof:
         """As `StoreOrigin._prove`.
 
-        The proof depends on the credentials that adlfs has found. It is a token, a query signed
-        with the account key, or a shared access signature.
+        By the credentials that adlfs has found, the proof is a token, a query signed with the
+        account key, or a shared access signature.
         """
         if was_refused:
             # The old filesystem's credential would return the same token again.
@@ -130,14 +129,14 @@ class AzureOrigin(StoreOrigin):
         if self._fs.credential is not None:
             token = await self._fs.credential.get_token(_TOKEN_SCOPE)
             headers["Authorization"] = f"Bearer {token.token}"
-            return Proof(headers, until_s=token.expires_on, source="token")
+            return Proof(headers, expires_s=token.expires_on, source="token")
 
         client = self._fs.service_client
         account_key = getattr(client.credential, "account_key", None)
         if account_key:
             expiry = datetime.fromtimestamp(time.time() + _SIGNATURE_LIFE_S, UTC)
             query = _signed_query(self._account, account_key, expiry)
-            return Proof(headers, f"?{query}", until_s=expiry.timestamp(), source="account key")
+            return Proof(headers, f"?{query}", expires_s=expiry.timestamp(), source="account key")
 
         _, signature = _split_query(client.url)
         if signature:

@@ -26,7 +26,8 @@ _SCOPE = "https://www.googleapis.com/auth/devstorage.full_control"
 class GcsOrigin(StoreOrigin):
     """Google Cloud Storage by its XML API."""
 
-    condition = ("x-goog-if-generation-match", "{}")
+    condition_header = "x-goog-if-generation-match"
+    condition_form = "{}"
     version_header = "x-goog-generation"
     listed_version = "generation"
     anonymous: ClassVar[dict[str, Any]] = {"token": "anon"}
@@ -76,18 +77,18 @@ class GcsOrigin(StoreOrigin):
         # The option is a project's name, or True for the project of the filesystem.
         payer = self._fs.requester_pays
         if payer:
-            headers["x-goog-user-project"] = payer if isinstance(payer, str) else self._fs.project
+            project = payer if isinstance(payer, str) else self._fs.project
+            headers["x-goog-user-project"] = project
 
         credentials = connection.credentials
-        # Without credentials, requests are anonymous.
-        if not credentials:
+        if not credentials:  # requests are anonymous
             return Proof(headers)
-        until_s = math.inf
-        # google-auth states the expiry in UTC, without a time zone.
-        if credentials.expiry:
-            until_s = credentials.expiry.replace(tzinfo=UTC).timestamp()
+        expires_s = math.inf
+        if credentials.expiry:  # in UTC, but without a time zone
+            expires_s = credentials.expiry.replace(tzinfo=UTC).timestamp()
+        # The module names the kind of credentials, such as "oauth2.service_account".
         source = type(credentials).__module__.removeprefix("google.")
-        return Proof(headers, until_s=until_s, source=source)
+        return Proof(headers, expires_s=expires_s, source=source)
 
 
 def _credentials_in(fields: Mapping[str, Any]) -> Any:

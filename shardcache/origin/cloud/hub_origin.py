@@ -1,9 +1,9 @@
 """The Hugging Face Hub.
 
-The place of a file is the url of its bytes: the Hub's own, or a signed url of another server, to
-which the Hub redirects. A file is located when its place is known. A host is near if it is this
-node or its cloud's metadata service, which users' requests must not reach. The table is the
-`[[origin]]` section for the Hub in the daemon's config.
+The location of a file is the url of its bytes: the Hub's own, or a signed url of another server, to
+which the Hub redirects. A host is near if it is this node or its cloud's metadata service, which
+users' requests must not reach. The table is the `[[origin]]` table for the Hub in the daemon's
+config.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ from shardcache.transport.between.flow import Received
 from shardcache.transport.between.messages import Answer
 
 _BUCKETS = "hf://buckets/"
-# Time for which a file's place is used. For the same time, the token is not looked up again.
-_LOCATED_S = 600
-# Maximum number of files with a known place, and of repositories that are known to be readable. At
-# the maximum, all of them are forgotten, and are found again by a HEAD.
+_LOCATION_LIFE_S = 600  # time for which a file's location is used
+_TOKEN_LIFE_S = 600  # time for which a token is used before it is looked up again
+# Maximum number of files with a known location, and of repositories that are known to be readable.
+# At the maximum, all of them are forgotten, and are found again by a HEAD.
 _MAX_LOCATED = 10_000
 _MAX_READABLE = 10_000
 # The Hub's codes for a missing file or revision in a repository that the token may read.
@@ -45,10 +45,9 @@ class HubOrigin(StoreOrigin):
     """Repositories of the Hugging Face Hub.
 
     For files of git LFS, the Hub redirects to signed urls of other servers. The version of such a
-    file is its SHA-256, and the version of any other file is git's SHA-1: both are checksums as
-    well. A mirror of the Hub may state neither SHA-256 nor SHA-1. Without a checksum, nothing would
-    show that two parts are from different versions of the file. So such a file is fetched in one
-    answer instead of in parts.
+    file is its SHA-256, and the version of any other file is git's SHA-1. Both are checksums, which
+    would show that the parts of a file are of different versions. A mirror of the Hub may state
+    neither; a file without a checksum is fetched in one answer instead of in parts.
     """
 
     listed_version = "blob_id"  # git's SHA-1 in a listing
@@ -61,7 +60,7 @@ class HubOrigin(StoreOrigin):
         self._home = URL(self._fs.endpoint)
         # Only a Hub that is itself near, such as a mirror on this node, may redirect to near hosts.
         self._far_only = not is_near(self._home.host or "")
-        # By url: the file and its place.
+        # By url: the file and its location.
         self._located: dict[str, tuple[RemoteObject, URL]] = {}
         self._readable: set[str] = set()  # repositories that the token may read
 
@@ -72,21 +71,21 @@ class HubOrigin(StoreOrigin):
 
     async def stat(self, url: str, _first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`; one HEAD, and another for each redirect within the Hub."""
-        answer, place = await self._find(url)
-        if self._far_only and is_near(place.host or ""):
+        answer, location = await self._find(url)
+        if self._far_only and is_near(location.host or ""):
             raise NotAllowedError(
-                f"the Hub redirects to {place.host}, which is this node or its metadata service",
+                f"the Hub redirects to {location.host}, which is this node or its metadata service",
                 url=url,
             )
-        if len(self._located) >= _MAX_LOCATED:
-            self._located.clear()
         obj = self._object(url, answer)
         if obj.checksum is None:  # the file of a mirror, whose parts may be of several versions
             # 1. The file is fetched as one stream (`ranges`).
             # 2. A mirror may redirect to a url that serves any version, so the version is checked
             #    again after the download (`guarded`).
             obj = replace(obj, ranges=False, guarded=False)
-        self._located[url] = (obj, place)
+        if len(self._located) >= _MAX_LOCATED:
+            self._located.clear()
+        self._located[url] = (obj, location)
         return obj
 
     @staticmethod
@@ -121,29 +120,26 @@ class HubOrigin(StoreOrigin):
         """
         await self.obtain_credentials(url)
 
-    async def _find(self, url: str) -> tuple[Answer | None, URL]:
-        """Return the answer to a HEAD that describes a file, and the file's place."""
-        place = URL(self._target(url), encoded=True)
+    async def _find(self, url: str) -> tuple[Answer, URL]:
+        """Return the answer to a HEAD that describes a file, and the file's location."""
+        location = URL(self._target(url), encoded=True)
         for _ in range(MAX_REDIRECTS):
-            at_hub = Location(str(place), is_away=False)
-            answer = await self._ask("HEAD", url, {}, location=at_hub)
-            redirect = None
-            if answer is not None and answer.status in REDIRECTS:
-                redirect = answer.headers.get("location")
-            if not redirect:
+            at_hub = Location(str(location), is_away=False)
+            answer = await self._head(url, location=at_hub)
+            redirect = answer.headers.get("location")
+            if answer.status not in REDIRECTS or not redirect:
                 break
-            place = redirect_target(url, place, redirect)
+            location = redirect_target(url, location, redirect)
             # Another server has the bytes. The token must not be sent to that server.
-            if place.origin() != self._home.origin():
+            if location.origin() != self._home.origin():
                 break
-        self._note_permission(url, answer)
-        return answer, place
+        self._record_permission(url, answer)
+        return answer, location
 
-    def _note_permission(self, url: str, answer: Answer | None) -> None:
+    def _record_permission(self, url: str, answer: Answer) -> None:
         """Record whether an answer shows that the token may read the repository."""
-        assert answer is not None  # only a read with `commit` may have no answer
-        is_within = answer.headers.get("x-error-code") in _WITHIN_REPOSITORY
-        if answer.status < 400 or is_within:
+        is_missing_within = answer.headers.get("x-error-code") in _WITHIN_REPOSITORY
+        if answer.status < 400 or is_missing_within:
             if len(self._readable) >= _MAX_READABLE:
                 self._readable.clear()
             self._readable.add(_repository(url))
@@ -154,21 +150,22 @@ class HubOrigin(StoreOrigin):
         """As `StoreOrigin._locate`: the url to which the Hub has redirected a HEAD."""
         if again or self._is_outdated(obj.url):
             await self.stat(obj.url)
-        current, place = self._located[obj.url]
+        current, location = self._located[obj.url]
         if current.version != obj.version:
             raise ShardChangedError(
                 "the Hub holds another version than requested",
                 url=obj.url,
             )
-        return Location(str(place), is_away=place.origin() != self._home.origin())
+        is_away = location.origin() != self._home.origin()
+        return Location(str(location), is_away)
 
     def _is_outdated(self, url: str) -> bool:
-        """Return whether a file's place is unknown, or was found too long ago."""
+        """Return whether a file's location is unknown, or was found too long ago."""
         if url not in self._located:
             return True
-        obj, _place = self._located[url]
+        obj, _location = self._located[url]
         age_s = time.monotonic() - obj.reported_s
-        return age_s > _LOCATED_S
+        return age_s > _LOCATION_LIFE_S
 
     def _target(self, url: str) -> str:
         """As `StoreOrigin._target`. Raises NotFoundError for a url that does not name a file."""
@@ -192,9 +189,8 @@ class HubOrigin(StoreOrigin):
 
     def _version(self, info: Mapping[str, Any], url: str) -> str:
         """As `StoreOrigin._version`; the SHA-256 for a file of git LFS."""
-        # `info` is either the headers of an answer, or an entry of a listing, which has `lfs`.
-        lfs_version = info.get("x-linked-etag")
-        if info.get("lfs"):
+        lfs_version = info.get("x-linked-etag")  # in the headers of an answer
+        if info.get("lfs"):  # in an entry of a listing
             lfs_version = info["lfs"]["sha256"]
         if lfs_version:
             return super()._version({"etag": lfs_version}, url)
@@ -211,23 +207,22 @@ class HubOrigin(StoreOrigin):
     async def _prove(self, _was_refused: bool) -> Proof:
         """As `StoreOrigin._prove`: the session's or the table's token, if there is one.
 
-        Otherwise the token is looked up in the environment and the user's login, at each call. So a
-        refusal of the last token makes no difference.
+        Otherwise the token is looked up in the environment and the user's login. Each call looks it
+        up anew, whether or not the last token was refused.
         """
         from huggingface_hub.utils import build_hf_headers
 
         given = self._fs.token  # None to look for a token, False to send none
         headers = await asyncio.to_thread(build_hf_headers, token=given)
         source = "token" if "authorization" in headers else NO_CREDENTIALS
-        return Proof(headers, until_s=time.time() + _LOCATED_S, source=source)
+        return Proof(headers, expires_s=time.time() + _TOKEN_LIFE_S, source=source)
 
 
 def _check_repository(url: str) -> None:
-    """Raise NotFoundError for the url of a storage bucket.
+    """Raise NotFoundError for the url of a storage bucket, which is not in a repository.
 
     Over hf://, a GET of a bucket's file cannot name a version, so its parts could be of several
-    versions. The remedy is the Hub's S3 gateway. Its S3 credentials are made in the settings of an
-    access token, on the Hub's pages.
+    versions.
     """
     if url.startswith(_BUCKETS):
         raise NotFoundError(

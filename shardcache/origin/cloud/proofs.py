@@ -17,7 +17,7 @@ NO_CREDENTIALS = "none: anonymous"
 
 # Time before a proof's expiry at which the proof is renewed.
 _EARLY_S = 300.0
-# Pause after a renewal that failed, while the previous proof is still valid.
+# Time between a renewal that failed and the next, while the previous proof is still valid.
 _PAUSE_S = 10.0
 
 
@@ -28,19 +28,19 @@ class Proof:
     Attributes:
         headers: headers to send.
         query: query to append to the url, with its "?"; empty for none.
-        until_s: POSIX time of expiry; infinite if the proof does not expire.
-        source: the kind of credentials, for people to read.
+        expires_s: POSIX time of expiry; infinite if the proof does not expire.
+        source: where the credentials come from, as shown to users.
     """
 
     headers: Mapping[str, str]
     query: str = ""
-    until_s: float = math.inf
+    expires_s: float = math.inf
     source: str = NO_CREDENTIALS
 
 
 def _expired_proof() -> Proof:
     """Return a proof that stands for none: its expiry is always in the past."""
-    return Proof({}, until_s=-math.inf)
+    return Proof({}, expires_s=-math.inf)
 
 
 class RenewedProof:
@@ -49,7 +49,8 @@ class RenewedProof:
     If several requests need a new proof at the same time, one of them renews it for all.
 
     Args:
-        prove: returns a new proof; its argument is True if the store refused the last proof.
+        prove: returns a new proof. Its argument is True if the store refused the last proof, which
+            may have been revoked before its expiry.
     """
 
     def __init__(self, prove: Callable[[bool], Awaitable[Proof]]) -> None:
@@ -69,13 +70,15 @@ class RenewedProof:
 
         Args:
             url: the url that is requested, for errors.
+
+        Raises the error of a renewal that failed, if the previous proof has expired.
         """
         now_s = time.time()
         if now_s < self._due_s:
             return self._proof
         # A request need not wait for a renewal while the previous proof is still valid.
         is_being_renewed = self._proving.locked()
-        if is_being_renewed and now_s < self._proof.until_s:
+        if is_being_renewed and now_s < self._proof.expires_s:
             return self._proof
 
         async with self._proving:
@@ -88,18 +91,19 @@ class RenewedProof:
                 await self._renew(url)
         return self._proof
 
-    def refuse(self, proof: Proof) -> bool:
+    def record_refusal(self, proof: Proof) -> bool:
         """Record that the store did not accept a proof.
 
         Returns whether the store may accept a new proof: only proofs that expire can be renewed.
         """
+        may_be_renewed = proof.expires_s < math.inf
         # If the refused proof is not the current one, another request has renewed it already.
-        expires = proof.until_s < math.inf
-        if expires and proof is self._proof:
+        is_current = proof is self._proof
+        if may_be_renewed and is_current:
             self._proof = _expired_proof()
             self._due_s = -math.inf
             self._was_refused = True
-        return expires
+        return may_be_renewed
 
     async def _renew(self, url: str) -> None:
         """Renew the proof. Raises the error of a failure only if the previous proof has expired."""
@@ -110,12 +114,12 @@ class RenewedProof:
         except ShardcacheError as exn:
             self._failure = exn
             self._failed_s = time.time()
-            if now_s >= self._proof.until_s:
+            if now_s >= self._proof.expires_s:
                 raise
             self._due_s = now_s + _PAUSE_S
             return
 
-        life_s = proof.until_s - now_s
+        life_s = proof.expires_s - now_s
         self._proof = proof
         self._was_refused = False
         # A proof with a short life is used for at least half of its life.

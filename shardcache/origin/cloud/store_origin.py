@@ -2,9 +2,9 @@
 
 This is the base of the origins for Google, Azure and the Hugging Face Hub. Transport workers send
 the requests; the store's fsspec filesystem lists, uploads and finds credentials. The table is the
-`[[origin]]` section for the store in the daemon's config. A proof is the form in which credentials
-go into a request: headers, or a signed query. An object's place is away if it is on another server
-than the store's, to which the store has redirected.
+`[[origin]]` table for the store in the daemon's config. A proof is the form in which credentials go
+into a request: headers, or a signed query. An object's location is away if it is on another server,
+to which the store has redirected.
 """
 
 from abc import abstractmethod
@@ -42,11 +42,11 @@ _EXPIRED = (400, 401, 403)
 
 
 class Location(NamedTuple):
-    """Place from which an object's bytes are requested.
+    """Location from which an object's bytes are requested.
 
     Attributes:
         url: url of the request; empty for the object's own url at the store.
-        is_away: True if the place is on another server, which gets no credentials and states no
+        is_away: True if the location is on another server, which gets no credentials and states no
             version.
     """
 
@@ -65,7 +65,8 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
     store redirects returns the other server's url from `_locate`.
 
     Attributes:
-        condition: header that requests a version, and the version's form in it.
+        condition_header: header that requests a version.
+        condition_form: format string for the version in that header.
         version_header: header of answers that states the version.
         listed_version: field of the filesystem's listings that states the version.
         endpoint: name of the filesystem's option for another endpoint; empty if there is none.
@@ -73,7 +74,8 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         defaults: the filesystem's options that are always set, unless the table has others.
     """
 
-    condition: ClassVar[tuple[str, str]] = ("If-Match", '"{}"')
+    condition_header: ClassVar[str] = "If-Match"
+    condition_form: ClassVar[str] = '"{}"'
     version_header: ClassVar[str] = "etag"
     listed_version: ClassVar[str] = "etag"
     endpoint: ClassVar[str] = "endpoint_url"
@@ -93,7 +95,8 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
     def options_of(cls, credentials: Any) -> dict[str, Any]:
         """Return the options of the filesystem for a session's credentials. Blocks.
 
-        The credentials are of the class `credentials_kind`; see `CredentialedOrigin`.
+        Args:
+            credentials: an instance of `credentials_kind`; see `CredentialedOrigin`.
 
         Raises AccessDeniedError, ConfigError.
         """
@@ -101,7 +104,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
 
     async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`; one HEAD."""
-        answer = await self._ask("HEAD", url, {}, first_bytes=first_bytes)
+        answer = await self._head(url, first_bytes=first_bytes)
         return self._object(url, answer)
 
     async def fetch(
@@ -112,28 +115,24 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         commit: Commit | None = None,
     ) -> list[PartSums] | None:
         """As `Origin.fetch`; one GET of this version, and a second if a signed url has expired."""
-        # The second attempt is for a signed url of another server that has expired: the object is
-        # located again, which returns a new url. Any other failure is raised by the first attempt.
-        for is_last in (False, True):
-            location = await self._locate(obj, again=is_last)
-            away = location.is_away
-            headers, body = self._headers_and_body(obj, parts, away=away, held=commit is not None)
-            reading = Reading(body, flow, commit)
-            answer = await self._ask("GET", obj.url, headers, reading, location=location)
-            if answer is None:  # `commit` returned False
-                return None
-            # The answer has checksums only if it was as expected, so that its body was written.
-            if answer.sums is not None:
-                return answer.sums
-            has_expired = away and answer.status in _EXPIRED
-            if is_last or not has_expired:
-                version = self._version_sent(answer, obj, away=away)
-                raise_unusable(answer, version, obj, parts)
-        raise AssertionError  # the last attempt has returned or raised
+        location = await self._locate(obj, again=False)
+        answer = await self._get(obj, parts, flow, commit, location)
+        if location.is_away and answer is not None and answer.status in _EXPIRED:
+            # The other server's signed url has expired: the object's new location has a new url.
+            location = await self._locate(obj, again=True)
+            answer = await self._get(obj, parts, flow, commit, location)
+        if answer is None:  # `commit` returned False
+            return None
+        # The answer has checksums only if it was as expected, so that its body was written.
+        if answer.sums is None:
+            version = self._version_sent(answer, obj, away=location.is_away)
+            raise_unusable(answer, version, obj, parts)
+        return answer.sums
 
     async def obtain_credentials(self, url: str) -> str:
         """As `Origin.obtain_credentials`."""
-        return (await self._proof.get(url)).source
+        proof = await self._proof.get(url)
+        return proof.source
 
     async def close(self) -> None:
         """As `Origin.close`."""
@@ -162,19 +161,17 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
             options |= self.options_of(setup.credentials)
         return replace(setup, table=table.model_copy(update={"storage_options": options}))
 
-    def _object(self, url: str, answer: Answer | None) -> RemoteObject:
-        """Return the object that an answer to HEAD describes.
+    def _object(self, url: str, answer: Answer) -> RemoteObject:
+        """Return the object that an answer to a HEAD describes.
 
         Raises the error for any other answer.
         """
-        assert answer is not None  # only a read with `commit` may have no answer
         headers = answer.headers
-        # For a file of git LFS, the Hub states version and size itself, and redirects to the server
-        # that has the bytes.
+        # For a file of git LFS, the Hub redirects to the server that has the bytes. The redirect
+        # itself states version and size, so it is as good as an answer with a status below 300.
         is_linked = "x-linked-etag" in headers
-        # So a redirect with these headers is a good answer, although its status is not below 300.
-        is_redirect = answer.status in REDIRECTS and is_linked
-        if answer.status >= 300 and not is_redirect:
+        is_good_redirect = answer.status in REDIRECTS and is_linked
+        if answer.status >= 300 and not is_good_redirect:
             problem = f"the origin answered a HEAD with status {answer.status}"
             raise error_of(answer.status, problem, url, headers)
         size_header = "x-linked-size" if is_linked else "content-length"
@@ -221,13 +218,38 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
             headers["Range"] = range_header(parts.start, parts.stop)
             expected["content-range"] = content_ranges(obj, parts.start, parts.stop)
         if not away:
-            name, form = self.condition
-            wanted = form.format(obj.version)
-            headers[name] = wanted
+            wanted = self.condition_form.format(obj.version)
+            headers[self.condition_header] = wanted
             # A proxy on the way may mark the ETag as weak, with "W/".
             expected[self.version_header] = (wanted, f"W/{wanted}")
-        # A server from which no ranges are read may encode a body while it sends the body.
+        # An object without `ranges` may be encoded by its server as it is sent.
         return headers, Body(parts, status, expected, held=held, encoded_chunks=obj.ranges)
+
+    async def _head(
+        self,
+        url: str,
+        *,
+        location: Location = AT_STORE,
+        first_bytes: int = 0,
+    ) -> Answer:
+        """Return the answer to a HEAD; see `_ask`."""
+        answer = await self._ask("HEAD", url, {}, location=location, first_bytes=first_bytes)
+        assert answer is not None  # only a read with `commit` may have no answer
+        return answer
+
+    async def _get(
+        self,
+        obj: RemoteObject,
+        parts: Parts,
+        flow: Flow,
+        commit: Commit | None,
+        location: Location,
+    ) -> Answer | None:
+        """Return the answer to a GET of parts of this version; None if `commit` returned False."""
+        held = commit is not None
+        headers, body = self._headers_and_body(obj, parts, away=location.is_away, held=held)
+        reading = Reading(body, flow, commit)
+        return await self._ask("GET", obj.url, headers, reading, location=location)
 
     async def _ask(
         self,
@@ -246,45 +268,55 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
 
         Args:
             reading: the expected body and its destination; None to read no body.
-            location: place to which the request is sent.
+            location: location to which the request is sent.
             first_bytes: number of the object's first bytes to request at the same time.
         """
 
-        async def ask(proof: Proof) -> Answer | None:
-            target = (location.url or self._target(url)) + proof.query
+        async def ask_with(proof: Proof) -> Answer | None:
+            target = location.url or self._target(url)
             all_headers = {**proof.headers, **headers}
             far_only = location.is_away and self._far_only
             with translate_transport_errors(url):
-                request = self._environment.request(method, target, all_headers, far_only=far_only)
+                request = self._environment.request(
+                    method,
+                    target + proof.query,
+                    all_headers,
+                    far_only=far_only,
+                )
                 return await send(self._workers, request, reading, first_bytes)
 
         if location.is_away:
             # Another server gets no credentials: the empty proof has neither headers nor a query.
-            return await ask(Proof({}))
+            return await ask_with(Proof({}))
 
         proof = await self._proof.get(url)
-        answer = await ask(proof)
-        # 401 means that the credentials are not accepted. `refuse` returns False for a proof that
-        # cannot be renewed.
+        answer = await ask_with(proof)
         is_refused = answer is not None and answer.status == 401
-        if is_refused and self._proof.refuse(proof):
-            answer = await ask(await self._proof.get(url))
+        if is_refused:
+            may_be_renewed = self._proof.record_refusal(proof)
+            if may_be_renewed:
+                new_proof = await self._proof.get(url)
+                answer = await ask_with(new_proof)
         return answer
 
     async def _locate(self, _obj: RemoteObject, *, again: bool) -> Location:
-        """Return the place of an object.
+        """Return the location of an object.
 
         By default, the store itself has all objects. A subclass may return another server's url.
 
         Args:
-            again: True if the url of the last place has expired, so that a new one is needed.
+            again: True if the url of the last location has expired, so that a new one is needed.
         """
         return AT_STORE
 
     def _version(self, info: Mapping[str, Any], url: str) -> str:
         """Return the version in an answer's headers or in a listing.
 
-        Raises an error if there is no version, or if a request could not send the version back.
+        Args:
+            info: headers of an answer, or an entry of the filesystem's listing.
+
+        Raises OriginUnavailableError if there is no version, or if a request could not send it
+        back.
         """
         version = ""
         for name in (self.version_header, self.listed_version):
@@ -300,9 +332,9 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         """Return the url for HTTP of an object at the store. Raises OriginError."""
 
     def _checksum(self, headers: Mapping[str, str], url: str) -> Checksum | None:
-        """Return the whole object's checksum, if an answer states it.
+        """Return the whole object's checksum; None if the answer does not state it.
 
-        Raises OriginUnavailableError.
+        Raises OriginUnavailableError for a value that is not a checksum.
         """
         if "content-md5" not in headers or not self._verify_md5:
             return None
@@ -310,15 +342,18 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
 
     @abstractmethod
     async def _prove(self, was_refused: bool) -> Proof:
-        """Return current credentials.
+        """Return a new proof, from the credentials as they are now.
 
         Args:
-            was_refused: True if the store did not accept the last credentials.
+            was_refused: True if the store did not accept the last proof.
         """
 
 
 def quoted_bucket_and_key(url: str) -> tuple[str, str]:
-    """Return bucket and key of a url, percent-encoded. Raises NotFoundError without a key."""
+    """Return the bucket and the key of a url, percent-encoded.
+
+    Raises NotFoundError for a url without a key.
+    """
     bucket, _, key = url.partition("://")[2].partition("/")
     if not bucket or not key:
         raise NotFoundError(
