@@ -10,8 +10,8 @@ from shardcache import errors
 from shardcache.origin.http.http_errors import error_of
 from shardcache.shared.urls.local_urls import local_path
 
-# Exceptions of packages that are not OSErrors, by module. An exception can occur only if its module
-# is loaded, so modules are not imported for them.
+# Names of packages' exceptions that are not OSErrors, by module. An exception can occur only if its
+# module is loaded, so no module is imported to catch one.
 _FOREIGN = {
     "aiohttp": "ClientError",
     "gcsfs.retry": "HttpError",
@@ -20,17 +20,21 @@ _FOREIGN = {
     "httpx": "HTTPError",
     "httpx2": "HTTPError",
 }
-# Names of exceptions that say that access is denied: a retry does not help.
+# Names of exceptions which mean that access is denied, so that a retry does not help.
 _DENIALS = {"ClientAuthenticationError", "DefaultCredentialsError", "RefreshError"}
 # Beginning of the message of the OSError that gcsfs raises for status 403.
 _FORBIDDEN = "Forbidden: "
 # Attributes of an exception, or of its response, that state an HTTP status.
-_STATUSES = ("status", "status_code", "code")
+_STATUS_ATTRIBUTES = ("status", "status_code", "code")
 
 
 @contextmanager
 def translate_fsspec_errors(url: str) -> Iterator[None]:
-    """Translate the exceptions that a filesystem raises in the block."""
+    """Translate the exceptions that a filesystem raises in the block.
+
+    Args:
+        url: the url that is read, for the errors.
+    """
     try:
         yield
     except errors.ShardcacheError:  # this comes first: a NotFoundError is also an OSError
@@ -40,7 +44,10 @@ def translate_fsspec_errors(url: str) -> Iterator[None]:
 
 
 def foreign_errors(*more: type[Exception]) -> tuple[type[Exception], ...]:
-    """Return the classes of exceptions that a filesystem may raise, and the classes in `more`."""
+    """Return the classes of exceptions that a filesystem may raise, and the classes in `more`.
+
+    They include Python's OSError and ValueError.
+    """
     loaded: list[type[Exception]] = []
     for module, name in _FOREIGN.items():
         if module in sys.modules:
@@ -52,7 +59,7 @@ def _translation(exn: Exception, url: str) -> errors.ShardcacheError:
     """Return shardcache's error for an exception of a filesystem."""
     reason = str(exn) or type(exn).__name__
     if isinstance(exn, (FileNotFoundError, NotADirectoryError)):
-        return missing("file", url)
+        return missing_error("file", url)
     if _is_denial(exn):
         return errors.AccessDeniedError(
             f"the daemon may not read it: {reason}",
@@ -68,7 +75,7 @@ def _translation(exn: Exception, url: str) -> errors.ShardcacheError:
 
 
 def _is_denial(exn: Exception) -> bool:
-    """Return whether an exception says that access is denied."""
+    """Return whether an exception means that access is denied."""
     if isinstance(exn, PermissionError):
         return True
     if isinstance(exn, OSError) and str(exn).startswith(_FORBIDDEN):
@@ -80,14 +87,14 @@ def _is_denial(exn: Exception) -> bool:
 def _status(exn: Exception) -> int | None:
     """Return the HTTP status that an exception or its response states; None if there is none."""
     for source in (exn, getattr(exn, "response", None)):
-        for name in _STATUSES:
+        for name in _STATUS_ATTRIBUTES:
             status = getattr(source, name, None)
             if isinstance(status, int):
                 return status
     return None
 
 
-def missing(kind: str, url: str) -> errors.NotFoundError:
+def missing_error(kind: str, url: str) -> errors.NotFoundError:
     """Return the error for a file or folder that does not exist.
 
     Args:

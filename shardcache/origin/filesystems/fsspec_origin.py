@@ -47,7 +47,7 @@ _DATES = (
 )
 # Similarity from which an unknown protocol may be a misspelling of a known one. It is low because
 # the names of protocols are short.
-_ALIKE = 0.5
+_MIN_SIMILARITY = 0.5
 
 
 def check_protocol(url: str) -> None:
@@ -60,7 +60,7 @@ def check_protocol(url: str) -> None:
 def _unknown_protocol(protocol: str) -> ConfigError:
     """Return the error for a protocol without a filesystem, with a known one that is similar."""
     known = sorted({*COMMON, *known_implementations})
-    suggestion = did_you_mean(protocol, known, cutoff=_ALIKE)
+    suggestion = did_you_mean(protocol, known, cutoff=_MIN_SIMILARITY)
     examples = ", ".join(f"{name}://" for name in COMMON)
     return ConfigError(
         f"there is no filesystem for {protocol}:// urls{suggestion}",
@@ -72,8 +72,8 @@ class FsspecOrigin(Origin):
     """One fsspec filesystem.
 
     An asynchronous filesystem runs on the daemon's event loop, any other in threads of this origin.
-    fsspec has no conditional reads, so its objects are not `guarded`. A blocking read can be
-    neither cancelled nor paused midway, so a stalled thread is abandoned.
+    fsspec has no conditional reads, so its objects are not `guarded`. A read in a thread can be
+    neither cancelled nor paused, so a thread whose read stalls is abandoned.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -82,7 +82,7 @@ class FsspecOrigin(Origin):
         self._setup = setup
         # True if a file appears only when all of it is written, as in object stores. In other
         # filesystems, a file grows as it is written.
-        self._is_atomic = setup.protocol in STORES
+        self._writes_atomically = setup.protocol in STORES
         self._fs = self._open()
         self._pool = ThreadPoolExecutor(
             setup.max_connections,
@@ -113,8 +113,8 @@ class FsspecOrigin(Origin):
         with translate_fsspec_errors(obj.url):
             path = self._path(obj.url)
             await flow.ready()
-            span = {"start": parts.start, "end": parts.stop} if obj.ranges else {}
-            data: bytes = await self._call("cat_file", path, **span)
+            options = {"start": parts.start, "end": parts.stop} if obj.ranges else {}
+            data: bytes = await self._call("cat_file", path, **options)
         _check_length(len(data), parts.size_bytes, obj)
         flow.received(len(data))
         return await commit_parts(parts, data, commit)
@@ -126,9 +126,12 @@ class FsspecOrigin(Origin):
         *,
         flat: bool = False,
     ) -> list[RemoteObject]:
-        """As `Origin.list_prefix`."""
+        """As `Origin.list_prefix`.
+
+        fsspec lists folders, not prefixes, so the whole folder of the prefix is listed.
+        """
         folder = prefix[: prefix.rindex("/") + 1]
-        root = self._path(folder).rstrip("/") + "/"
+        root = self._path(folder).rstrip("/") + "/"  # the filesystem's path of the folder
         await self._check(folder)
         with translate_fsspec_errors(prefix):
             self._fs.invalidate_cache()
@@ -151,7 +154,7 @@ class FsspecOrigin(Origin):
         target = self._path(url)
         try:
             with translate_fsspec_errors(url):
-                if self._is_atomic:
+                if self._writes_atomically:
                     await self._call("put_file", str(path), target)
                 else:
                     await self._upload_and_rename(path, target)
@@ -208,21 +211,30 @@ class FsspecOrigin(Origin):
         return str(self._fs._strip_protocol(url))  # noqa: SLF001  # every fsspec filesystem has it
 
     async def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the filesystem, and return its result."""
+        """Call a method of the filesystem, and return its result.
+
+        Args:
+            name: name of the method, without the underscore of the asynchronous ones.
+        """
         if self._fs.async_impl:
             return await getattr(self._fs, f"_{name}")(*args, **kwargs)
         call = partial(getattr(self._fs, name), *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     async def _infos(self, root: str, received: Received, *, flat: bool) -> dict[str, Any]:
-        """Return the filesystem's description of each file below a folder, by path."""
-        if not flat:
-            by_path = await self._call("find", root, detail=True)
-            received(len(by_path))
-            return dict(by_path)
-        infos = await self._call("ls", root, detail=True)
-        received(len(infos))
-        return {info["name"].rstrip("/"): info for info in infos}
+        """Return the info of each file below a folder, by path.
+
+        Args:
+            root: the filesystem's path of the folder.
+            flat: True for the files and folders directly below it, instead of all files.
+        """
+        if flat:
+            infos = await self._call("ls", root, detail=True)
+            by_path = {info["name"].rstrip("/"): info for info in infos}
+        else:
+            by_path = dict(await self._call("find", root, detail=True))
+        received(len(by_path))
+        return by_path
 
     def _listed_object(self, url: str, info: Mapping[str, Any], *, flat: bool) -> RemoteObject:
         """Return an object of a listing. Raises the error for a folder, unless `flat`.
@@ -243,8 +255,8 @@ class FsspecOrigin(Origin):
         size_bytes = size_of(info.get("size"), url)
         # If only the size tells versions apart, reads of two parts may be of two versions. Such a
         # file is read as a whole.
-        has_version = version != str(size_bytes)
-        return RemoteObject(url, version, size_bytes, ranges=has_version, guarded=False)
+        is_only_size = version == str(size_bytes)
+        return RemoteObject(url, version, size_bytes, ranges=not is_only_size, guarded=False)
 
     def _version(self, info: Mapping[str, Any], _url: str) -> str:
         """Return an object's version: a field that identifies it, else its size, date and inode."""
@@ -252,18 +264,13 @@ class FsspecOrigin(Origin):
             if info.get(name):
                 return str(info[name]).strip('"')
 
-        parts = [str(info["size"])]
-        for name in _DATES:
-            date = info.get(name)
-            if not date:
-                continue
-            if isinstance(date, datetime):
-                date = date.timestamp()
-            parts.append(str(date))
-            break
+        fields = [str(info["size"])]
+        date = _date_in(info)
+        if date:
+            fields.append(date)
         if "ino" in info:
-            parts.append(str(info["ino"]))
-        return "-".join(parts)
+            fields.append(str(info["ino"]))
+        return "-".join(fields)
 
     async def _upload_and_rename(self, path: Path, target: str) -> None:
         """Upload a file under a hidden name in the target's folder, then rename it."""
@@ -272,7 +279,19 @@ class FsspecOrigin(Origin):
         await self._call("makedirs", folder, exist_ok=True)
         await self._call("put_file", str(path), draft)
         # Asynchronous filesystems have no asynchronous `mv`.
-        await self._call("mv_file" if self._fs.async_impl else "mv", draft, target)
+        method = "mv_file" if self._fs.async_impl else "mv"
+        await self._call(method, draft, target)
+
+
+def _date_in(info: Mapping[str, Any]) -> str:
+    """Return the date of a file's last change, in the form of its filesystem; "" if unknown."""
+    for name in _DATES:
+        date = info.get(name)
+        if isinstance(date, datetime):
+            return str(date.timestamp())
+        if date:
+            return str(date)
+    return ""
 
 
 def _check_length(received_bytes: int, wanted_bytes: int, obj: RemoteObject) -> None:

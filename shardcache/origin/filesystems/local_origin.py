@@ -15,7 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from shardcache.access.urls import place_of
 from shardcache.origin.base import Setup
-from shardcache.origin.filesystems.fsspec_errors import missing, translate_fsspec_errors
+from shardcache.origin.filesystems.fsspec_errors import missing_error, translate_fsspec_errors
 from shardcache.origin.filesystems.fsspec_origin import FsspecOrigin
 from shardcache.origin.objects import RemoteObject
 
@@ -60,8 +60,9 @@ class LocalOrigin(FsspecOrigin):
             if names_folder:
                 target += "/"
             self._redirect_guard.check_hop(url, target)
+        # fsspec would list a missing folder as an empty one.
         if names_folder and not await asyncio.to_thread(os.path.isdir, real):
-            raise missing("folder", url)
+            raise missing_error("folder", url)
 
 
 class _LocalFiles(LocalFileSystem):  # type: ignore[misc]
@@ -77,8 +78,9 @@ class _LocalFiles(LocalFileSystem):  # type: ignore[misc]
 def _publish(path: Path, target: Path) -> None:
     """Move or copy a file to its place, and sync the file and its folder to the disk. Blocks."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    is_elsewhere = path.stat().st_dev != target.parent.stat().st_dev
-    if is_elsewhere:
+    is_on_other_filesystem = path.stat().st_dev != target.parent.stat().st_dev
+    if is_on_other_filesystem:
+        # A copy grows as it is written, so it has another name until it is complete.
         draft = target.with_name(f".{target.name}.part")
         shutil.copyfile(path, draft)
         path = draft
