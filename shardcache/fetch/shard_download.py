@@ -126,7 +126,7 @@ class ShardDownload:
         # A request's bytes are counted under its first part.
         self.unfinished.end(finished[0].index)
         for sums in finished:
-            self.partial.record(sums)
+            self.partial.mark_finished(sums)
             self._sums[sums.index] = sums.checksum
             self.done_bytes += self.partial.size_of(sums.index)
         self.progress(self.done_bytes)
@@ -160,7 +160,7 @@ class ShardDownload:
         part_bytes = self.partial.part_bytes
         sums: list[int] = []
         with open(self.partial.path, "rb", buffering=0) as file:
-            for index in range(self.partial.count):
+            for index in range(self.partial.part_count):
                 part_sum = self._sums.get(index)
                 if part_sum is None:
                     data = os.pread(file.fileno(), part_bytes, index * part_bytes)

@@ -1,11 +1,10 @@
 """Objects of which some parts are cached, each object in a file of its own.
 
-Readers of byte ranges need only some parts of an object, which may never be cached as a whole. Each
-such object has a `PartFile`: a sparse file whose parts arrive and are evicted one by one. It has a
-journal, which identifies the object and lists the parts that have arrived. The parts that take
-space are kept parts, and their bytes are kept bytes. A partial is any file of an object that is not
-complete; it is idle if no transfer is using it. A file is granted while readers hold parts of it,
-so that they may open it by path and inode.
+Readers of byte ranges need only some parts of an object, which may never be cached as a whole. The
+object then has a `PartFile`: a sparse file whose parts arrive and are evicted one by one, with a
+journal of the parts that are in it. On disk, it is a `Partial`, as is the file of an interrupted
+download. A partial that nobody is using is idle: it is a leftover, until a transfer or a part file
+takes it over.
 """
 
 import asyncio
@@ -26,7 +25,7 @@ class CachedParts:
     """The part files of one cache folder, by the cache keys of the whole objects.
 
     Attributes:
-        granted: part files that were closed here, but of which readers still hold parts.
+        granted: part files that were closed although readers have been granted parts of them.
     """
 
     def __init__(self, layout: Layout, space: Space, leftovers: Leftovers) -> None:
@@ -49,7 +48,6 @@ class CachedParts:
 
     def restore(self, partial: Partial) -> None:
         """Add the part file that an earlier daemon has left. Blocks."""
-        # The object is known only by the journal, until the origin describes it (`confirm`).
         file = PartFile(partial, used_at_s=partial.path.stat().st_mtime, is_confirmed=False)
         self._files[partial.key] = file
         self._space.kept_bytes += file.kept_bytes
@@ -72,12 +70,9 @@ class CachedParts:
         Raises DiskError.
         """
         key = file_key(obj.url, obj.version)
-        # The bytes of the idle partial, if there is one, are moved from the leftovers into the
-        # reservation, so that nobody removes the file while it is opened.
+        # The idle partial, if there is one, stops being a leftover, so that nobody removes the file
+        # while it is opened. The reservation has its bytes in the meantime.
         self._leftovers.adopt(key, reservation)
-        # Readers may still open an earlier file at this path by its inode. The new file must not
-        # get the same inode number.
-        granted_inodes = self.granted.inodes(key)
         partial = await asyncio.to_thread(
             Partial.open,
             self._layout,
@@ -85,25 +80,22 @@ class CachedParts:
             part_bytes,
             is_file=True,
             is_sparse=True,
-            granted_inodes=granted_inodes,
+            granted_inodes=self.granted.inodes(key),
         )
-        # From now on, the adopted parts count as kept bytes of this file, so the reservation gives
-        # up the bytes that it adopted above. `JOURNAL_BYTES` stay reserved: the caller turns them
-        # into kept bytes.
-        reservation.disown()
         file = PartFile(partial)
         self._files[key] = file
+        # The bytes of the idle partial are kept bytes again, now of this file's parts. The caller
+        # turns the reserved `JOURNAL_BYTES` into kept bytes.
+        reservation.disown()
         self._space.kept_bytes += file.kept_parts_bytes
         return file
 
     def close(self, file: PartFile) -> Leftover:
-        """Turn a part file into a leftover, and return the leftover.
+        """Turn a part file into a leftover, and return the leftover. Raises DiskError.
 
-        A transfer of the whole object can then take the file over and resume it. Closing is also
-        the first step of the file's removal. Raises DiskError.
+        A transfer of the whole object can then resume the file, or the file can be removed.
         """
         del self._files[file.partial.key]
-        # From now on, the file's parts are not kept and evicted one by one.
         file.is_kept_by_part = False
         self._space.kept_bytes -= file.kept_bytes
         with disk_errors(file.partial.path):
@@ -114,8 +106,8 @@ class CachedParts:
     async def remove(self, file: PartFile) -> int:
         """Remove a part file that no reader has in use; return the number of bytes freed.
 
-        The result is 0 if some process still has the file open; it stays a leftover then. Raises
-        DiskError.
+        If some process still has the file open, the file stays as a leftover, and the result is 0.
+        Raises DiskError.
         """
         kept_bytes = file.kept_bytes
         leftover = self.close(file)
@@ -125,15 +117,15 @@ class CachedParts:
     async def drop(self, file: PartFile, part: int) -> None:
         """Remove a part that no reader has in use, and free its space. Raises DiskError.
 
-        If the task is cancelled, the part is removed all the same: a thread that punched the hole
-        later could remove the bytes of a part that was fetched again.
+        If the task is cancelled, it ends after the removal: otherwise the thread could punch the
+        hole when the part has already been fetched again.
         """
         size_bytes = file.partial.size_of(part)
         file.forget(part)
         try:
-            await finished(asyncio.to_thread(file.partial.punch, part))
+            await finished(asyncio.to_thread(file.partial.free_part, part))
         finally:
-            # The part is no longer one of the file's kept parts. If its space could not be freed,
-            # the bytes count like those of other files on the disk, until the part is fetched again
-            # or the file is closed.
+            # If the space could not be freed, the part is not a kept part all the same. Its bytes
+            # count like those of other files on the disk, until the part is fetched again or the
+            # file is closed.
             self._space.kept_bytes -= size_bytes

@@ -1,9 +1,8 @@
 """An object of which some parts are cached, for readers of byte ranges.
 
-`CachedParts` has a `PartFile` for each such object. A part is finished if its bytes are in the file
-and verified. A part is unchecked if an earlier daemon has finished it, and its bytes have not been
-compared with its checksum since the restart. A file is granted if readers hold parts of it, so that
-they may open it by its path and inode number.
+`CachedParts` has a `PartFile` for each of these objects. A part is finished if its bytes are in the
+file and verified. A part is unchecked if an earlier daemon has finished it, and its bytes have not
+been compared with its checksum since the restart. Both are kept parts, as they take space.
 """
 
 import time
@@ -30,8 +29,8 @@ class PartFile:
             was closed, to be removed or to be resumed by a transfer of the whole object.
         leases: by part, the number of readers that have the part in use.
         used_at_s: time of the last use of a part, in seconds since the epoch.
-        is_confirmed: False while the object is known only by the journal of an earlier daemon, and
-            the origin has not described it since the restart.
+        is_confirmed: False while the object is known only by the journal of an earlier daemon,
+            until the origin describes it (`confirm`).
     """
 
     partial: Partial
@@ -41,7 +40,7 @@ class PartFile:
     is_confirmed: bool = True
 
     def confirm(self, obj: RemoteObject) -> None:
-        """Record the object as the origin describes it, with properties that no journal has."""
+        """Replace the object by the origin's description, with properties that no journal has."""
         self.partial.obj = obj
         self.is_confirmed = True
 
@@ -74,22 +73,22 @@ class PartFile:
         return min(end, self.partial.obj.size_bytes)
 
     def key_of(self, part: int) -> str:
-        """Return the key by which a part is leased and evicted; no shard has the same key."""
+        """Return the key by which a part is leased and evicted, unlike any key of a shard."""
         return f"{self.partial.key}/{part}"
 
     @property
     def kept_parts(self) -> list[int]:
-        """Numbers of the parts that take space: the finished and the unchecked parts."""
+        """Numbers of the finished and the unchecked parts, which take space."""
         return [*self.partial.done, *self.partial.unchecked]
 
     @property
     def kept_bytes(self) -> int:
-        """Number of bytes that the file takes, with its journal."""
+        """Number of bytes that the kept parts and the journal take."""
         return JOURNAL_BYTES + self.kept_parts_bytes
 
     @property
     def kept_parts_bytes(self) -> int:
-        """Number of bytes that the finished and unchecked parts take."""
+        """Number of bytes that the kept parts take."""
         partial = self.partial
         return partial.size_of_all(partial.done) + partial.size_of_all(partial.unchecked)
 
@@ -100,19 +99,18 @@ class PartFile:
 
 
 class GrantedFiles:
-    """Closed part files of which readers still hold parts.
+    """Part files that were closed although readers have been granted parts of them.
 
-    Such a reader may still open the file by its path, and recognise it by its inode number.
-    Filesystems reuse these numbers. So until the reader has released its parts, a new file at the
-    path must not get the same number: the reader would take the new file for the old one, and read
-    its holes.
+    These readers may still open a file by its path, and recognise it by its inode number.
+    Filesystems reuse these numbers. So until the readers have released their parts, a new file at
+    the path must not get the same number: they would take it for the old file, and read its holes.
     """
 
     def __init__(self) -> None:
         self._by_key: dict[str, list[PartFile]] = {}
 
     def add(self, file: PartFile) -> None:
-        """Add a closed file of which a reader holds parts."""
+        """Add a file that is closed while a reader holds parts of it."""
         files = self._by_key.setdefault(file.partial.key, [])
         if file not in files:
             files.append(file)
@@ -126,14 +124,14 @@ class GrantedFiles:
             self._by_key.pop(file.partial.key, None)
 
     def inodes(self, key: str) -> frozenset[int]:
-        """Return the inode numbers of an object's closed files that readers hold parts of."""
+        """Return the inode numbers of these files, for the object with a key."""
         return frozenset(file.partial.inode for file in self._by_key.get(key, ()))
 
 
-def part_of_key(key: str) -> tuple[str, int] | None:
+def split_part_key(key: str) -> tuple[str, int] | None:
     """Split the key of a part into the object's key and the part's number.
 
-    Return None if the key is that of a shard.
+    Returns None for the key of a shard.
     """
     object_key, slash, part = key.partition("/")
     if not slash:

@@ -1,19 +1,17 @@
 """A shard being fetched: a file that is filled part by part, and a journal of its finished parts.
 
-A fetch opens a `Partial` for the version of the shard that it downloads. The journal begins with a
-line of JSON, its title, which identifies the object. Then it has a record of eight bytes for each
-finished part: the part's number and its CRC32C. A record is written after the part's bytes, so
-after a crash of the daemon the journal never claims more than the file holds. After a power loss it
-may, so the parts of an earlier daemon are unchecked until their bytes are compared with the
-journal. A compressed shard is inflated, that is, decompressed to another file, once it is complete.
+A fetch opens a `Partial` for the version of the shard that it downloads. Each part is recorded in
+the journal (`parts_journal`) after its bytes are written. So after a crash of the daemon, the
+journal never lists more than the file holds. After a power loss it may list more: the parts of an
+earlier daemon are unchecked until their bytes are compared with the checksums in the journal.
 
-There are two kinds of partials. One for a whole shard has all of its space allocated. A sparse one
-holds single parts of an object for readers of ranges; each part takes space when it arrives, and
-can be dropped again. A partial is idle if no transfer is using it.
+A partial for a whole shard has all of its space allocated. A sparse partial holds single parts of
+an object, for readers of ranges: each part takes space when it arrives, and can be dropped again.
+
+A compressed shard is inflated, that is, decompressed to another file, once it is complete.
 """
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -27,7 +25,6 @@ from shardcache.store.disk.direct_reads import read_direct
 from shardcache.store.disk.disk_errors import disk_errors
 from shardcache.store.disk.file_operations import (
     allocated_or_zero,
-    fsync_path,
     inode_or_zero,
     size_or_zero,
     unlink_quietly,
@@ -36,19 +33,18 @@ from shardcache.store.disk.holes import punch_hole
 from shardcache.store.disk.mounts import mount_of
 from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR, Layout
 from shardcache.store.keys import file_key, place_of, shard_key, stored_url
+from shardcache.store.parts_journal import (
+    JournalTitle,
+    append_dropped,
+    create_journal,
+    read_title,
+    resume_journal,
+    shorten_if_outdated,
+)
 from shardcache.store.shard import Facts
 from shardcache.transport.between.checksums import crc32c
-from shardcache.transport.between.parts import RECORD, Parts, PartSums
+from shardcache.transport.between.parts import Parts, PartSums
 
-# If this bit of a part's number in a journal's record is set, the part is no longer in the file.
-# The record's checksum has no meaning then.
-_DROPPED = 1 << 31
-_MAX_TITLE_BYTES = 64 * 1024  # limit on the size of a journal's title
-# A journal is shortened if it is longer than this, and has more than this number of records for
-# each part in the file.
-_SHORT_JOURNAL_BYTES = 4096
-_MAX_RECORDS_PER_PART = 4
-_SHORTENED = ".shortened"  # suffix of the file that is to replace a journal
 _MODE = 0o640  # readers of the group may read arriving shards, regardless of the umask
 
 
@@ -65,9 +61,9 @@ class Partial:
         is_file: True if the object's own bytes are wanted, not another form such as a decompressed
             tar.
         inode: inode of the file at `path`, which changes if the download is restarted.
-        done: CRC32C of the finished parts, by number.
-        unchecked: CRC32C of parts that an earlier daemon has finished, by number. The bytes of
-            these parts have not been compared with their checksums yet.
+        done: the finished parts: their CRC32C, by number.
+        unchecked: the parts that an earlier daemon has finished, and that are not checked yet:
+            their CRC32C in the journal, by number.
     """
 
     obj: RemoteObject
@@ -98,11 +94,11 @@ class Partial:
             is_file: True if the object's own bytes are wanted.
             is_sparse: True to allocate the space of each part only when the part arrives, and to
                 leave the parts of an earlier daemon unchecked until `settle` is called.
-            granted_inodes: inodes of previous files at this path that readers may still open by
-                path and inode. A new file must not get the same number, though filesystems reuse
-                the numbers of inodes: those readers would take it for the old file. A file with
-                such a number is not resumed as a sparse one either: its parts could be dropped
-                while those readers use them.
+            granted_inodes: inode numbers of previous files at this path that readers may still
+                open, by path and inode number. A new file must not get one of these numbers, which
+                filesystems reuse: the readers would take it for the old file. Nor is a file with
+                one of these numbers resumed as a sparse partial: its parts could be dropped while
+                the readers use them.
 
         Raises DiskError.
         """
@@ -111,12 +107,13 @@ class Partial:
         journal = layout.in_progress(key, JOURNAL)
         partial = cls(obj, part_bytes, path, journal, key, is_file=is_file)
         with disk_errors(path):
-            is_granted = is_sparse and inode_or_zero(path) in granted_inodes
-            if is_granted or not partial._resume():
+            may_resume = not is_sparse or inode_or_zero(path) not in granted_inodes
+            resumed = may_resume and partial._resume()
+            if not resumed:
                 partial._create(granted_inodes)
             if not is_sparse:
-                unchecked = list(partial.unchecked)
-                partial.settle(unchecked, partial.sound(unchecked))
+                parts = list(partial.unchecked)
+                partial.settle(parts, sound=partial.sound_parts(parts))
                 partial._allocate()
             path.chmod(_MODE)
             partial.inode = path.stat().st_ino
@@ -124,37 +121,34 @@ class Partial:
 
     @classmethod
     def recover(cls, layout: Layout, key: str) -> Self | None:
-        """Return the sparse partial that an earlier daemon has left under a key. Blocks.
+        """Return the sparse partial of a key that an earlier daemon has left. Blocks.
 
         Its parts are unchecked. Its object has only what the journal states: url, version and size.
-        Return None if there are no finished parts, and for the partial of a whole shard, which has
-        all of its space allocated.
+
+        Returns None if there are no finished parts, if the files cannot be read, or if the partial
+        is that of a whole shard.
         """
         path = layout.in_progress(key, PART)
         journal = layout.in_progress(key, JOURNAL)
-        with contextlib.suppress(OSError):
-            obj = _object_in(journal)
-            if obj is None or key != file_key(obj.url, obj.version):
+        try:
+            title = read_title(journal)
+            if title is None or key != file_key(title.url, title.version):
                 return None
-            is_sparse = allocated_or_zero(path) < obj.size_bytes
+            is_sparse = allocated_or_zero(path) < title.size_bytes
             if not is_sparse:
                 return None
-            partial = cls(
-                obj,
-                part_bytes=obj.size_bytes,  # `_resume` replaces it by the size in the journal
-                path=path,
-                journal_path=journal,
-                key=key,
-                is_file=True,
-            )
-            if partial._resume() and partial.unchecked:
-                partial._free_unfinished()
-                partial.inode = path.stat().st_ino
-                return partial
-        return None
+            obj = RemoteObject(title.url, title.version, title.size_bytes)
+            partial = cls(obj, title.part_bytes, path, journal, key, is_file=True)
+            if not partial._resume() or not partial.unchecked:
+                return None
+            partial._free_unfinished()
+            partial.inode = path.stat().st_ino
+        except OSError:
+            return None
+        return partial
 
     @property
-    def count(self) -> int:
+    def part_count(self) -> int:
         """Number of parts; 0 for an empty object."""
         return -(-self.obj.size_bytes // self.part_bytes)
 
@@ -171,24 +165,28 @@ class Partial:
         """Number of bytes in finished parts."""
         return self.size_of_all(self.done)
 
+    def size_of(self, index: int) -> int:
+        """Return the number of bytes of a part."""
+        return min(self.part_bytes, self.obj.size_bytes - index * self.part_bytes)
+
     def size_of_all(self, parts: Collection[int]) -> int:
         """Return the size of some parts together, in bytes."""
         size_bytes = len(parts) * self.part_bytes
-        last = self.count - 1  # this part may be shorter than the others
-        if last in parts:
+        last = self.part_count - 1
+        if last in parts:  # it may be shorter than the others
             size_bytes -= self.part_bytes - self.size_of(last)
         return size_bytes
 
     def missing(self) -> list[int]:
         """Return the numbers of the parts still to be fetched, in order."""
-        return [index for index in range(self.count) if index not in self.done]
+        return [index for index in range(self.part_count) if index not in self.done]
 
     def parts(self, first: int, count: int) -> Parts:
-        """Return consecutive parts as the transport worker that writes them needs them.
+        """Describe consecutive parts to the transport worker that will write them.
 
         Args:
             first: number of the first part.
-            count: number of parts; at the end of the object, the last may be shorter.
+            count: number of parts.
         """
         start = first * self.part_bytes
         size_bytes = min(count * self.part_bytes, self.obj.size_bytes - start)
@@ -200,18 +198,14 @@ class Partial:
             return self.path.stat().st_ino == self.inode
         return False
 
-    def size_of(self, index: int) -> int:
-        """Return the number of bytes of a part."""
-        return min(self.part_bytes, self.obj.size_bytes - index * self.part_bytes)
-
-    def record(self, sums: PartSums) -> None:
-        """Mark a part as finished."""
+    def mark_finished(self, sums: PartSums) -> None:
+        """Mark a part as finished, which the transport worker has recorded in the journal."""
         self.done[sums.index] = sums.crc32c
 
-    def sound(self, parts: Sequence[int]) -> set[int]:
-        """Return those unchecked parts that match their checksums in the journal.
+    def sound_parts(self, parts: Sequence[int]) -> set[int]:
+        """Return those of the parts that match their checksums in the journal.
 
-        Nothing is changed; see `settle`. Blocks. Raises DiskError.
+        Nothing is changed: the caller passes the result to `settle`. Blocks. Raises DiskError.
 
         Args:
             parts: numbers of unchecked parts.
@@ -221,16 +215,19 @@ class Partial:
             return {part for part in parts if self._crc_in_memory(fd, part) == self.unchecked[part]}
 
     def settle(self, parts: Sequence[int], sound: Set[int]) -> None:
-        """Record the result of `sound`: parts are not unchecked any more.
+        """Remove parts from the unchecked ones, after they were checked.
 
-        Sound parts count as finished. The others count as missing, and have to be fetched again.
+        Args:
+            parts: numbers of the parts that were checked.
+            sound: those of them that are sound. They count as finished; the others count as
+                missing, and have to be fetched again.
         """
         for index in parts:
             crc = self.unchecked.pop(index)
             if index in sound:
                 self.done[index] = crc
 
-    def damaged(self, crcs: Mapping[int, int]) -> list[int]:
+    def damaged_parts(self, crcs: Mapping[int, int]) -> list[int]:
         """Return the numbers of the parts whose bytes on the disk do not have the right CRC32C.
 
         The parts are read from the disk itself, as the page cache in memory may hold other bytes.
@@ -242,43 +239,23 @@ class Partial:
         with disk_errors(self.path):
             return [part for part, crc in crcs.items() if self._crc_on_disk(part) != crc]
 
-    def punch(self, index: int) -> None:
+    def free_part(self, index: int) -> None:
         """Free the space of a part that was removed from `done`. Blocks. Raises DiskError.
 
         The journal records the removal before the space is freed; after a crash in between, it
-        would otherwise claim a part that is a hole. Nothing is done if the files no longer exist.
+        would otherwise list a part that is a hole. Nothing is done if the files no longer exist.
         """
         with disk_errors(self.path), contextlib.suppress(FileNotFoundError):
-            with open(self.journal_path, "r+b", buffering=0) as journal:
-                journal.seek(0, os.SEEK_END)
-                journal.write(RECORD.pack(index | _DROPPED, 0))
+            append_dropped(self.journal_path, index)
             with open(self.path, "r+b") as file:
                 punch_hole(file.fileno(), index * self.part_bytes, self.size_of(index))
-            # The disk may be full just now. Then the journal is shortened when the next part goes.
+            kept_count = len(self.done) + len(self.unchecked)
+            # If this fails, as on a full disk, the next call tries again.
             with contextlib.suppress(OSError):
-                self._shorten_journal()
-
-    def _shorten_journal(self) -> None:
-        """Replace the journal by one without outdated records, if most of its records are outdated.
-
-        A part that comes and goes again and again would otherwise add two records each time.
-        """
-        parts_count = len(self.done) + len(self.unchecked)
-        records_bytes = _MAX_RECORDS_PER_PART * parts_count * RECORD.size
-        if self.journal_path.stat().st_size <= _SHORT_JOURNAL_BYTES + records_bytes:
-            return
-        title, _, records = self.journal_path.read_bytes().partition(b"\n")
-        current = b"".join(RECORD.pack(*record) for record in self._listed(records).items())
-        # A transport worker may append a record while the journal is replaced, and the record is
-        # lost then. Its part counts as finished until the journal is read again, at a restart or
-        # when the whole object is fetched; then it is fetched again.
-        shortened = self.journal_path.with_suffix(_SHORTENED)
-        shortened.write_bytes(title + b"\n" + current)
-        fsync_path(shortened)
-        shortened.replace(self.journal_path)
+                shorten_if_outdated(self.journal_path, self.part_count, kept_count)
 
     def fill(self, source: Path) -> None:
-        """Copy the missing parts from another file, which has the whole object. Blocks.
+        """Copy the missing parts from a file that has the whole object. Blocks.
 
         Raises DiskError.
         """
@@ -291,7 +268,7 @@ class Partial:
 
     def crcs(self) -> list[int]:
         """Return the CRC32C of every part, in order; all parts must be finished."""
-        return [self.done[index] for index in range(self.count)]
+        return [self.done[index] for index in range(self.part_count)]
 
     def facts(self) -> Facts:
         """Return the facts about the complete file; the number of samples in them is None."""
@@ -324,7 +301,7 @@ class Partial:
         return self._facts_of_file(size_bytes, crcs)
 
     def _create(self, granted_inodes: Collection[int]) -> None:
-        """Create the file, without parts, and its journal.
+        """Create the file and its journal, both without parts.
 
         Args:
             granted_inodes: inode numbers that the file must not get, as in `open`.
@@ -333,100 +310,54 @@ class Partial:
         with contextlib.ExitStack() as files:
             file = files.enter_context(open(self.path, "wb"))
             while os.fstat(file.fileno()).st_ino in granted_inodes:
-                # The unlinked file stays open until a file with another number is made: its number
-                # is taken until then, so the next file cannot get it, too.
+                # The file is unlinked, but stays open until the loop has ended. So its number is
+                # still taken, and the next file gets another one.
                 unlink_quietly(self.path)
                 file = files.enter_context(open(self.path, "wb"))
             file.truncate(self.obj.size_bytes)
-        self.journal_path.write_bytes(self._title() + b"\n")
+        create_journal(self.journal_path, JournalTitle.of(self.obj, self.part_bytes))
 
     def _allocate(self) -> None:
         """Allocate the space of all parts before they arrive, so that it cannot run out later."""
-        # A filesystem in memory would allocate by writing zeros, and each byte would be written
-        # twice.
-        is_memory = mount_of(self.path).is_memory
-        if is_memory or not self.obj.size_bytes:
+        if not self.obj.size_bytes:
+            return
+        # A filesystem in memory allocates by writing zeros: each byte would be written twice.
+        if mount_of(self.path).is_memory:
             return
         with open(self.path, "r+b") as file:
             os.posix_fallocate(file.fileno(), 0, self.obj.size_bytes)
 
     def _resume(self) -> bool:
-        """Read the finished parts of an interrupted download from its journal.
+        """Take over the finished parts of an interrupted download, which are unchecked then.
 
-        These parts are unchecked. Return False if there is no interrupted download of this object.
+        Returns False if there is no interrupted download of this object.
         """
         if not self.obj.ranges:  # the origin can only send the object from its first byte
             return False
         if size_or_zero(self.path) != self.obj.size_bytes:
             return False
         try:
-            title, _, records = self.journal_path.read_bytes().partition(b"\n")
+            title = read_title(self.journal_path)
         except FileNotFoundError:
             return False
-        part_bytes = self._part_bytes_of(title)
-        if part_bytes is None:
+        if title is None or title != JournalTitle.of(self.obj, title.part_bytes):
             return False
-        self.part_bytes = part_bytes
-
-        # The last record may be incomplete, if the daemon was killed while it was written.
-        whole_bytes = len(records) - len(records) % RECORD.size
-        os.truncate(self.journal_path, len(title) + 1 + whole_bytes)
-        self.unchecked = self._listed(records)
+        self.part_bytes = title.part_bytes
+        self.unchecked = resume_journal(self.journal_path, self.part_count)
         return True
-
-    def _listed(self, records: bytes) -> dict[int, int]:
-        """Return the CRC32C of the parts that a journal lists, by number.
-
-        Args:
-            records: the journal's records; an incomplete one at the end is ignored.
-        """
-        listed: dict[int, int] = {}
-        whole_bytes = len(records) - len(records) % RECORD.size
-        for index, crc in RECORD.iter_unpack(records[:whole_bytes]):
-            if index & _DROPPED:
-                listed.pop(index ^ _DROPPED, None)
-            elif index < self.count:
-                listed[index] = crc
-        return listed
-
-    def _part_bytes_of(self, title: bytes) -> int | None:
-        """Return the size of the parts that a journal's title states.
-
-        Return None if the title is damaged, or identifies another object.
-        """
-        try:
-            fields = json.loads(title)
-        except ValueError:
-            return None
-        if not isinstance(fields, dict):
-            return None
-        part_bytes = _positive_number(fields.get("part_bytes"))
-        expected = json.loads(self._title()) | {"part_bytes": part_bytes}
-        return part_bytes if fields == expected else None
-
-    def _title(self) -> bytes:
-        """Return the journal's first line, without the line break."""
-        title = {
-            "url": stored_url(self.obj.url),
-            "version": self.obj.version,
-            "size_bytes": self.obj.size_bytes,
-            "part_bytes": self.part_bytes,
-        }
-        return json.dumps(title).encode()
 
     def _free_unfinished(self) -> None:
         """Free the space of parts that the journal does not list.
 
-        The daemon was killed while such parts were written.
+        They were being written when the daemon was killed.
         """
         with open(self.path, "r+b") as file:
-            # Start of the gap before the next finished part, or before the end of the file.
-            start = 0
-            for index in (*sorted(self.unchecked), self.count):
-                end = min(index * self.part_bytes, self.obj.size_bytes)
-                if end > start:
-                    punch_hole(file.fileno(), start, end - start)
-                start = end + self.part_bytes
+            gap_start = 0  # end of the finished part before the gap
+            for index in (*sorted(self.unchecked), self.part_count):
+                gap_end = min(index * self.part_bytes, self.obj.size_bytes)
+                if gap_end > gap_start:
+                    punch_hole(file.fileno(), gap_start, gap_end - gap_start)
+                gap_start = gap_end + self.part_bytes
 
     def _facts_of_file(self, size_bytes: int, crcs: list[int]) -> Facts:
         """Return the facts about a cached file of this object.
@@ -454,33 +385,6 @@ class Partial:
         """Return the CRC32C of a part, read from the disk rather than from the page cache."""
         start = index * self.part_bytes
         return crc32c(read_direct(self.path, start, self.size_of(index)), 0)
-
-
-def _positive_number(value: object) -> int | None:
-    """Return a value of JSON if it is a positive integer, None otherwise."""
-    if type(value) is int and value > 0:
-        return value
-    return None
-
-
-def _object_in(journal: Path) -> RemoteObject | None:
-    """Return the object that a journal's title identifies, with its url, version and size only.
-
-    Return None if the title is damaged. Raises OSError.
-    """
-    with journal.open("rb") as file:
-        title = file.readline(_MAX_TITLE_BYTES)
-    try:
-        fields = json.loads(title)
-        url = fields["url"]
-        version = fields["version"]
-        size_bytes = fields["size_bytes"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    has_names = type(url) is str and type(version) is str
-    if not has_names or _positive_number(size_bytes) is None:
-        return None
-    return RemoteObject(url, version, size_bytes)
 
 
 def discard(layout: Layout, key: str, *, keep_parts: bool = False) -> None:

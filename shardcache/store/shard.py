@@ -1,8 +1,8 @@
 """A published shard, and the facts in its sidecar.
 
 A sidecar is the small file next to a shard's tar. Its header has the facts about the shard; the
-rest is the index of the shard's samples. A lease is the promise to a reader that the shard stays
-while the reader uses it, and a pin is a user's order to keep the shard.
+rest is the index of the shard's samples. A lease is the promise to a reader that the shard is not
+evicted while the reader uses it. A pin is a user's order to keep the shard.
 """
 
 from dataclasses import asdict, dataclass
@@ -11,7 +11,7 @@ from typing import Any
 
 from shardcache.errors import CorruptShardError
 
-FORMAT = 1
+_SIDECAR_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Facts:
 
     def to_json(self) -> dict[str, Any]:
         """Return the sidecar's header."""
-        return {"format": FORMAT} | asdict(self)
+        return {"format": _SIDECAR_FORMAT} | asdict(self)
 
     @classmethod
     def from_json(cls, header: dict[str, Any]) -> "Facts":
@@ -47,9 +47,10 @@ class Facts:
 
         Raises KeyError, TypeError or ValueError if it is malformed.
         """
-        if header["format"] != FORMAT:
+        format_ = header["format"]
+        if format_ != _SIDECAR_FORMAT:
             raise ValueError(
-                f"it has sidecar format {header['format']!r}; this daemon reads {FORMAT}",
+                f"it has sidecar format {format_!r}; this daemon reads {_SIDECAR_FORMAT}",
             )
         samples = header["samples"]
         return cls(
@@ -92,13 +93,12 @@ class Shard:
         size_bytes: size of the tar or file.
         sidecar_bytes: size of the sidecar.
         used_at_s: end of the shard's last use, in seconds since the Unix epoch.
-        use_saved_s: the value of `used_at_s` that was last written to disk; 0 for none.
+        use_saved_s: the value of `used_at_s` that was last written to disk; 0 if none was.
         leases: number of leases that readers hold; written by the cache's `Residency` alone.
         pinned: True if a user has pinned the shard; written by the cache's `Residency` alone.
         facts: the facts in the sidecar; None after a restart, until they are first needed.
-        damage: damage that was found in the shard, on which readers may still hold leases; None for
-            none.
-        suspicion: damage that a reader has reported and that is not checked yet; empty for none.
+        damage: the damage that was found in the shard, as an error; None if none was found.
+        suspicion: damage that a reader has reported, in words, until it is checked; empty for none.
     """
 
     key: str
@@ -113,7 +113,7 @@ class Shard:
     suspicion: str = ""
 
     @property
-    def stays(self) -> bool:
+    def must_stay(self) -> bool:
         """True while the shard must not be evicted."""
         return self.pinned or self.leases > 0
 

@@ -46,8 +46,8 @@ _SHARD_MODE = 0o440  # published files are never written again
 # Maximum number of shards that are published at the same time. More would not finish sooner on one
 # disk, and each takes a thread that other work may need.
 _MAX_PUBLISHED_AT_ONCE = 8
-# Minimum time between two records of a shard's last use on disk.
-_USE_SAVED_S = 60.0
+# Minimum time between two writes of a shard's last use to disk.
+_USE_SAVE_INTERVAL_S = 60.0
 
 
 class Store:
@@ -81,8 +81,8 @@ class Store:
         # Damaged shards that are out of service, but not yet moved to quarantine.
         self._damaged: dict[str, Shard] = {}
         self._removing: set[str] = set()  # keys of shards whose files are being unlinked
-        # Held while the files of a published shard are moved to quarantine, and while its sidecar
-        # is replaced: the one must not happen during the other.
+        # Held while the files of published shards are moved to quarantine, and while a sidecar is
+        # replaced, so that no sidecar is replaced during the move.
         self._changing_published = asyncio.Lock()
         self._publishing = asyncio.Semaphore(_MAX_PUBLISHED_AT_ONCE)
 
@@ -158,14 +158,14 @@ class Store:
         """Publish a shard: make its files durable, and give them their final names.
 
         The bytes are synced before the files are renamed, so that a published file is always whole
-        after a crash. The tar is renamed last, so that it never lacks its sidecar. The caller
-        counts the shard's bytes as kept, when it closes its reservation. Raises DiskError.
+        after a crash. The tar is renamed last, so that it never lacks its sidecar. The shard's
+        bytes count as kept once the caller closes its reservation. Raises DiskError.
         """
         async with self._publishing:
             if key in self._damaged:
-                # The damaged files of this key move to quarantine before the new files take their
-                # names; otherwise the new files would be moved later in their place.
-                await self.set_aside()
+                # The damaged files of this key are moved before the new files take their names.
+                # Otherwise the new files would be moved to quarantine later.
+                await self.quarantine_damaged()
             sidecar_bytes = await asyncio.to_thread(self._publish, key, files)
         shard = Shard(key, files.facts.size_bytes, sidecar_bytes, time.time(), facts=files.facts)
         self.shards[key] = shard
@@ -217,7 +217,7 @@ class Store:
         """
         async with self._changing_published:
             if not self._is_in_service(shard):
-                return  # the shard has turned out to be damaged in the meantime, or was evicted
+                return  # the shard was evicted in the meantime, or is damaged
             added_bytes = await asyncio.to_thread(self._replace_sidecar, shard, sidecar_path)
             shard.sidecar_bytes += added_bytes
             shard.facts = facts
@@ -226,7 +226,7 @@ class Store:
                 self.space.pinned_bytes += added_bytes
 
     def _replace_sidecar(self, shard: Shard, sidecar_path: Path) -> int:
-        """Publish another sidecar; return by how many bytes it is larger than the old one."""
+        """Replace a published sidecar; return by how many bytes the new one is larger. Blocks."""
         with disk_errors(sidecar_path):
             fsync_path(sidecar_path)
             sidecar_path.chmod(_SHARD_MODE)
@@ -251,7 +251,7 @@ class Store:
 
         The time is stored as the modification time of the sidecar.
         """
-        if shard.used_at_s - shard.use_saved_s < _USE_SAVED_S:
+        if shard.used_at_s - shard.use_saved_s < _USE_SAVE_INTERVAL_S:
             return
         shard.use_saved_s = shard.used_at_s
         sidecar = self.layout.sidecar(shard.key)
@@ -285,29 +285,28 @@ class Store:
 
     def _read_facts(self, shard: Shard) -> Facts:
         """Read the facts from a shard's sidecar, and compare their size with the tar's. Blocks."""
-        key = shard.key
-        return read_facts(self.layout.tar(key), self.layout.sidecar(key), shard.size_bytes)
+        tar = self.layout.tar(shard.key)
+        sidecar = self.layout.sidecar(shard.key)
+        return read_facts(tar, sidecar, shard.size_bytes)
 
     async def named_path(self, shard: Shard, facts: Facts) -> Path:
         """Return a path of a shard that ends with its object's name.
 
-        Some libraries recognise the format by the name.
+        Some libraries recognise a file's format by its name.
         """
         return await asyncio.to_thread(self._links.path, shard.key, facts)
 
-    async def peek(self, shards: Sequence[Shard]) -> list[Facts | None]:
-        """Return the facts of many shards, read by one call in a thread.
+    async def readable_facts(self, shards: Sequence[Shard]) -> list[Facts]:
+        """Return the facts of those of some shards whose sidecars can be read."""
+        return await asyncio.to_thread(self._readable_facts, shards)
 
-        The result has None for each sidecar that cannot be read. The error is raised later, to the
-        reader that requests the shard.
-        """
-        return await asyncio.to_thread(lambda: [self._peek(shard) for shard in shards])
-
-    def _peek(self, shard: Shard) -> Facts | None:
-        """Return the facts of one shard, read from its sidecar; None if it cannot be read."""
-        with contextlib.suppress(CorruptShardError, ExhaustedError):
-            return self._read_facts(shard)
-        return None
+    def _readable_facts(self, shards: Sequence[Shard]) -> list[Facts]:
+        facts: list[Facts] = []
+        for shard in shards:
+            # The error is raised later, to the reader that requests the shard.
+            with contextlib.suppress(CorruptShardError, ExhaustedError):
+                facts.append(self._read_facts(shard))
+        return facts
 
     def is_suspect(self, shard: Shard) -> bool:
         """Return True if a reader has reported damage to a shard, or its index is missing."""
@@ -335,7 +334,8 @@ class Store:
 
         Raises as `check` does.
         """
-        await self._verify(Scrub(self.layout.tar(shard.key), sidecar=None, facts=facts), facts)
+        scrub = Scrub(self.layout.tar(shard.key), sidecar=None, facts=facts)
+        await self._verify(scrub, facts)
 
     async def check(self, shard: Shard) -> None:
         """Verify the whole shard and its sidecar.
@@ -377,8 +377,8 @@ class Store:
             if removed:
                 self.space.kept_bytes -= shard.kept_bytes
             else:
-                # The shard goes back to the end of the order, as if it was used just now. So the
-                # evictor tries all others before it comes back to this one.
+                # The shard goes to the end of the order, as if it was used just now. So the evictor
+                # tries all others first.
                 self.shards[shard.key] = shard
         return removed
 
@@ -400,29 +400,29 @@ class Store:
     async def quarantine(self, shard: Shard) -> None:
         """Take a corrupt shard out of service, and move it to quarantine.
 
-        If the shard cannot be moved now, the next call of `set_aside` moves it. Raises DiskError.
+        If it cannot be moved now, the next call of `quarantine_damaged` moves it. Raises DiskError.
         """
         if not self._is_in_service(shard):
             return
         del self.shards[shard.key]
         self._damaged[shard.key] = shard
-        await self.set_aside()
+        await self.quarantine_damaged()
 
-    async def set_aside(self) -> None:
+    async def quarantine_damaged(self) -> None:
         """Move all shards that are known to be corrupt to quarantine.
 
         They stay there until their space is needed. Raises DiskError.
         """
         async with self._changing_published:
             for key, shard in list(self._damaged.items()):
-                leftover = await asyncio.to_thread(self._quarantine, shard)
+                leftover = await asyncio.to_thread(self._move_to_quarantine, shard)
                 if self._damaged.pop(key, None) is None:
                     # The folder was deleted in the meantime, and `forget` has subtracted the bytes.
                     continue
                 self.space.kept_bytes -= shard.kept_bytes
                 self.leftovers.keep(leftover)
 
-    def _quarantine(self, shard: Shard) -> Leftover:
+    def _move_to_quarantine(self, shard: Shard) -> Leftover:
         """Move a shard's existing files to quarantine; return them as a leftover. Blocks."""
         tar = self.layout.tar(shard.key)
         sidecar = self.layout.sidecar(shard.key)
@@ -439,10 +439,10 @@ class Store:
 
     # Changes to the folder by others
 
-    def known(self) -> frozenset[str]:
+    def known_keys(self) -> frozenset[str]:
         """Return the keys of all shards that use space.
 
-        These include damaged shards, and shards whose files are being removed.
+        These include shards that are not in service: damaged ones, and those being removed.
         """
         return frozenset(self.shards) | frozenset(self._damaged) | frozenset(self._removing)
 
@@ -469,7 +469,7 @@ class Store:
 def _sync_folders(layout: Layout) -> None:
     """Make the folders of the shards durable: a power loss could remove one with its shards."""
     for parent in (layout.shards, layout.root):
-        # Cached shards can still be served from a disk that fails to sync.
+        # An error is ignored: cached shards can be served from a disk that fails to sync.
         with contextlib.suppress(OSError):
             fsync_path(parent)
 

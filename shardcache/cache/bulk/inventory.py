@@ -126,7 +126,7 @@ class Inventory:
 
     async def _evict(self, shard: Shard, facts: Facts) -> str | None:
         """Evict a shard; return None, or the reason why it stays, in words for the user."""
-        if shard.stays:
+        if shard.must_stay:
             pin = self._pins.get(facts.url) if shard.pinned else None
             if pin is not None:
                 return pinned_by(pin)

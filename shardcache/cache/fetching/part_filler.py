@@ -410,7 +410,9 @@ class _FillRun:
         partial = self._file.partial
         wanted_count = len(partial.done) + len(self._fetching) + len(missing)
         may_fit = self._whole.may_fit
-        return is_worth_the_whole(wanted_count, partial.count, self._max_share, may_fit=may_fit)
+        return is_worth_the_whole(
+            wanted_count, partial.part_count, self._max_share, may_fit=may_fit
+        )
 
     def _size_of(self, parts: Iterable[int]) -> int:
         """Return the size of parts together, in bytes."""

@@ -216,7 +216,7 @@ class PartResidency:
     async def _differs_from_journal(file: PartFile, part: int) -> bool:
         """Return whether a part's bytes differ from its checksum in the journal."""
         crc = file.partial.done[part]
-        return bool(await asyncio.to_thread(file.partial.damaged, {part: crc}))
+        return bool(await asyncio.to_thread(file.partial.damaged_parts, {part: crc}))
 
     async def evict_all(self, file: PartFile) -> int:
         """Remove all parts of an object; return the number of bytes freed.
@@ -244,7 +244,7 @@ class PartResidency:
                 return []
             self.retain(file, unchecked)  # the parts must not be evicted during the check
             try:
-                sound = await asyncio.to_thread(file.partial.sound, unchecked)
+                sound = await asyncio.to_thread(file.partial.sound_parts, unchecked)
             finally:
                 self.release(file, unchecked)
             # The parts stay unchecked until here: if the file was closed during the check, they

@@ -21,11 +21,12 @@ async def reconcile(store: Store, residency: Residency, pins: Pins) -> None:
 
     Raises DiskError.
     """
-    await store.set_aside()  # corrupt shards could not go to quarantine while the disk failed
+    # Corrupt shards could not go to quarantine while the disk failed.
+    await store.quarantine_damaged()
     changes = await asyncio.to_thread(
         compare_folder,
         store.layout,
-        store.known(),
+        store.known_keys(),
         tuple(store.leftovers.by_key.values()),
     )
 
@@ -38,7 +39,7 @@ async def reconcile(store: Store, residency: Residency, pins: Pins) -> None:
             residency.gone(key)
 
     # The files of a key that is being fetched belong to its transfer.
-    known = store.known() | residency.claims.keys()
+    known = store.known_keys() | residency.claims.keys()
     returned = [shard for shard in changes.shards if shard.key not in known]
     for shard in returned:
         store.restore(shard)

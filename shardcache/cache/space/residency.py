@@ -30,7 +30,7 @@ from shardcache.errors import CacheError, CapacityError, CorruptShardError, Disk
 from shardcache.plan.object_parts import AHEAD_DIVISOR
 from shardcache.plan.reader_plan import AFTER_ALL_PLANS, NOW
 from shardcache.shared.units import size
-from shardcache.store.part_file import part_of_key
+from shardcache.store.part_file import split_part_key
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
 from shardcache.telemetry.metrics import Counters
@@ -178,7 +178,7 @@ class Residency:
         """Tell the schedule whether a shard may be evicted."""
         if not self._is_cached(shard):
             return
-        if shard.stays:
+        if shard.must_stay:
             self._planner.schedule.held(shard.key)
         else:
             self._planner.schedule.freed(shard.key)
@@ -372,7 +372,7 @@ class Residency:
         space = self._store.space
         # 1. It fits even if all shards that could not be removed lately stay. Most of the time
         #    there are none, and no file need be examined for hard links.
-        still_open = [shard for shard in self._still_open if not shard.stays]
+        still_open = [shard for shard in self._still_open if not shard.must_stay]
         open_bytes = sum(shard.kept_bytes for shard in still_open)
         if self.may_fit(size_bytes + open_bytes):
             return
@@ -416,12 +416,12 @@ class Residency:
 
         Returns False if it has to stay. The caller holds the lock for allocating space.
         """
-        part = part_of_key(key)
+        part = split_part_key(key)
         if part is not None:
             object_key, number = part
             return await self.parts.evict(object_key, number)
         shard = self._store.shards.get(key)
-        if shard is None or shard.stays:  # this has changed since the shard was chosen
+        if shard is None or shard.must_stay:  # this has changed since the shard was chosen
             return False
         with self.evicting(shard):
             if not await self._store.remove(shard):

@@ -125,8 +125,7 @@ class History:
         """Return the facts of shards, except those that are evicted by now or cannot be read."""
         cached = self._store.shards
         shards = [cached[key] for key in keys if key in cached]
-        # `peek` returns None for a sidecar that cannot be read.
-        return [facts for facts in await self._store.peek(shards) if facts is not None]
+        return await self._store.readable_facts(shards)
 
     async def remember(self, facts: Facts) -> None:
         """Store a shard's version and sample count."""

@@ -139,6 +139,6 @@ def test_any_journal_claims_only_what_is_there(
     fresh.journal_path.write_bytes(first + journal)
     opened = Partial.open(layout, obj, 64)
     assert opened.journal_path == layout.in_progress(opened.key, JOURNAL)
-    assert set(opened.done) <= set(range(opened.count))
+    assert set(opened.done) <= set(range(opened.part_count))
     if opened.done:
         assert opened.path.read_bytes() == part

@@ -266,7 +266,7 @@ async def test_a_bit_that_flips_on_the_way_is_caught(algorithm: str, rig: Rig, m
     other = RemoteObject(obj.url + "?", obj.version, obj.size_bytes, obj.checksum)
     partial = Partial.open(rig.layout, other, PART)
     write_parts(partial.parts(0, 1), flipped)
-    write_parts(partial.parts(1, partial.count - 1), DATA[PART:])
+    write_parts(partial.parts(1, partial.part_count - 1), DATA[PART:])
     with pytest.raises(CorruptShardError, match=algorithm.lower()):
         await rig.download(other)
 

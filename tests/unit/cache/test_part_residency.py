@@ -74,7 +74,7 @@ async def filled(
     reservation.keep(JOURNAL_BYTES)
     for number in numbers:
         for sums in write_parts(file.partial.parts(number, 1), random.randbytes(part_bytes)):
-            file.partial.record(sums)
+            file.partial.mark_finished(sums)
         reservation.keep(part_bytes)
         parts.arrived(file, number)
     reservation.close()

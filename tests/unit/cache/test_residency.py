@@ -54,7 +54,7 @@ async def test_exactly_the_shards_that_nothing_keeps_are_evictable(store: Store,
     still_open: set[Shard] = set()
 
     def evictable() -> list[Shard]:
-        return [shard for shard in store.shards.values() if not shard.stays and shard not in still_open]
+        return [shard for shard in store.shards.values() if not shard.must_stay and shard not in still_open]
 
     async def remove(key: str, *, fails: bool) -> None:
         shard, is_pinned = store.shards[key], fails and rng.choice([True, False])

@@ -94,10 +94,10 @@ async def test_ready_bytes_grow_with_the_first_unfinished_part(transfer: Transfe
     assert arrival.ready_bytes == 400
 
     unfinished.end(0)
-    arrival.partial.record(PartSums(0, 0, 0))
+    arrival.partial.mark_finished(PartSums(0, 0, 0))
     assert arrival.ready_bytes == 1900, "the second part has begun"
     unfinished.end(1)
-    arrival.partial.record(PartSums(1, 0, 0))
+    arrival.partial.mark_finished(PartSums(1, 0, 0))
     unfinished.begin(2, last)
     last.written(500)
     assert (arrival.ready_bytes, arrival.can_serve(Wait(accepts_partial=True))) == (SIZE, False)
@@ -120,7 +120,7 @@ async def test_files_without_samples_are_no_whole_shard(arrival: Arrival, tmp_pa
 
 async def test_a_failed_arrival_is_not_offered(arrival: Arrival) -> None:
     """A reader that comes after the failure waits for the next attempt instead of getting the error of this one."""
-    arrival.partial.record(PartSums(0, 0, 0))
+    arrival.partial.mark_finished(PartSums(0, 0, 0))
     assert arrival.can_serve(Wait(accepts_partial=True))
     arrival.fail(ShardChangedError("replaced", url=URL))
     assert not arrival.can_serve(Wait(accepts_partial=True))
@@ -135,7 +135,7 @@ async def test_a_reader_of_a_smaller_copy_waits_for_its_publication(tmp_path: Pa
     transfer.begin(SIZE)
     arrival = transfer.offer(Partial.open(layout, RemoteObject(url, "1", SIZE), PART))
     for part in range(3):
-        arrival.partial.record(PartSums(part, 0, 0))
+        arrival.partial.mark_finished(PartSums(part, 0, 0))
     assert arrival.ready_bytes == SIZE
 
     waiting = asyncio.create_task(arrival.wait_beyond(SIZE - 1, Wait(JOB)))

@@ -46,7 +46,7 @@ def write_some(partial: Partial, *indices: int) -> None:
     for index in indices:
         piece = DATA[index * PART_BYTES : (index + 1) * PART_BYTES]
         for sums in write_parts(partial.parts(index, 1), piece):
-            partial.record(sums)
+            partial.mark_finished(sums)
 
 
 def test_parts_in_any_order_make_the_whole(layout: Layout) -> None:
@@ -122,13 +122,13 @@ def test_journal_of_parts_that_come_and_go_stays_short(layout: Layout) -> None:
     for _ in range(2000):
         write_some(partial, 2)
         del partial.done[2]
-        partial.punch(2)
+        partial.free_part(2)
         lengths.append(partial.journal_path.stat().st_size)
     assert max(lengths) < 8192
     write_some(partial, 3)
     again = Partial.open(layout, OBJECT, PART_BYTES, is_sparse=True)
     assert again.unchecked == partial.done
-    assert sorted(again.sound(list(again.unchecked))) == [0, 3, 4]
+    assert sorted(again.sound_parts(list(again.unchecked))) == [0, 3, 4]
 
 
 def test_another_version_starts_over(layout: Layout) -> None:

@@ -101,7 +101,7 @@ async def test_a_shard_that_is_mapped_is_not_removed(store: Store) -> None:
     used_bytes = store.space.used_bytes
     removing = asyncio.create_task(store.remove(shard))
     await asyncio.sleep(0)
-    assert shard.key in store.known() - store.shards.keys(), "it is not taken for one that reappeared"
+    assert shard.key in store.known_keys() - store.shards.keys(), "it is not taken for one that reappeared"
     assert not await removing
     assert (store.space.used_bytes, list(store.shards)) == (used_bytes, [shard.key])
     mapped.close()
@@ -127,7 +127,7 @@ async def test_cancelled_removal_ends_after_the_files_are_gone(store: Store) -> 
     tar = store.layout.tar(shard.key)
     await cancelled_during(store.remove(shard), tar)
     assert not tar.exists()
-    assert shard.key not in store.known()
+    assert shard.key not in store.known_keys()
     assert store.space.used_bytes == 0
 
 
