@@ -167,7 +167,7 @@ class DiskHealth:
             if is_suspected:
                 is_recreated = await self._probe()
             else:
-                is_recreated = await self._timed(self._store.folder.look)
+                is_recreated = await self._timed(self._store.folder.probe_without_writing)
             # No-op unless the catalogue's file is gone with the folder, or could not be opened.
             await asyncio.to_thread(self._store.catalogue.reopen)
             # Nobody has looked at the folder while the disk failed.

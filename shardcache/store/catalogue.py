@@ -1,10 +1,10 @@
 """The catalogue: a diskcache database of sample counts, listings and versions.
 
-The daemon keeps here what it learnt from origins and from shards that it has indexed. The number of
-samples of a shard stays known after the shard was evicted. Nothing in the catalogue is needed for
-correctness, and all of it can be rebuilt: the counts of cached shards from their sidecars, the rest
-from the origin. So a damaged catalogue is replaced by an empty one, and a failing disk only makes
-requests slower.
+The daemon keeps here what it has learnt from origins, and from shards that it has indexed: the
+number of samples of a shard stays known after the shard was evicted. Nothing in the catalogue is
+needed for correctness, and all of it can be rebuilt: the counts of cached shards from their
+sidecars, the rest from the origin. So a damaged catalogue is replaced by an empty one, and a
+failing disk only makes requests slower.
 
 A row is a JSON value under a key, which is a tuple of texts. The key's first text is the row's
 kind, such as counts or listings.
@@ -42,7 +42,7 @@ _PRAGMAS = (
     "synchronous = NORMAL",
 )
 
-# Errors that a damaged row causes, or that diskcache raises if the database has arbitrary content.
+# Errors that damaged rows or settings of a database cause, in this module or in diskcache.
 _DAMAGED = (
     pickle.UnpicklingError,
     zlib.error,
@@ -73,8 +73,8 @@ Parse = Callable[[Any], Any]
 class PicklelessDisk(diskcache.JSONDisk):  # type: ignore[misc]
     """JSONDisk whose keys are text, and which refuses pickled rows.
 
-    Reading a pickled row could execute code. JSONDisk itself compresses keys as well as values.
-    With keys as text, one statement can find many rows, or count the rows whose keys begin alike.
+    Reading a pickled row could execute code. JSONDisk compresses keys as well as values. If keys
+    are text instead, one statement can find many rows, or count the rows whose keys begin alike.
     """
 
     def fetch(self, mode: int, filename: str | None, value: object, read: bool) -> Any:
@@ -98,14 +98,14 @@ class PicklelessDisk(diskcache.JSONDisk):  # type: ignore[misc]
 class _Database(diskcache.Cache):  # type: ignore[misc]
     """A diskcache for one process and one thread at a time, without memory-mapped files.
 
-    SQLite must not map files: if a mapped file were truncated, the daemon would die of SIGBUS. With
-    exclusive locking, SQLite needs no shared memory for its write-ahead log. That mode has to be
-    set before the first access, so this class overrides a private property (`_con`). By diskcache's
-    own settings, only a rollback journal would be possible without mapped files: it takes 4.6 ms
+    SQLite must not map files: if a mapped file were truncated, the daemon would die of SIGBUS. But
+    its write-ahead log needs mapped shared memory, unless the database is locked exclusively. The
+    locking mode has to be set before the first access. diskcache has no setting for that, so this
+    class overrides a private property (`_con`). The alternative, a rollback journal, takes 4.6 ms
     per row instead of 0.04, and 290 ms instead of 60 to open a new folder (medians, ext4 on a
     shared virtual disk).
 
-    diskcache also reads one row at a time. For a manifest of 100,000 shards, that takes 3.4 s;
+    diskcache reads one row at a time, which takes 3.4 s for a manifest of 100,000 shards.
     `get_rows` takes 1.0 s, with one statement.
     """
 
@@ -132,8 +132,8 @@ class _Database(diskcache.Cache):  # type: ignore[misc]
         con = sqlite3.connect(path, timeout=self._timeout, isolation_level=None)
         for pragma in _PRAGMAS:
             con.execute(f"PRAGMA {pragma}").fetchall()
-        # diskcache stores its settings in this table, and sets its attributes and pragmas by them.
-        # The stored settings may be damaged, so they are deleted and diskcache uses its defaults.
+        # diskcache stores its settings in this table, and would set its attributes and pragmas by
+        # them. They may be damaged, so they are deleted, and diskcache uses those of `__init__`.
         with contextlib.suppress(sqlite3.OperationalError):  # a new database has no such table
             con.execute("DELETE FROM Settings")
         return con
@@ -146,8 +146,8 @@ class _Database(diskcache.Cache):  # type: ignore[misc]
             parse: converts a row's JSON value; a ValueError from it means that the row is damaged.
 
         Returns:
-            the value of each row, or None for a row that does not exist or is damaged; and the keys
-            of the damaged rows, in the form in which they are stored.
+            the value of each row, in the order of `keys`, or None for a row that does not exist or
+            is damaged; and the keys of the damaged rows, in the form in which they are stored.
         """
         stored_keys = [json.dumps(list(key)) for key in keys]
         values: dict[str, Any] = {}
@@ -169,10 +169,9 @@ class _Database(diskcache.Cache):  # type: ignore[misc]
 
     def count_rows(self, kind: str) -> int:
         """Return the number of rows of a kind."""
-        # The text with which the stored keys of this kind begin: a JSON list whose first item is
-        # the kind.
-        begin = json.dumps([kind]).removesuffix("]")
-        [[count]] = self._sql(_COUNT, [begin, begin]).fetchall()
+        # A stored key is a JSON list whose first item is the kind.
+        beginning = json.dumps([kind]).removesuffix("]")
+        [[count]] = self._sql(_COUNT, [beginning, beginning]).fetchall()
         return int(count)
 
 
@@ -189,7 +188,7 @@ class Catalogue:
     lost.
 
     Attributes:
-        losses: how often damaged rows, or the whole damaged database, were dropped.
+        losses: number of times that damaged rows, or a whole damaged database, were dropped.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -323,13 +322,13 @@ class Catalogue:
         )
         self.losses += 1
         self._disconnect()
-        aside = self._folder.with_name(f"{self._folder.name}.damaged")
+        old_folder = self._folder.with_name(f"{self._folder.name}.damaged")
         try:
-            _remove(aside)
+            _remove(old_folder)  # which an earlier call may have left
             with contextlib.suppress(FileNotFoundError):
-                self._folder.rename(aside)
+                self._folder.rename(old_folder)
             self._connect()
-            _remove(aside)
+            _remove(old_folder)
         except _FAILURES as exn:
             # The fault may lie with the disk, and the old database may be intact after all. It is
             # put back for the next start of the daemon.
@@ -339,9 +338,9 @@ class Catalogue:
                 cause=str(exn),
             )
             with contextlib.suppress(OSError):
-                if aside.exists():
+                if old_folder.exists():
                     _remove(self._folder)
-                    aside.rename(self._folder)
+                    old_folder.rename(self._folder)
 
 
 def _is_damage(exn: Exception) -> bool:

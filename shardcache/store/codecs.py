@@ -1,8 +1,8 @@
 """Decompression of shards.
 
 Readers map shards into memory, which only works for plain tars. So a shard that is compressed at
-its origin is decompressed once it has arrived: `Partial.copy` calls `inflate`. A codec is one of
-the supported compressions.
+its origin is decompressed once it has arrived: `Partial.write_inflated` calls `inflate`. A codec is
+one of the supported compressions.
 """
 
 import bz2
@@ -27,15 +27,15 @@ from shardcache.transport.between.parts import write_all
 
 zstd = zstd_library()
 
-# Limits on the memory of a decompression: a file's header could demand so much that the daemon
-# would run out of memory. Presets of xz need at most 65 MiB; `zstd --long` needs a window of
-# 128 MiB (2**27). The memory limit allows 1 MiB more for everything but the window.
+# Limits on the memory of a decompression: a file's header could demand more than the node has.
+# Presets of xz need at most 65 MiB; `zstd --long` needs a window of 128 MiB (2**27). The memory
+# limit allows 1 MiB more for everything but the window.
 _MAX_WINDOW_LOG = 27
 _MAX_MEMORY_BYTES = 129 * 1024 * 1024
 _CHUNK_BYTES = 256 * 1024
 
-# Words in the messages of xz and zstd. Nothing else in these libraries' errors shows that the
-# memory limit was exceeded.
+# Words in the messages of xz and zstd if the memory limit was exceeded. Nothing else in their
+# errors shows that.
 _TOO_MUCH_MEMORY = ("Memory usage limit exceeded", "Frame requires too much memory")
 
 
@@ -94,10 +94,7 @@ class _XzStreams(io.RawIOBase):
         super().__init__()
         self._file = open(path, "rb")  # noqa: SIM115  # closed by `close`
         self._input = b""  # compressed bytes that were read and not passed to the decoder yet
-        self._begin_stream()
-
-    def _begin_stream(self) -> None:
-        self._decoder = lzma.LZMADecompressor(memlimit=_MAX_MEMORY_BYTES)
+        self._decoder = _new_xz_decoder()
 
     def close(self) -> None:
         self._file.close()
@@ -109,8 +106,10 @@ class _XzStreams(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer)
         while True:
-            if self._decoder.eof and not self._next_stream():
-                return 0
+            if self._decoder.eof:
+                has_begun_next = self._begin_next_stream()
+                if not has_begun_next:
+                    return 0
             if self._decoder.needs_input and not self._input:
                 self._input = self._file.read(_CHUNK_BYTES)
                 if not self._input:
@@ -121,16 +120,20 @@ class _XzStreams(io.RawIOBase):
                 view[: len(piece)] = piece
                 return len(piece)
 
-    def _next_stream(self) -> bool:
-        """Move to the next stream, skipping zero padding; return False if there is none."""
+    def _begin_next_stream(self) -> bool:
+        """Go on with the next stream, after any padding of zeros; return False if there is none."""
         self._input = self._decoder.unused_data.lstrip(b"\0")
         while not self._input:
             data = self._file.read(_CHUNK_BYTES)
             if not data:
                 return False
             self._input = data.lstrip(b"\0")
-        self._begin_stream()
+        self._decoder = _new_xz_decoder()
         return True
+
+
+def _new_xz_decoder() -> lzma.LZMADecompressor:
+    return lzma.LZMADecompressor(memlimit=_MAX_MEMORY_BYTES)
 
 
 def inflate(
@@ -182,7 +185,7 @@ def write_parts(
 
 @contextlib.contextmanager
 def codec_errors(codec: Codec, url: str | None) -> Iterator[None]:
-    """Translate the errors that the libraries raise for bad data in the block.
+    """Translate the errors that the libraries raise, during the block, for bad data.
 
     Raises TruncatedShardError, UnsupportedShardError, CorruptShardError.
     """
@@ -191,8 +194,10 @@ def codec_errors(codec: Codec, url: str | None) -> Iterator[None]:
     except EOFError as exn:
         raise TruncatedShardError(f"the {codec.value} data ends early", url=url) from exn
     except (OSError, zlib.error, lzma.LZMAError, zstd.ZstdError) as exn:
-        if isinstance(exn, OSError) and exn.errno is not None:
-            raise  # the disk's error has an errno; gzip's and bz2's OSErrors for bad data have none
+        # An error of the disk has an errno. The OSErrors of gzip and bz2 for bad data have none.
+        is_of_disk = isinstance(exn, OSError) and exn.errno is not None
+        if is_of_disk:
+            raise
         if any(words in str(exn) for words in _TOO_MUCH_MEMORY):
             limit = size(_MAX_MEMORY_BYTES)
             raise UnsupportedShardError(

@@ -12,7 +12,7 @@ from shardcache.shared.urls.url_names import is_stored_as_is
 
 KEY_CHARS = 32
 
-# Ends of places that are not urls (see `place_of`).
+# Suffixes of places that are not urls (see `place_of`).
 _SIGNED = "\0signed"
 _OWN_BYTES = "\0"
 
@@ -23,9 +23,9 @@ def shard_key(url: str, version: str) -> str:
 
 
 def is_key(name: str) -> bool:
-    """Return True if a file's stem has the form of a cache key.
+    """Return whether a file's stem has the form of a cache key.
 
-    The daemon never touches other files in the cache folder.
+    Files with other names are not the daemon's: it never touches them.
     """
     return len(name) == KEY_CHARS and all(char in "0123456789abcdef" for char in name)
 
@@ -36,7 +36,7 @@ def place_of(url: str, *, is_file: bool) -> str:
     The place is the url itself, with two exceptions. In both cases, the place contains a null
     character, so it cannot be the url of another shard:
 
-    1. The object's own bytes, if the shard is cached in another form as well, such as decompressed.
+    1. The object's own bytes, if shards are cached in another form, such as decompressed.
     2. A signed url. All signed urls of one object have the same place, whatever the signature. The
        url without a signature has another place, as users without a signature must not get what a
        signature permits.
@@ -46,19 +46,19 @@ def place_of(url: str, *, is_file: bool) -> str:
     """
     place = url
     if is_signed(url):
-        place = f"{without_signature(url)}{_SIGNED}"
+        place = without_signature(url) + _SIGNED
     if is_file and not is_stored_as_is(url):
-        return f"{place}{_OWN_BYTES}"
+        place += _OWN_BYTES
     return place
 
 
 def is_key_of_own_bytes(key: str, url: str, version: str) -> bool:
-    """Return whether a key is that of an object's own bytes, while shards have another form.
+    """Return whether a key is that of an object's own bytes, and shards are cached in another form.
 
     Args:
         key: the key.
         url: the object's url, as `stored_url` returns it.
-        version: the version.
+        version: the object's version.
     """
     if is_stored_as_is(url):
         return False

@@ -1,7 +1,8 @@
 """Leftovers: idle partials and quarantined shards, which are removed first when space is needed.
 
 An idle partial is the file of an interrupted download that no transfer is using; a later fetch can
-resume it. The store keeps the leftovers, and the evictor removes them.
+resume it. A quarantined shard is corrupt, and kept for inspection. The store has one `Leftovers`,
+from which the evictor removes.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ class Leftovers:
         self.by_key: dict[str, Leftover] = {}
 
     def keep(self, leftover: Leftover) -> None:
-        """Keep a leftover until its space is needed."""
+        """Keep a leftover, in place of one with the same key, until its space is needed."""
         self.forget(leftover.key)
         self.by_key[leftover.key] = leftover
         self._space.kept_bytes += leftover.size_bytes
@@ -32,7 +33,7 @@ class Leftovers:
     def adopt(self, key: str, reservation: Reservation) -> None:
         """Move the bytes of a key's idle partial into the reservation of the fetch that resumes it.
 
-        The partial is no leftover any more. Nothing is done if there is no idle partial.
+        The partial is then no longer a leftover. Nothing is done if there is no idle partial.
         """
         leftover = self.by_key.pop(key, None)
         if leftover is not None:
@@ -59,7 +60,7 @@ class Leftovers:
         return removed
 
     def forget(self, key: str) -> bool:
-        """Stop accounting for a leftover whose files are gone; return False if it is unknown."""
+        """Stop accounting for a leftover whose files are gone; return False if there is none."""
         leftover = self.by_key.pop(key, None)
         if leftover is None:
             return False

@@ -15,8 +15,8 @@ from shardcache.shared.units import size
 
 _CHUNK_BYTES = 256 * 1024
 
-# Largest decompressed size of a Snappy block. A block is a whole MDS shard, and is decompressed at
-# once in memory. MDS shards have 64 MB unless their writer chooses another size.
+# Largest decompressed size of a Snappy block. A block is a whole MDS shard, and is decompressed in
+# memory as a whole. MDS shards have 64 MB unless their writer chooses another size.
 _MAX_BLOCK_BYTES = 1024**3
 _MAX_VARINT_BYTES = 5  # longest encoding of the decompressed size, at the start of a block
 
@@ -34,7 +34,7 @@ class BrotliStream(io.RawIOBase):
         self._error = brotli.error
         self._decoder = brotli.Decompressor()
         self._file = open(path, "rb")  # noqa: SIM115  # closed by `close`
-        self._ready = memoryview(b"")  # decompressed bytes that were not read yet
+        self._unread = memoryview(b"")  # decompressed bytes that were not read yet
 
     def close(self) -> None:
         """Close the file."""
@@ -48,20 +48,17 @@ class BrotliStream(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Read some bytes. Raises EOFError for a file that is cut short, OSError for a bad one."""
         view = memoryview(buffer)
-        while not self._ready:  # repeated, as a piece may be empty
+        while not self._unread:  # repeated, as a piece may be empty
             if self._decoder.is_finished():
                 return 0
-            self._ready = memoryview(self._next_piece())
-        size_bytes = min(len(view), len(self._ready))
-        view[:size_bytes] = self._ready[:size_bytes]
-        self._ready = self._ready[size_bytes:]
+            self._unread = memoryview(self._next_piece())
+        size_bytes = min(len(view), len(self._unread))
+        view[:size_bytes] = self._unread[:size_bytes]
+        self._unread = self._unread[size_bytes:]
         return size_bytes
 
     def _next_piece(self) -> bytes:
-        """Return some decompressed bytes.
-
-        Their number is limited, as a few compressed bytes may become gigabytes.
-        """
+        """Return some decompressed bytes: few enough, as a few bytes may become gigabytes."""
         data = b""
         if self._decoder.can_accept_more_data():
             data = self._file.read(_CHUNK_BYTES)
@@ -147,8 +144,8 @@ def _decoded_varint(data: bytes) -> int:
     byte follows.
     """
     number = 0
-    for nth, byte in enumerate(data):
-        number |= (byte & 0x7F) << (7 * nth)
+    for place, byte in enumerate(data):
+        number |= (byte & 0x7F) << (7 * place)
         is_last = byte < 0x80
         if is_last:
             break

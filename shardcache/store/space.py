@@ -13,14 +13,16 @@ from shardcache.shared.units import size
 
 _SPARE_BYTES = 64 * 1024  # with less free space, not even the cache's own state can be written
 
-# Estimates for the sizes of a shard's sidecar and journal together.
-_INDEX_SHARE = 32  # one byte for each 32 bytes of the shard
+# Estimate for the sidecar and journal of a shard: one byte for each 32 bytes of the shard, and what
+# even an empty shard takes.
+_SHARD_BYTES_PER_INDEX_BYTE = 32
 _MIN_INDEX_BYTES = 64 * 1024
 
 
 def footprint_bytes(size_bytes: int) -> int:
     """Return the bytes to reserve for a shard, with an estimate for its sidecar and journal."""
-    return size_bytes + size_bytes // _INDEX_SHARE + _MIN_INDEX_BYTES
+    index_bytes = size_bytes // _SHARD_BYTES_PER_INDEX_BYTE + _MIN_INDEX_BYTES
+    return size_bytes + index_bytes
 
 
 def typical_sidecar_bytes(samples: int) -> int:
@@ -48,8 +50,8 @@ class Space:
         reserved_bytes: bytes of all open reservations, whether they are on disk yet or not.
         unwritten_bytes: the part of `reserved_bytes` that is not on disk yet.
         pinned_bytes: the part of `kept_bytes` that belongs to pinned shards.
-        disk_limit_bytes: space that other files on the disk left to the cache when it was last
-            measured. It may be negative.
+        disk_limit_bytes: space that other files on the disk left to the cache when the disk was
+            last measured. It may be negative.
     """
 
     capacity_bytes: int
@@ -79,14 +81,14 @@ class Space:
 
         Args:
             allocating_bytes: unwritten bytes whose space may already have been allocated when the
-                disk was measured. They were not free then, though no other file took them.
+                disk was measured. `measure` then took them for bytes of other files.
         """
         limit_bytes = min(self.capacity_bytes, self.disk_limit_bytes + allocating_bytes)
         return max(0, limit_bytes)
 
     @property
     def possible_bytes(self) -> int:
-        """The effective capacity, if the disk has allocated the space of all unwritten bytes."""
+        """Upper limit of the effective capacity: `measure` may have missed all unwritten bytes."""
         return self.effective_bytes(allocating_bytes=self.unwritten_bytes)
 
     @property
@@ -97,21 +99,24 @@ class Space:
     @property
     def explanation(self) -> str:
         """The effective capacity and its cause, in words for an error message."""
-        if self.effective_bytes() < self.capacity_bytes:
+        if self._is_limited_by_disk:
             return f"other files on the disk limit the cache to {size(self.effective_bytes())}"
         return f"the cache's capacity is {size(self.capacity_bytes)}"
 
     @property
     def remedy(self) -> str:
         """Advice for users whose data exceeds the effective capacity."""
-        if self.effective_bytes() < self.capacity_bytes:
+        if self._is_limited_by_disk:
             return "remove other files from the cache's disk, or lower --min-free"
         return "raise --capacity"
 
+    @property
+    def _is_limited_by_disk(self) -> bool:
+        return self.effective_bytes() < self.capacity_bytes
+
     def shortfall_bytes(self, wanted_bytes: int) -> int:
         """Return how many bytes to evict before `wanted_bytes` can be reserved; 0 if none."""
-        # The limit may be negative; then even more has to be evicted. So `effective_bytes`, which
-        # is 0 in this case, would not do.
+        # Unlike `effective_bytes`, the limit may be negative: then even more has to be evicted.
         limit_bytes = min(self.capacity_bytes, self.disk_limit_bytes)
         return max(0, self.used_bytes + wanted_bytes - limit_bytes)
 
@@ -123,7 +128,7 @@ class Space:
 
 @dataclass(slots=True)
 class Reservation:
-    """One transfer's share of the reserved bytes; ended by exactly one call of `close`.
+    """The bytes that one transfer has reserved; ended by exactly one call of `close`.
 
     Attributes:
         space: the accounting that the reservation belongs to.
@@ -153,15 +158,12 @@ class Reservation:
         self.adopted_bytes += kept_bytes
 
     def disown(self) -> None:
-        """Give up all adopted bytes.
-
-        The caller counts them as kept bytes from now on.
-        """
+        """Give up all adopted bytes, which the caller counts as kept bytes from now on."""
         self.space.reserved_bytes -= self.adopted_bytes
         self.size_bytes -= self.adopted_bytes
         self.adopted_bytes = 0
 
-    def written(self, size_bytes: int) -> None:
+    def mark_written(self, size_bytes: int) -> None:
         """Record that reserved bytes are now on disk."""
         self.unwritten_bytes -= size_bytes
         self.space.unwritten_bytes -= size_bytes

@@ -294,7 +294,7 @@ class Store:
 
         Some libraries recognise a file's format by its name.
         """
-        return await asyncio.to_thread(self._links.path, shard.key, facts)
+        return await asyncio.to_thread(self._links.link, shard.key, facts)
 
     async def readable_facts(self, shards: Sequence[Shard]) -> list[Facts]:
         """Return the facts of those of some shards whose sidecars can be read."""

@@ -2,7 +2,7 @@
 
 The facts have the shard's size and the checksum of each of its parts. The store reads them when a
 shard is first requested, and verifies a shard when a reader has reported damage. The daemon also
-re-reads all cached shards slowly with a `Scrub` of each.
+verifies all cached shards in turn, slowly; each verification is a `Scrub`.
 """
 
 import stat
@@ -18,6 +18,8 @@ from shardcache.tarindex.tables import TarIndex, read_header
 from shardcache.transport.between.checksums import crc32c
 
 _BLOCK_BYTES = 1024 * 1024
+# Errors that `Facts.from_json` raises for a malformed header.
+_MALFORMED = (KeyError, TypeError, ValueError, OverflowError)
 
 
 def read_facts(tar: Path, sidecar: Path, size_bytes: int) -> Facts:
@@ -32,7 +34,7 @@ def read_facts(tar: Path, sidecar: Path, size_bytes: int) -> Facts:
     try:
         with damage_errors(sidecar):
             facts = Facts.from_json(read_header(sidecar))
-    except (ShardError, OSError, KeyError, TypeError, ValueError, OverflowError) as exn:
+    except (ShardError, FileNotFoundError, *_MALFORMED) as exn:
         raise CorruptShardError(f"the sidecar {sidecar} cannot be read ({exn})") from exn
     if facts.size_bytes != size_bytes:
         raise CorruptShardError(
@@ -53,19 +55,19 @@ def check_sidecar(sidecar: Path, facts: Facts) -> None:
     index.close()
     try:
         facts_on_disk = Facts.from_json(header)
-    except (KeyError, TypeError, ValueError, OverflowError) as exn:
+    except _MALFORMED as exn:
         raise CorruptShardError(
             f"the sidecar {sidecar} cannot be read ({exn})",
             url=facts.url,
         ) from exn
-    # The number of samples may differ: a plain file may have been indexed in the meantime.
+    # The number of samples is not compared: a plain file may have been indexed in the meantime.
     is_same = replace(facts_on_disk, samples=facts.samples) == facts
     if not is_same:
         raise CorruptShardError(f"the sidecar {sidecar} belongs to another shard", url=facts.url)
 
 
 class Scrub:
-    """The verification of one shard, in steps; each step reads one block of the tar.
+    """Verification of one shard, in steps; each step reads one block of the tar.
 
     The sidecar is checked first. Then the tar is read block by block; at the end of each part, the
     part's checksum is compared with the checksum in the facts.

@@ -268,7 +268,7 @@ class Fetcher:
                 return shard
             partial = await asyncio.to_thread(self._open, obj, is_file=transfer.ref.is_file)
             # The space of all parts is allocated now, so it counts as written.
-            reservation.written(max(0, obj.size_bytes - adopted_bytes))
+            reservation.mark_written(max(0, obj.size_bytes - adopted_bytes))
             if partial.may_be_inflated:
                 await self._fill_from_cache(partial)
             return await self._download(claim, transfer, origin, partial)

@@ -208,4 +208,4 @@ class Publisher:
         """
         await self._residency.reserve(claim, size_bytes, needed_now)
         assert claim.reservation is not None
-        claim.reservation.written(size_bytes)
+        claim.reservation.mark_written(size_bytes)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from shardcache.server.s3.send_thread import FileSend, SendThread
-from shardcache.store.disk.finishing import finished, wait_in_any_case
+from shardcache.store.disk.finishing import finished, wait_despite_cancellation
 
 _READ_THREADS = 4  # number of threads that read from the disk
 # Interval at which the transport's buffer is checked; asyncio reports to nobody that it is empty.
@@ -88,7 +88,7 @@ class ClientSocket:
                 self._thread.withdraw(send)
             # The thread uses both descriptors until the send ends. If the caller closed them
             # earlier, other files could get their numbers.
-            cancelled = await wait_in_any_case(send.ended)
+            cancelled = await wait_despite_cancellation(send.ended)
             self.sent_bytes += send.sent_to - start
             if cancelled is not None:
                 raise cancelled

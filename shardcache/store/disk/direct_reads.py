@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def read_direct(path: Path, offset: int, size_bytes: int) -> memoryview:
-    """Return `size_bytes` of a file, or less at its end. Blocks. Raises OSError.
+    """Return `size_bytes` of a file, or fewer at its end. Blocks. Raises OSError.
 
     No pages are added to the page cache or evicted from it, except on filesystems without O_DIRECT.
 
@@ -23,8 +23,8 @@ def read_direct(path: Path, offset: int, size_bytes: int) -> memoryview:
     except OSError as exn:
         if exn.errno != errno.EINVAL:
             raise
-    # The filesystem has no O_DIRECT, or the disk's blocks are larger than the pages of memory. The
-    # file is then read as usual.
+    # The filesystem does not support O_DIRECT, or the disk's blocks are larger than the pages of
+    # memory. The file is read through the page cache instead.
     return _open_and_read(path, offset, size_bytes, flags=0)
 
 

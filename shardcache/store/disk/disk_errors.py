@@ -1,12 +1,11 @@
 """Translation of a disk's OSErrors into errors of the cache.
 
 Code that accesses the cache folder does so within `disk_errors`, or within `damage_errors` when it
-reads a published file.
+reads a published file. A file is published once its shard has passed every check, so that readers
+may get it. A published file that cannot be read is damaged, and can be fetched again.
 
-- A file is published once its shard has passed every check, and readers may be given it. If such a
-  file cannot be read, the shard is damaged, and can be fetched again.
-- An error is an exhaustion if the process or the system lacks a resource, such as file descriptors;
-  it then says nothing about the file or its disk.
+An error is an exhaustion if the process or the system lacks a resource, such as file descriptors.
+It says nothing about the file or its disk.
 """
 
 import contextlib
@@ -19,8 +18,8 @@ from shardcache import errors
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
-# The disk fails, was removed, or has a corrupt filesystem, or the server of a network filesystem is
-# gone.
+# The disk is failing, was removed, or has a corrupt filesystem; or the server of a network
+# filesystem is gone.
 _FAILED = (
     errno.EIO,
     errno.ENXIO,
@@ -31,12 +30,12 @@ _FAILED = (
     errno.EREMOTEIO,
 )
 
-# A limit of this process or of the system was reached, or the call was interrupted.
+# The process or the system has reached a limit, or the call was interrupted.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EINTR, errno.EAGAIN)
 
 
 def is_exhaustion(exn: OSError) -> bool:
-    """Return True for an error of the process or the system, which says nothing about a disk."""
+    """Return whether an error is an exhaustion, as defined in the module's docstring."""
     return exn.errno in _EXHAUSTED
 
 
@@ -44,7 +43,7 @@ def is_exhaustion(exn: OSError) -> bool:
 def damage_errors(path: Path, url: str | None = None) -> Iterator[None]:
     """Translate OSErrors from reading a published file in the block, except FileNotFoundError.
 
-    A missing file may be no damage, as its shard may have been evicted: the caller decides.
+    The caller decides whether a missing file is damage: its shard may have been evicted.
 
     Args:
         path: path of the file.

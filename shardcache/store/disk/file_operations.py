@@ -20,20 +20,20 @@ def fsync_path(path: Path) -> None:
         os.close(fd)
 
 
-def replace_file(path: Path, new: Path, lines: Iterable[str]) -> None:
+def replace_file(path: Path, temporary: Path, lines: Iterable[str]) -> None:
     """Atomically replace a text file: after a crash, it has either all old or all new lines.
 
     Args:
         path: the file to replace.
-        new: path of the temporary file, on the same filesystem.
+        temporary: path for the new file until it is complete, on the same filesystem.
         lines: the new lines, with their line breaks.
     """
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
     with os.fdopen(fd, "w", encoding="utf-8") as file:
         file.writelines(lines)
         file.flush()
         os.fsync(file.fileno())
-    new.replace(path)
+    temporary.replace(path)
     fsync_path(path.parent)
 
 
@@ -66,7 +66,7 @@ def inode_or_zero(path: Path) -> int:
 
 
 def modified_s(path: Path) -> float | None:
-    """Return when a file was last written, since the Unix epoch; None if it does not exist."""
+    """Return when a file was last written, in Unix time; None if it does not exist."""
     with contextlib.suppress(FileNotFoundError):
         return path.stat().st_mtime
     return None

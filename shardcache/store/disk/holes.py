@@ -1,11 +1,12 @@
-"""Holes in files: the space of a range is given back, and the range reads as zeros.
+"""Holes in files: ranges that take no space on the disk, and read as zeros.
 
-Sparse partials use them when one of their parts is evicted.
+A part that is evicted leaves a hole in its file.
 """
 
 import ctypes
 import os
 
+# Flags of fallocate(2)
 _KEEP_SIZE = 0x01
 _PUNCH_HOLE = 0x02
 

@@ -13,8 +13,8 @@ from shardcache import errors
 from shardcache.store.disk.disk_errors import disk_errors
 
 _MOUNTS = Path("/proc/self/mountinfo")
-# Types of network filesystems. All types of FUSE count as such, except `fuseblk`, which is a local
-# disk.
+# Types of network filesystems. All FUSE filesystems are counted among them, except `fuseblk`, which
+# is on a local disk.
 _NETWORK = re.compile(
     "nfs|cifs|smb|9p|virtiofs|ceph|lustre|gpfs|beegfs|gluster|afs|orangefs|pvfs|fuse(?!blk)",
 )
@@ -61,16 +61,17 @@ def mount_of(path: Path, table: Iterable[str] | None = None) -> Mount:
 
     Raises CacheDirError if there is no /proc.
     """
-    lines = _mounts() if table is None else table
-    place = path.resolve()
-    mounts = [mount for mount in map(_parse, lines) if place.is_relative_to(mount.folder)]
+    lines = _read_table() if table is None else table
+    resolved = path.resolve()
+    mounts = [mount for mount in map(_parse, lines) if resolved.is_relative_to(mount.folder)]
     # The deepest mount point above the path counts. If several filesystems are mounted there, the
     # last in the table hides the others. The table is reversed, as `max` returns the first of equal
     # items.
     return max(reversed(mounts), key=lambda mount: len(mount.folder.parts))
 
 
-def _mounts() -> list[str]:
+def _read_table() -> list[str]:
+    """Return the lines of /proc/self/mountinfo. Raises CacheDirError."""
     try:
         return _MOUNTS.read_text().splitlines()
     except OSError as exn:
@@ -82,10 +83,7 @@ def _mounts() -> list[str]:
 
 
 def _parse(line: str) -> Mount:
-    """Return the mount that a line of the table describes.
-
-    Such a line is `36 35 98:0 / /mnt rw master:1 - ext3 /dev/root rw`.
-    """
+    """Return the mount in a line such as `36 35 98:0 / /mnt rw master:1 - ext3 /dev/root rw`."""
     before, _, after = line.partition(" - ")
     _id, _parent_id, _device, _root, escaped_folder, *_options = before.split(" ")
     folder = _ESCAPE.sub(lambda escape: chr(int(escape[1], 8)), escaped_folder)

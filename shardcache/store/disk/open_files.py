@@ -1,9 +1,10 @@
 """Detection of files that another process has open.
 
-The evictor must not remove a shard that a reader still has open: that would not free its bytes, and
-they would no longer be accounted for. A reader that has lost its connection to the daemon keeps its
-mapping of the shard, so the daemon's own records are not enough and the kernel is asked. All
-functions block.
+The evictor must not remove a shard that a reader still has open: its bytes would not be freed, but
+no longer be accounted for. The daemon's own records of readers are not enough, as a reader that has
+lost its connection to the daemon still has the shard mapped. So the kernel is asked.
+
+All functions block.
 """
 
 import fcntl
@@ -18,10 +19,10 @@ from weakref import WeakValueDictionary
 from shardcache.store.disk.disk_errors import disk_errors, is_exhaustion
 from shardcache.store.disk.file_operations import unlink_quietly
 
-# Locks by path. A lock exists only while somebody holds it or waits for it, since a
-# cache may have millions of files.
-_own_reads: WeakValueDictionary[Path, threading.Lock] = WeakValueDictionary()
-_own_reads_change = threading.Lock()  # guards `_own_reads`
+# Locks by path. A lock exists only while somebody holds it or waits for it, since a cache may have
+# millions of files.
+_own_read_locks: WeakValueDictionary[Path, threading.Lock] = WeakValueDictionary()
+_own_read_locks_guard = threading.Lock()  # held while `_own_read_locks` is changed
 
 
 def own_read_lock(path: Path) -> threading.Lock:
@@ -30,31 +31,47 @@ def own_read_lock(path: Path) -> threading.Lock:
     `unlink_unless_open` waits for the lock. Otherwise it would find the file open, as the kernel
     does not distinguish this process's reads from those of other processes.
     """
-    with _own_reads_change:
-        return _own_reads.setdefault(path, threading.Lock())
+    with _own_read_locks_guard:
+        return _own_read_locks.setdefault(path, threading.Lock())
+
+
+def unlink_unless_open(paths: Sequence[Path]) -> bool:
+    """Remove files and return True, unless another process has the first of them open.
+
+    If it has, nothing is removed, and the result is False. Raises DiskError.
+
+    Args:
+        paths: first the file that readers open, then the files that belong to it.
+    """
+    readable = paths[0]
+    with own_read_lock(readable), disk_errors(readable):
+        with suppress(FileNotFoundError):
+            if is_open_elsewhere(readable):
+                return False
+        unlink_quietly(*paths)
+    return True
 
 
 def is_open_elsewhere(path: Path) -> bool:
-    """Return True if another process may have `path` open or mapped.
+    """Return whether another process has a file open or mapped, or the file has another hard link.
 
-    If the kernel's answer is not available, the result depends on the reason. It is True if another
-    user owns the file, and False if the filesystem or the process's rights do not allow the
-    question; see `ask_openness`.
+    True also if that is unknown because another user owns the file (see `ask_if_open`).
     """
-    is_open = ask_openness(path)
+    is_open = ask_if_open(path)
     return is_open is None or is_open
 
 
-def ask_openness(path: Path) -> bool | None:
-    """Return whether another process has `path` open, or the file has another hard link.
+def ask_if_open(path: Path) -> bool | None:
+    """Ask the kernel whether another process has a file open or mapped.
 
-    The kernel is asked for a write lease on the file (fcntl(2), F_SETLEASE). Two conditions have to
-    be met for a lease. No other process has the file open or mapped, even in another container. And
-    this process owns the file, or has CAP_LEASE, which containers do not have by default.
+    The kernel is asked for a write lease on the file (fcntl(2), F_SETLEASE). It grants the lease if
+    no other process has the file open or mapped, even in another container. In addition, this
+    process must own the file, or have CAP_LEASE, which containers do not have by default.
 
     Returns:
-        True or False; False also if the filesystem or the process's rights do not allow the
-        question. None if the kernel does not answer because another user owns the file.
+        True if a process has the file open, or the file has another hard link. None if the kernel
+        does not answer because another user owns the file. False otherwise, also if the kernel does
+        not answer because of the filesystem or the process's rights.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -68,9 +85,9 @@ def ask_openness(path: Path) -> bool | None:
     except BlockingIOError:
         return True
     except PermissionError:
-        # The kernel refuses a lease on another user's file. If the file is this process's own, it
-        # is the process that has no right to any lease.
-        if _is_other_users(fd, path.parent):
+        # The kernel refuses a lease on another user's file. If the file belongs to this user, the
+        # process has no right to any lease.
+        if _belongs_to_another_user(fd, path.parent):
             return None
         return False
     except OSError as exn:
@@ -82,11 +99,11 @@ def ask_openness(path: Path) -> bool | None:
     return False
 
 
-def _is_other_users(fd: int, folder: Path) -> bool:
-    """Return True if an open file belongs to another user than this process.
+def _belongs_to_another_user(fd: int, folder: Path) -> bool:
+    """Return whether an open file belongs to another user than this process.
 
-    The owner is compared with that of a new file, which is made for this purpose. The process's own
-    user id would not do: some filesystems report the same owner for all files.
+    Its owner is compared with the owner of a new file, not with the process's user id: some
+    filesystems report the same owner for all files.
 
     Args:
         fd: descriptor of the open file.
@@ -102,19 +119,3 @@ def _is_other_users(fd: int, folder: Path) -> bool:
         return os.fstat(own_fd).st_uid != os.fstat(fd).st_uid
     finally:
         os.close(own_fd)
-
-
-def unlink_unless_open(paths: Sequence[Path]) -> bool:
-    """Remove files and return True, unless another process has the first of them open.
-
-    Return False, and remove nothing, if it has. Raises DiskError.
-
-    Args:
-        paths: first the file that readers open, then the files that belong to it.
-    """
-    with own_read_lock(paths[0]), disk_errors(paths[0]):
-        with suppress(FileNotFoundError):
-            if is_open_elsewhere(paths[0]):
-                return False
-        unlink_quietly(*paths)
-    return True

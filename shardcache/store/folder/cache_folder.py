@@ -1,8 +1,8 @@
 """The cache folder as one daemon holds it: created, locked, checked, and recreated if lost.
 
 The store takes a `CacheFolder` when it opens, and the monitor of the disk's health calls `probe` or
-`look` now and then. The folder is held while its path leads to the folder that this process has
-locked. All functions block: call them in a thread.
+`probe_without_writing` periodically. The folder is held while its path leads to the folder that
+this process has locked. All functions block: call them in a thread.
 """
 
 import contextlib
@@ -19,17 +19,17 @@ from shardcache.store.disk.file_operations import unlink_quietly
 from shardcache.store.folder.layout import Layout
 from shardcache.store.folder.permissions import check_writers
 
-# Modes of folders. With set-group-id, new files get the folder's group, which may read the cache.
-# Without it, they get the process's own group.
+# Modes of folders. With the set-group-id bit, new files get the folder's group, which may read the
+# cache. Without it, they get the process's own group.
+_SET_GROUP_ID_MODE = 0o2750
 _OWN_GROUP_MODE = 0o750
-_MODE = 0o2750
 _PROBE_BYTES = 4096
 
 
 class CacheFolder:
     """One cache folder, locked until `close`.
 
-    It is recreated, or locked again, after it was deleted, unmounted or replaced.
+    After it was deleted, unmounted or replaced, `probe` recreates it or locks it again.
 
     Args:
         group: name of the group that may read the cache; None for the process's own.
@@ -64,11 +64,10 @@ class CacheFolder:
             layout.mark_format()
             return folder
 
-    def look(self) -> bool:
-        """Check the folder as far as that is possible without writing to the disk.
+    def probe_without_writing(self) -> bool:
+        """Check the folder, in place of `probe`, as far as that is possible without writing.
 
-        This check takes the place of `probe`, and raises the same errors. The result is always
-        False: the folder was not recreated.
+        Raises as `probe` does. Returns False: the folder was not recreated.
         """
         self.check()
         with disk_errors(self._layout.root):
@@ -81,7 +80,7 @@ class CacheFolder:
         root = self._layout.root
         with disk_errors(root):
             if not self._is_held():
-                self._check_place()
+                self._check_may_recreate()
                 raise CacheDirError(
                     f"the cache folder {root} was deleted or replaced",
                     remedy="the daemon recreates the folder within moments; retry",
@@ -90,8 +89,8 @@ class CacheFolder:
     def probe(self) -> bool:
         """Check that the disk accepts writes, and recreate the folder if it is missing.
 
-        Return True if the folder had to be recreated or locked again. A missing folder is not
-        recreated in two cases:
+        Returns whether the folder was recreated or locked again. A missing folder is not recreated
+        in two cases:
 
         1. The path leads to another filesystem now. After an unmount, the cache would fill the
            filesystem below the mount point.
@@ -101,12 +100,12 @@ class CacheFolder:
         Raises DiskFullError, DiskFailedError and CacheDirError, each with a remedy.
         """
         with disk_errors(self._layout.root):
-            was_mended = self._mend()
+            was_recreated = self._recreate_if_needed()
             try:
                 self._write_probe()
             finally:
                 unlink_quietly(self._layout.probe)
-        return was_mended
+        return was_recreated
 
     def close(self) -> None:
         """Unlock the folder."""
@@ -115,20 +114,20 @@ class CacheFolder:
     def _write_probe(self) -> None:
         """Write a small file to the disk. Raises DiskError."""
         probe = self._layout.probe
-        # To tell a lack of inodes from one of space, `disk_errors` looks at the folder around its
-        # path. So the path is the probe's: the folder around the cache folder may be on another
-        # filesystem.
+        # For a full disk, `disk_errors` examines the filesystem of the folder around its path. So
+        # it gets the path of the probe, not of the cache folder: the folder around the cache folder
+        # may be on another filesystem.
         with disk_errors(probe), open(probe, "wb", buffering=0) as file:
             file.write(bytes(_PROBE_BYTES))
             os.fsync(file.fileno())
 
-    def _mend(self) -> bool:
+    def _recreate_if_needed(self) -> bool:
         """Recreate and lock the folder if that is needed; return whether it was needed."""
         is_held = self._is_held()
         if is_held and all(folder.is_dir() for folder in self._layout.folders()):
             return False
         if not is_held:
-            self._check_place()
+            self._check_may_recreate()
             self._layout.check_format()
         check_writers(self._layout)
         _make_folders(self._layout, self._group)
@@ -146,8 +145,8 @@ class CacheFolder:
             return os.path.samestat(self._layout.root.stat(), os.fstat(self._fd))
         return False
 
-    def _check_place(self) -> None:
-        """Raise CacheDirError unless a missing folder may be recreated."""
+    def _check_may_recreate(self) -> None:
+        """Raise CacheDirError if the missing folder must not be recreated, as `probe` describes."""
         root = self._layout.root
         if not root.parent.is_dir():
             self.is_lost = True
@@ -189,7 +188,7 @@ def _make_folders(layout: Layout, group: str | None) -> None:
             folder.chmod(_OWN_GROUP_MODE)
         else:
             os.chown(folder, -1, gid)  # -1 leaves the owner as it is
-            folder.chmod(_MODE)
+            folder.chmod(_SET_GROUP_ID_MODE)
 
 
 def _lock(root: Path) -> int:
@@ -201,9 +200,8 @@ def _lock(root: Path) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        remedy = "stop the other daemon, or give this one its own --cache-dir"
         raise CacheDirError(
             f"another daemon holds the cache folder {root}",
-            remedy=remedy,
+            remedy="stop the other daemon, or give this one its own --cache-dir",
         ) from None
     return fd

@@ -2,8 +2,10 @@
 
 The store calls `find_shards` and `find_leftovers` when it opens a folder; the reconciliation calls
 `compare_folder` while the daemon runs. A leftover is a resumable download that no transfer is
-using, or a quarantined shard. A companion is the second file of a pair: the journal of a download,
-or the sidecar of a tar. All functions block: call them in a thread.
+using, or a quarantined shard: a corrupt one, kept for inspection. A companion is the second file of
+a pair: the journal of a download, or the sidecar of a tar.
+
+All functions block: call them in a thread.
 """
 
 import contextlib
@@ -17,7 +19,7 @@ from typing import NamedTuple, Self
 from shardcache.errors import CacheDirError
 from shardcache.store.disk.disk_errors import disk_errors
 from shardcache.store.disk.file_operations import allocated_or_zero, size_or_zero, unlink_quietly
-from shardcache.store.disk.open_files import ask_openness, is_open_elsewhere
+from shardcache.store.disk.open_files import ask_if_open, is_open_elsewhere
 from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR, Layout
 from shardcache.store.keys import KEY_CHARS, is_key
 from shardcache.store.shard import Shard
@@ -38,7 +40,7 @@ class Leftover:
     Attributes:
         key: the cache key of an interrupted download; for a quarantined shard, "quarantine/" and
             its cache key.
-        paths: first the file, then its journal or sidecar.
+        paths: first the download or the tar, then its companion.
         size_bytes: bytes that the files take on disk.
     """
 
@@ -71,24 +73,24 @@ def find_shards(layout: Layout) -> list[Shard]:
     shards: list[Shard] = []
     for folder in _shard_folders(layout):
         tars, sidecars = _scan(folder)
-        lone = tars.keys() ^ sidecars.keys()
-        for key in lone:
-            _sweep_away(folder / (key + TAR), folder / (key + SIDECAR))
+        keys_without_companion = tars.keys() ^ sidecars.keys()
+        for key in keys_without_companion:
+            _try_remove(folder / (key + TAR), folder / (key + SIDECAR))
         other_users_keys = [key for key, tar in tars.items() if tar.st_uid != os.geteuid()]
         if other_users_keys:
             # One file of each folder is checked: the others will give the same result.
-            _check_openness(folder / (other_users_keys[0] + TAR))
-        shards += _shards(tars, sidecars)
+            _check_answers(folder / (other_users_keys[0] + TAR))
+        shards += _paired(tars, sidecars)
     return sorted(shards, key=lambda shard: shard.used_at_s)
 
 
 def find_leftovers(layout: Layout) -> list[Leftover]:
     """Return resumable downloads and quarantined shards; remove other unpublished files."""
-    # A killed daemon may have left the temporary files that were to replace these.
+    # A killed daemon may have left temporary files.
     replaceable = (layout.pins, layout.format, layout.format_copy)
     temporary = [layout.replacement_of(path) for path in replaceable]
-    _sweep_away(layout.probe, *temporary)
-    _set_open_tars_aside(layout)
+    _try_remove(layout.probe, *temporary)
+    _quarantine_open_tars(layout)
     downloads = _sweep(layout.partial, suffix=PART, companion_suffix=JOURNAL)
     tars = _sweep(layout.quarantine, suffix=TAR, companion_suffix=SIDECAR)
     return [Leftover.of(path) for path in (*downloads, *tars)]
@@ -115,8 +117,8 @@ def _scan(folder: Path) -> tuple[Stats, Stats]:
     return stats[TAR], stats[SIDECAR]
 
 
-def _shards(tars: Stats, sidecars: Stats) -> list[Shard]:
-    """Return the shards that have both files.
+def _paired(tars: Stats, sidecars: Stats) -> list[Shard]:
+    """Return the shards that have a tar and a sidecar.
 
     A shard's time of last use is the modification time of its sidecar.
     """
@@ -127,13 +129,14 @@ def _shards(tars: Stats, sidecars: Stats) -> list[Shard]:
     ]
 
 
-def _check_openness(path: Path) -> None:
+def _check_answers(path: Path) -> None:
     """Raise CacheDirError if the kernel does not reveal whether a process has a file open.
 
-    That is so for files of other users. They could never be evicted, as a reader might use them.
+    That is so for some files of other users. They could never be evicted, as a reader might have
+    them open.
     """
     try:
-        is_open = ask_openness(path)
+        is_open = ask_if_open(path)
     except PermissionError:
         is_open = None
     if is_open is None:
@@ -145,41 +148,40 @@ def _check_openness(path: Path) -> None:
         )
 
 
-def _set_open_tars_aside(layout: Layout) -> None:
+def _quarantine_open_tars(layout: Layout) -> None:
     """Move unpublished tars to quarantine if readers of a killed daemon still have them open.
 
     Removing such a tar would not free its space before the readers close it. In quarantine, its
     bytes are accounted for.
     """
     for path in layout.partial.glob(f"*{TAR}"):
-        # A read-only disk is no reason to fail, as in `_sweep_away`.
+        # An error is ignored for the same reason as in `_try_remove`.
         with contextlib.suppress(OSError):
             if is_key(path.stem) and is_open_elsewhere(path):
                 path.rename(layout.quarantine / path.name)
 
 
 def _sweep(folder: Path, *, suffix: str, companion_suffix: str) -> list[Path]:
-    """Return the cache files in a folder with one suffix; remove other cache files.
+    """Return the files with one suffix in a folder; remove all but these and their companions.
 
-    Files that do not have the name of a cache file are left alone.
+    Files whose names do not begin with a cache key are left alone.
 
     Args:
         suffix: suffix of the files to return.
-        companion_suffix: suffix of their companions, which stay as well.
+        companion_suffix: suffix of their companions.
     """
-    ours = [path for path in folder.iterdir() if is_key(path.stem)]
-    for path in ours:
+    own_paths = [path for path in folder.iterdir() if is_key(path.stem)]
+    for path in own_paths:
         is_companion = path.suffix == companion_suffix and path.with_suffix(suffix).exists()
         if path.suffix != suffix and not is_companion:
-            _sweep_away(path)
-    return [path for path in ours if path.suffix == suffix]
+            _try_remove(path)
+    return [path for path in own_paths if path.suffix == suffix]
 
 
-def _sweep_away(*paths: Path) -> None:
-    """Remove files, if that is possible.
+def _try_remove(*paths: Path) -> None:
+    """Remove files, ignoring errors: cached shards can still be served from a read-only disk.
 
-    Cached shards can still be served from a disk that is read-only; a later start removes the files
-    then.
+    A later start of the daemon tries again.
     """
     with contextlib.suppress(OSError):
         unlink_quietly(*paths)
@@ -218,17 +220,17 @@ def compare_folder(
         present: dict[str, Shard] = {}
         for folder in _shard_folders(layout):
             tars, sidecars = _scan(folder)
-            present |= {shard.key: shard for shard in _shards(tars, sidecars)}
+            present |= {shard.key: shard for shard in _paired(tars, sidecars)}
 
         missing = [key for key in shards if key not in present]
         missing += [leftover.key for leftover in leftovers if not _has_files(leftover)]
 
-        known_keys = {leftover.key for leftover in leftovers}
+        leftover_keys = {leftover.key for leftover in leftovers}
         paths = [path for path in layout.partial.glob(f"*{PART}") if is_key(path.stem)]
-        downloads = [Leftover.of(path) for path in paths if path.stem not in known_keys]
+        new_downloads = [Leftover.of(path) for path in paths if path.stem not in leftover_keys]
 
-    unknown = [shard for key, shard in present.items() if key not in shards]
-    return FolderChanges(missing, unknown, downloads)
+    new_shards = [shard for key, shard in present.items() if key not in shards]
+    return FolderChanges(missing, new_shards, new_downloads)
 
 
 def _has_files(leftover: Leftover) -> bool:

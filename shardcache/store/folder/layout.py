@@ -5,8 +5,8 @@
 <root>/partial/<key>.part     a shard being fetched, with <key>.journal for its finished parts
 <root>/partial/<key>.tar, .idx    a tar and its sidecar about to be published
 <root>/partial/probe          a file that is written to check the disk
-<root>/partial/pins, format, format.copy    temporary files about to replace the files with the same
-                              names in <root>
+<root>/partial/pins, format, format.copy    temporary files that replace the files with the same
+                              names in <root> once they are complete
 <root>/names/ab/<key>/<name>  a link to a published shard, with its object's name
 <root>/quarantine/<key>.tar   a corrupt shard, kept for inspection and removed first when space is
                               needed; also an unpublished tar that readers of a killed daemon still
@@ -49,7 +49,7 @@ JOURNAL = ".journal"
 
 
 class Layout:
-    """The paths below one cache folder, each as described in the module's docstring."""
+    """The paths in one cache folder, each as described in the module's docstring."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -77,11 +77,15 @@ class Layout:
         return self.shard_folder(key) / (key + SIDECAR)
 
     def in_progress(self, key: str, suffix: str) -> Path:
-        """Return the path of one of a shard's unpublished files, by the file's suffix."""
+        """Return the path of an unpublished file of a shard.
+
+        Args:
+            suffix: the kind of file, such as `PART`.
+        """
         return self.partial / (key + suffix)
 
     def replacement_of(self, path: Path) -> Path:
-        """Return the path of the temporary file that is to replace a file of the folder."""
+        """Return the path of the temporary file that replaces a file in the root."""
         return self.partial / path.name
 
     def folders(self) -> list[Path]:
@@ -110,7 +114,7 @@ class Layout:
             )
 
     def mark_format(self) -> None:
-        """Write the current format number to a locked folder, unless it is there already."""
+        """Write this release's format number to a locked folder, unless it has it already."""
         # An error is ignored: cached shards can be served from a disk that cannot be written.
         with contextlib.suppress(OSError):
             is_damaged = self._read_format() is None
@@ -119,23 +123,23 @@ class Layout:
                     "the cache folder's format file is damaged; rewriting it",
                     file=str(self.format),
                 )
-            # The copy is written first. If a later release is killed between the two, only its copy
-            # has the new number. A copy alone is not believed, so this release can still use the
+            # The copy is written first. If a later release is killed between the two writes, only
+            # the copy has its number. That alone does not count, so this release can still use the
             # folder.
             for path in (self.format_copy, self.format):
                 if _number_in(path) != FORMAT:
                     replace_file(path, self.replacement_of(path), [f"{FORMAT}\n"])
 
     def _read_format(self) -> int | None:
-        """Return the folder's format number; None if its file is damaged."""
+        """Return the folder's format number; None if the format file is damaged."""
         number = _number_in(self.format)
         if number is None or number <= FORMAT:
             return number
-        # The number is that of a later release, unless the copy has an older one. Then the file is
-        # damaged, as a later release would have written the copy first.
-        copy = _number_in(self.format_copy)
-        is_damage = copy is not None and _UNMARKED < copy <= FORMAT
-        return None if is_damage else number
+        # A later release has written the number to both files, the copy first. If the copy has a
+        # number of this release or an earlier one, the format file is damaged.
+        copy_number = _number_in(self.format_copy)
+        is_damaged = copy_number is not None and _UNMARKED < copy_number <= FORMAT
+        return None if is_damaged else number
 
     def _is_cache(self) -> bool:
         """Return True if the folder is a cache, judged by its subfolders."""
@@ -143,7 +147,7 @@ class Layout:
 
 
 def _number_in(path: Path) -> int | None:
-    """Return the number that a file holds; None for other content, `_UNMARKED` for no file."""
+    """Return the number in a file; None for other content, `_UNMARKED` if there is no file."""
     try:
         text = path.read_bytes().decode("ascii", "replace")
     except FileNotFoundError:

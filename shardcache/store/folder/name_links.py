@@ -20,7 +20,7 @@ from shardcache.store.keys import is_key
 from shardcache.store.shard import Facts
 
 _MAX_NAME_BYTES = 255  # longest name of a file on Linux filesystems
-_NO_NAMES = ("", ".", "..")
+_NO_FILE_NAMES = ("", ".", "..")
 
 
 def name_of(facts: Facts) -> str | None:
@@ -33,7 +33,7 @@ def name_of(facts: Facts) -> str | None:
     # Only shards have samples. They are decompressed once they have arrived, other files are not.
     if facts.samples is not None:
         name = plain_name(name)
-    if name in _NO_NAMES or "\0" in name:
+    if name in _NO_FILE_NAMES or "\0" in name:
         return None
     if len(os.fsencode(name)) > _MAX_NAME_BYTES:
         return None
@@ -49,8 +49,8 @@ class NameLinks:
     def __repr__(self) -> str:
         return f"NameLinks({str(self._layout.names)!r})"
 
-    def path(self, key: str, facts: Facts) -> Path:
-        """Return a path of a published shard that ends with its object's name.
+    def link(self, key: str, facts: Facts) -> Path:
+        """Make a link to a published shard that has its object's name; return the link's path.
 
         If no link can have that name or be made, return the path of the shard itself.
         """

@@ -18,13 +18,15 @@ from shardcache.store.folder.layout import Layout
 def other_writers(path: Path, uid: int) -> str:
     """Return who may write to a folder, other than one user and root.
 
-    The text is the subject of a sentence, such as "group staff"; it is empty if nobody else may.
     Two cases do not count: the user's own group, which distributions create for each user; and a
     folder with the sticky bit, where others may add files, but neither remove nor replace the
     user's files. Looking up names may query a directory server.
 
     Args:
         uid: id of the user.
+
+    Returns:
+        the subject of a sentence, such as "group staff"; empty if nobody else may write.
 
     Raises OSError.
     """
@@ -45,8 +47,8 @@ def _is_group_of_one(gid: int, uid: int) -> bool:
     try:
         group = grp.getgrgid(gid)
     except KeyError:
-        # The group has no name, as usual in a container. Its members are unknown, so only this
-        # process's group is taken for the user's own.
+        # The group has no name, as is usual in containers, and its members are unknown. So only
+        # this process's group is taken for the user's own.
         return gid == os.getegid()
     names = {user_name(uid), user_name(0)}
     return group.gr_name in names and names.issuperset(group.gr_mem)
@@ -61,7 +63,8 @@ def check_writers(layout: Layout) -> None:
     root, *folders = layout.folders()
     folders.append(layout.catalogue)
     files = (layout.pins, layout.format, layout.format_copy, layout.probe)
-    # A link to the root may be anybody's. `_check_only_writer` checks the owner of its target.
+    # The root is not among these: a link to it may be anybody's. `_check_only_writer` checks the
+    # owner of the link's target.
     for path in (*folders, *files):
         _check_owner(path, root)
     for folder in (root, *folders):
@@ -100,9 +103,9 @@ def _check_owner(path: Path, root: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     if status.st_uid not in (0, os.geteuid()):
-        kind = "is a link of" if stat.S_ISLNK(status.st_mode) else "belongs to"
+        verb = "is a link of" if stat.S_ISLNK(status.st_mode) else "belongs to"
         raise CacheDirError(
-            f"{path} {kind} another user, who can write to the cache folder",
+            f"{path} {verb} another user, who can write to the cache folder",
             remedy="remove it, or change its owner if it is the daemon's own "
             f"(chown -R {os.geteuid()}), and let nobody else write there "
             f"(chmod go-w {shlex.quote(str(root))}); or choose another --cache-dir",

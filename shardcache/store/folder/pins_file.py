@@ -58,12 +58,12 @@ class Pin:
 
 
 def read_pins(layout: Layout) -> list[Pin]:
-    """Return the pins that can be read. Blocks.
+    """Return the pins that can be read. Blocks. Raises ExhaustedError.
 
-    A damaged file is copied to another name, and rewritten without its damaged lines. Raises
-    ExhaustedError.
+    A damaged file is copied to another name, and rewritten without its damaged lines. A file that
+    cannot be read is renamed.
     """
-    aside = layout.pins.with_name(f"{layout.pins.name}.damaged")
+    damaged_file = layout.pins.with_name(f"{layout.pins.name}.damaged")
     try:
         lines = layout.pins.read_bytes().splitlines()
     except FileNotFoundError:
@@ -71,19 +71,20 @@ def read_pins(layout: Layout) -> list[Pin]:
     except OSError as exn:
         if is_exhaustion(exn):
             raise disk_error(exn, layout.pins) from exn
-        log.error("cannot read pins; nothing is pinned", file=str(aside), cause=str(exn))
+        log.error("cannot read pins; nothing is pinned", file=str(damaged_file), cause=str(exn))
         # The file is renamed, so that the next pin does not overwrite it.
         with contextlib.suppress(OSError):
-            layout.pins.rename(aside)
+            layout.pins.rename(damaged_file)
         return []
 
     parsed = [Pin.from_line(line) for line in lines]
     pins = [pin for pin in parsed if pin is not None]
-    if len(pins) < len(lines):
-        log.error("pin file damaged; some pins lost", lost=len(lines) - len(pins), file=str(aside))
+    lost = len(lines) - len(pins)
+    if lost:
+        log.error("pin file damaged; some pins lost", lost=lost, file=str(damaged_file))
         # If the disk cannot be written, the damage stays, and the next start logs it again.
         with contextlib.suppress(OSError, CacheError):
-            shutil.copy(layout.pins, aside)
+            shutil.copy(layout.pins, damaged_file)
             write_pins(layout, pins)
     return pins
 

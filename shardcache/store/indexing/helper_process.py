@@ -1,4 +1,4 @@
-"""The daemon's side of a helper process, which answers requests, and pings while it works.
+"""The daemon's side of a helper process, which answers requests and pings.
 
 A helper process does work that would hold the daemon's interpreter lock for too long, such as
 indexing. Requests and answers are JSON values, one per line. A ping is an empty line, which the
@@ -34,9 +34,9 @@ _PING = b"\n"  # the answer to a ping is the same line
 
 @dataclass(slots=True, eq=False)
 class HelperProcess:
-    """A process that answers one JSON value at a time, and pings while it works on the answer.
+    """A process that answers one request at a time, and pings even while it works.
 
-    Its program reads the values by `helper_program.requests`.
+    Its program gets the requests from `helper_program.requests`.
     """
 
     _process: Process
@@ -90,7 +90,7 @@ class HelperProcess:
         return self._process.pid
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """False once the process has ended."""
         stdin = self._process.stdin
         if self._process.returncode is not None or stdin is None:
@@ -99,18 +99,18 @@ class HelperProcess:
         # a closed pipe raises a RuntimeError.
         return not stdin.is_closing()
 
-    def send(self, value: object) -> None:
-        """Send a JSON value; if the process has ended, nothing is sent."""
-        self._write(json.dumps(value).encode() + b"\n")
+    def send(self, request: object) -> None:
+        """Send a request, a JSON value; if the process has ended, nothing is sent."""
+        self._write(json.dumps(request).encode() + b"\n")
 
-    async def ask(self, value: object) -> bytes:
-        """Return the answer to a JSON value, or empty bytes if the process died or hangs.
+    async def ask(self, request: object) -> bytes:
+        """Send a request, and return the answer; empty bytes if the process died or hangs.
 
         Unanswered pings are counted rather than time: while this process is stopped (SIGSTOP), time
         passes, but no ping is sent.
         """
         assert self._process.stdout
-        self.send(value)
+        self.send(request)
         unanswered = 0
         while unanswered <= self._max_unanswered:
             try:
@@ -121,7 +121,7 @@ class HelperProcess:
                 self._write(_PING)
                 continue
             if line != _PING:
-                return line
+                return line  # the answer, or no bytes after the process has ended
             unanswered = 0
             self._has_started = True
         log.warning("helper process is not responding; killing it", pid=self.pid)
@@ -133,7 +133,7 @@ class HelperProcess:
 
     def _write(self, data: bytes) -> None:
         """Write to the process's input, unless the process has ended."""
-        if self.runs:
+        if self.is_running:
             assert self._process.stdin
             # The write is not awaited (drained): a hung process would never take the bytes.
             self._process.stdin.write(data)

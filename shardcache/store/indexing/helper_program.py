@@ -1,8 +1,8 @@
-"""A helper process's loop around its work: reads requests, answers pings, ends with its parent.
+"""The part of a helper process's program that reads requests, answers pings and sends answers.
 
-It reads one JSON value per line from standard input, and writes one answer per line to standard
-output. An empty line is a ping, which is answered with an empty line even while a request is being
-worked on. `HelperProcess` is the other side, in the daemon.
+A helper process reads one JSON value per line from standard input, and writes one answer per line
+to standard output. An empty line is a ping, which is answered with an empty line even while a
+request is being worked on. `HelperProcess` is the other side, in the daemon.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1
 _STDIN = 0
 _STDOUT = 1
 _READ_BYTES = 64 * 1024
-_writing = threading.Lock()  # keeps an answer and a ping's answer from being mixed
+_write_lock = threading.Lock()  # keeps the lines of the two threads from being mixed
 
 
 def end_with_parent(parent: int) -> None:
@@ -40,8 +40,8 @@ def requests() -> Iterator[Any]:
     """Yield the JSON values that arrive, one per line, until the input ends.
 
     Another thread answers pings, even while the caller works on a request. An empty line is sent at
-    the start: the daemon then knows that the process has started, and that silence means that it
-    hangs.
+    the start: it tells the daemon that the process has started, so that silence from then on means
+    that the process hangs.
     """
     lines: SimpleQueue[bytes | None] = SimpleQueue()
     threading.Thread(target=_read, args=[lines], daemon=True).start()
@@ -72,7 +72,7 @@ def send_answer(value: object) -> None:
 
 def _send_line(line: bytes) -> None:
     unsent = memoryview(line + b"\n")
-    with _writing:
+    with _write_lock:
         while unsent:
             sent_bytes = os.write(_STDOUT, unsent)
             unsent = unsent[sent_bytes:]

@@ -1,9 +1,9 @@
 """Program that indexes shards, in a process of its own.
 
 In the daemon, indexing would hold the interpreter lock for too long. `Indexers` starts several of
-these processes and sends them requests; each request and each answer is a line of JSON. A process
-exits at the end of its input, which is also closed when the daemon is killed. The program imports
-little, as each process takes memory for its imports.
+these processes and sends them requests. Each request and each answer is a line of JSON: the fields
+of one of the dataclasses here. A process exits at the end of its input, which is also closed when
+the daemon is killed. The program imports little, as each process takes memory for its imports.
 
 The index of a shard lists its samples and their positions. It is written to the shard's sidecar,
 after a header with facts about the shard.
@@ -126,13 +126,13 @@ def count_tokens(request: TokensRequest) -> int:
     with disk_errors(Path(request.tar)), open(request.tar, "rb", buffering=0) as tar:
         index = tables.TarIndex.open(Path(request.sidecar))
         try:
-            return find_tokens(index, _File(tar.fileno()), member, request.url).tokens
+            return find_tokens(index, _FileBytes(tar.fileno()), member, request.url).tokens
         finally:
             index.close()
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _FileBytes:
     """The bytes of an open file, as a sequence that is read from the file when it is sliced.
 
     A bad sector raises an error here; in a mapped file, it would kill the process by a signal.
@@ -140,12 +140,12 @@ class _File:
 
     fd: int
 
-    def __getitem__(self, span: slice) -> bytes:
-        return os.pread(self.fd, span.stop - span.start, span.start)
+    def __getitem__(self, byte_range: slice) -> bytes:
+        return os.pread(self.fd, byte_range.stop - byte_range.start, byte_range.start)
 
 
 def main() -> None:
-    """Answer requests until the input ends; the only argument is the daemon's pid."""
+    """Answer requests until the input ends; the program's only argument is the daemon's pid."""
     end_with_parent(int(sys.argv[1]))
     limit_memory()
     for fields in requests():
@@ -165,8 +165,7 @@ def main() -> None:
 
 def _answer(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a request, which is an `IndexRequest` or a `TokensRequest`."""
-    # Only a `TokensRequest` has this field.
-    if "member" in fields:
+    if "member" in fields:  # only a `TokensRequest` has this field
         return {"tokens": count_tokens(TokensRequest(**fields))}
     return asdict(index_shard(IndexRequest(**fields)))
 

@@ -1,4 +1,4 @@
-"""Pool of processes that index shards, started on first use, replaced when they die or hang.
+"""Pool of processes that index shards: started on first use, and replaced when they die or hang.
 
 The daemon indexes a shard once it has arrived, with `Indexers.index`. A `ProcessPoolExecutor` would
 not do, for four reasons: its running calls cannot be cancelled; a hung process looks like a busy
@@ -22,7 +22,7 @@ from shardcache.store.indexing.indexer import IndexOutcome, IndexRequest, Tokens
 
 log = structlog.get_logger()
 
-_MAX_TRIES = 2  # maximum number of processes that a request is given to, one after the other
+_MAX_TRIES = 2  # maximum number of processes that are sent the same request, one after another
 
 
 class Indexers:
@@ -56,7 +56,7 @@ class Indexers:
         """Return the fields of the answer to a request; raise the error that the answer reports."""
         async with self._slots:
             process = await self._idle_or_new(request.url)
-            for tries in range(1, _MAX_TRIES + 1):
+            for attempt in range(1, _MAX_TRIES + 1):
                 try:
                     answer = await process.ask(asdict(request))
                 except BaseException:
@@ -69,9 +69,9 @@ class Indexers:
                     return _fields_of(answer)
                 await process.end()
                 log.warning("indexing process killed", url=request.url)
-                if tries < _MAX_TRIES:
-                    # The second try is made with a new process. The cause that killed or froze the
-                    # first may have affected the idle processes, too.
+                if attempt < _MAX_TRIES:
+                    # The next attempt gets a new process: what killed or froze this one may have
+                    # affected the idle processes, too.
                     process = await self._start(request.url)
         raise CacheError(
             "the indexing process was killed, or did not respond, twice",
@@ -83,7 +83,7 @@ class Indexers:
         """Return an idle process that is still running, or a new one."""
         while self._idle:
             process = self._idle.pop()
-            if process.runs:
+            if process.is_running:
                 return process
             await process.end()
             log.warning("idle indexing process killed")

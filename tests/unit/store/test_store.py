@@ -376,7 +376,7 @@ class Accounting(RuleBasedStateMachine):
     @rule(reservation=reservations)
     def write(self, reservation: Reservation) -> None:
         self.on_disk_bytes += reservation.unwritten_bytes
-        reservation.written(reservation.unwritten_bytes)
+        reservation.mark_written(reservation.unwritten_bytes)
 
     @rule(reservation=consumes(reservations), keep=st.booleans())
     def close(self, reservation: Reservation, keep: bool) -> None:
