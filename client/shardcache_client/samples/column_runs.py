@@ -1,12 +1,11 @@
 """Samples of a shard whose columns lie one after another, decoded column by column.
 
 A cached Parquet file, for example, is a stream of Arrow's record batches, which have the values of
-one column for many rows together. A run is consecutive samples whose values lie like this, without
-gaps. All values of a column in a run are decoded by one call, which costs far less than a call for
-each value.
+one column for many rows together. A run is consecutive samples whose values of each column lie
+directly one after another in the file. All values of a column in a run are decoded by one call,
+which costs far less than a call for each value.
 """
 
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -14,7 +13,16 @@ from typing import Any
 from shardcache.formats.format import RunDecoder
 from shardcache.tarindex.number_tables import NumberTable
 from shardcache.tarindex.tables import TarIndex
-from shardcache_client.samples.slicing import FAILURES, Sample, SlicedColumn, cut, keys_between
+from shardcache_client.samples.slicing import (
+    FAILURES,
+    Sample,
+    SlicedColumn,
+    cut,
+    has_all_columns,
+    has_bad_sample,
+    keys_between,
+    members_between,
+)
 
 # Maximum number and size of the samples that are decoded together, as all of their values are in
 # memory at the same time.
@@ -25,14 +33,13 @@ _MIN_SAMPLES = 4
 
 
 class ColumnRuns:
-    """The samples of a shard in file order.
+    """Reads the samples of a shard that has columns with a run decoder.
 
-    `MappedShard` uses this class for a shard with a column that has a run decoder.
+    If a sample lacks a value, or a value cannot be decoded, samples are cut one by one.
 
-    If a sample lacks a value, or a value cannot be decoded, samples are cut one by one. Only this
-    needs the places of all members to be checked before: decoding a run checks the places that it
-    uses. So the members of `tables` may be unchecked; `check_members` is called before samples are
-    cut one by one.
+    The offsets of members in `tables` may be unchecked, because checking all of them takes time.
+    Decoding a run checks the offsets that it uses. Cutting samples one by one does not, so
+    `check_members` is called before.
 
     Args:
         tables: index of the shard.
@@ -56,17 +63,17 @@ class ColumnRuns:
         self._run_decoders = run_decoders
         self._url = url
         self._check_members = check_members
-        self._size_bytes: int = tables.header["size_bytes"]
+        self._shard_bytes: int = tables.header["size_bytes"]
 
     def in_order(self, start: int, stop: int) -> Iterator[Sample]:
         """Yield the samples from number `start` to `stop`, the same as `cut` does.
 
         Raises the errors of `cut`, and CorruptShardError if a member lies outside of the shard.
         """
-        sample_bytes = self._size_bytes // max(1, len(self._tables))  # the average
-        at_once = min(_MAX_SAMPLES, _MAX_BYTES // max(1, sample_bytes))
+        average_bytes = self._shard_bytes // max(1, len(self._tables))
+        at_once = min(_MAX_SAMPLES, _MAX_BYTES // max(1, average_bytes))
         if at_once < _MIN_SAMPLES:
-            yield from self._one_by_one(start, stop)
+            yield from self._cut_one_by_one(start, stop)
             return
         first = start
         while first < stop:
@@ -74,61 +81,51 @@ class ColumnRuns:
             run_end = self._end_of_run(first, max_end)
             samples: list[Sample] | None = None
             if run_end - first >= _MIN_SAMPLES:
-                samples = self._together(first, run_end)
+                samples = self._decode_samples(first, run_end)
 
-            # In place of a short run, or one that cannot be decoded together, all samples up to
-            # `max_end` are cut one by one.
+            # If the run is short or cannot be decoded, all samples up to `max_end` are cut.
             if samples is None:
-                yield from self._one_by_one(first, max_end)
+                yield from self._cut_one_by_one(first, max_end)
                 first = max_end
             else:
                 yield from samples
                 first = run_end
 
-    def _one_by_one(self, start: int, stop: int) -> Iterator[Sample]:
+    def _cut_one_by_one(self, start: int, stop: int) -> Iterator[Sample]:
         """Return samples, each cut by itself. Raises the errors of `in_order`."""
         self._check_members()
         return cut(self._tables, self._columns, self._url, start, stop)
 
     def _end_of_run(self, start: int, stop: int) -> int:
-        """Return the end of the run of samples that begins with `start`, at most `stop`.
+        """Return the end of the run that begins with the sample `start`, at most `stop`.
 
-        Each sample of a run has a value in every column, directly after the value of the previous
-        sample. Returns `start` if there is no such run, or if a sample is bad.
+        Returns `start` if there is no run, or if a sample up to `stop` is bad or lacks a value.
         """
         tables = self._tables
-        width = len(self._columns)
-        first_member = tables.member_ends[start - 1] if start else 0
-        end_member = tables.member_ends[stop - 1]
-        # A sample of a run has one member of each column, in the order of the columns. Comparing
-        # bytes is faster than a loop over the samples.
-        members_of_each = array("I", range(width)).tobytes()
-        members_of_run = members_of_each * (stop - start)
-        if tables.extension_ids[first_member:end_member].tobytes() != members_of_run:
+        width = len(self._columns)  # number of members of each sample
+        if not has_all_columns(tables, width, start, stop) or has_bad_sample(tables, start, stop):
             return start
-        if tables.faults and not tables.faults.keys().isdisjoint(range(start, stop)):
-            return start
-        # Each member of a sample but the first has to begin where the previous sample's member of
-        # the same column ends. That member is `width` places before it in the tables.
+        # Each value has to begin where the previous sample's value in the same column ends. That
+        # value's member is `width` places before it in the tables.
+        first_member, end_member = members_between(tables, start, stop)
         next_starts = tables.starts[first_member + width : end_member]
         ends = tables.ends[first_member : end_member - width]
         if next_starts.tobytes() == ends.tobytes():
             return stop
         # The run ends where the format's next batch of rows begins. All columns of a batch end at
-        # the same sample, so only the first column is searched.
-        of_first_column = zip(next_starts[::width], ends[::width], strict=True)
-        for number, (next_start, end) in enumerate(of_first_column, start + 1):
-            # In the shorter run, all columns are compared.
+        # the same sample, so the first column tells where. Then the other columns are compared, by
+        # calling this method for the shorter run.
+        first_column = zip(next_starts[::width], ends[::width], strict=True)
+        for number, (next_start, end) in enumerate(first_column, start + 1):
             if next_start != end:
                 return self._end_of_run(start, number)
         return start
 
-    def _together(self, start: int, stop: int) -> list[Sample] | None:
-        """Return the samples of a run; None to cut them one by one."""
+    def _decode_samples(self, start: int, stop: int) -> list[Sample] | None:
+        """Return the samples of a run; None if they have to be cut one by one."""
         tables = self._tables
-        width = len(self._columns)
-        first_member = tables.member_ends[start - 1] if start else 0
-        end_member = tables.member_ends[stop - 1]
+        width = len(self._columns)  # number of members of each sample
+        first_member, end_member = members_between(tables, start, stop)
         url = self._url
         samples: list[Sample] = [
             {"__key__": key, "__url__": url} for key in keys_between(tables, start, stop)
@@ -138,9 +135,9 @@ class ColumnRuns:
                 if column is None:
                     continue
                 name, _, _ = column
-                starts = tables.starts[first_member + nth : end_member : width]
+                begin = tables.starts[first_member + nth]
                 ends = tables.ends[first_member + nth : end_member : width]
-                values = self._values_of(column, self._run_decoders[nth], starts, ends)
+                values = self._decode_column(column, self._run_decoders[nth], begin, ends)
                 for sample, value in zip(samples, values, strict=True):
                     sample[name] = value
         except FAILURES:
@@ -148,11 +145,11 @@ class ColumnRuns:
             return None
         return samples
 
-    def _values_of(
+    def _decode_column(
         self,
         column: SlicedColumn,
         decode_run: RunDecoder | None,
-        starts: NumberTable,
+        begin: int,
         ends: NumberTable,
     ) -> Sequence[Any]:
         """Return the values of a column in a run.
@@ -162,18 +159,16 @@ class ColumnRuns:
         Args:
             column: the column.
             decode_run: decoder of many values at once; None to decode value by value.
-            starts: offset in the shard at which each value begins.
-            ends: offset at which each value ends.
+            begin: offset in the shard at which the first value begins.
+            ends: offset at which each value ends and the next one begins.
         """
         _, data, decode = column
-        begin = starts[0]
         end = ends[-1]
-        # The members may be unchecked, so numbers of a damaged index must not be relied on.
-        if not begin <= ends[0] <= end <= self._size_bytes:
+        # The offsets are unchecked: those of a damaged index may be any numbers.
+        if not begin <= ends[0] <= end <= self._shard_bytes:
             raise ValueError("values outside of the shard")
         if decode_run is not None:
             return decode_run(data[begin:end], begin, ends)
-        # The values lie one after another, so each value begins where the value before it ends.
         stops = ends.tolist()
         if stops != sorted(stops):
             raise ValueError("values outside of the shard")

@@ -2,8 +2,8 @@
 
 In a tar, a member is a file, and its value is the file's bytes. Formats such as Parquet store
 values of several types: an encoding is the name of the form in which a column's values are stored.
-The encoding of a column of plain bytes is "". A sidecar is the shard's index, which lists the
-encodings.
+The encoding of a column of plain bytes is "". A sidecar is the index file that the cache keeps next
+to a shard. Its header lists the encodings, and has the name of the format as "content".
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,9 +24,10 @@ def decoders_of(
     view: View,
     url: str,
 ) -> list[Decoder | None]:
-    """Return the decoder of each column of a whole shard.
+    """Return the decoder of each column of a shard that is cached whole.
 
-    The decoder is None for columns of bytes, and for columns that are not read.
+    The decoder is None for columns of bytes, and for columns that are not read. For a shard that is
+    still arriving, and so has no sidecar yet, see `column_decoders`.
 
     Args:
         header: header of the shard's sidecar.
@@ -41,11 +42,10 @@ def decoders_of(
     encodings = header.get("encodings") or [""] * len(extensions)
     if not any(encodings):
         return [None] * len(extensions)
-    content = header.get("content", TAR.name)
-    format_ = format_named(content)
+    format_ = _format_of(header)
     if format_ is None:
         raise UnsupportedShardError(
-            f"the format {content!r} of this shard is unknown to this release",
+            f"the format {header.get('content')!r} of this shard is unknown to this release",
             url=url,
             remedy="update shardcache in the training process, too",
         )
@@ -61,18 +61,18 @@ def rows_decoder_of(
     extensions: Sequence[str],
     view: View,
 ) -> RowsDecoder | None:
-    """Return the decoder of whole samples of a whole shard; see `decoders_of`.
+    """Return the decoder of whole samples of a shard that is cached whole.
 
-    Returns None if not all columns are read, if columns get another name or another decoder than
-    the format's, or if the format cannot decode whole samples.
+    For the arguments, see `decoders_of`. Returns None if the format cannot decode whole samples, or
+    if the format's samples are not those of `view`, which may omit columns, rename them, or have
+    other decoders.
     """
-    format_ = format_named(header.get("content", TAR.name))
+    format_ = _format_of(header)
     if format_ is None or view.prefix:
         return None
     # A column with a reserved name, such as `__key__`, never becomes a member of samples.
     for name in set(extensions) - RESERVED:
-        is_read = view.reads is None or view.reads(name)
-        if not is_read or view.takes_bytes(name):
+        if not view.includes(name) or view.takes_bytes(name):
             return None
     return format_.rows_decoder(extensions)
 
@@ -80,21 +80,30 @@ def rows_decoder_of(
 def run_decoders_of(
     header: Mapping[str, Any], decoders: Sequence[Decoder | None]
 ) -> list[RunDecoder | None]:
-    """Return, for each column of a whole shard, the decoder of many values at once.
+    """Return, for each column of a shard that is cached whole, the decoder of many values at once.
 
-    The decoder is None for a column whose values can only be decoded one by one.
+    The decoder is None for a column whose values can only be decoded one by one, and for a column
+    without a decoder.
 
     Args:
         header: header of the shard's sidecar.
         decoders: result of `decoders_of`.
     """
-    format_ = format_named(header.get("content", TAR.name))
+    format_ = _format_of(header)
     if format_ is None or not any(decoders):
         return [None] * len(decoders)
     run_decoders: list[RunDecoder | None] = []
     for decode, encoding in zip(decoders, header["encodings"], strict=True):
-        run_decoders.append(None if decode is None else format_.run_decoder(encoding))
+        if decode is None:
+            run_decoders.append(None)
+        else:
+            run_decoders.append(format_.run_decoder(encoding))
     return run_decoders
+
+
+def _format_of(header: Mapping[str, Any]) -> Format | None:
+    """Return the format of a shard, given its sidecar's header; None for an unknown format."""
+    return format_named(header.get("content", TAR.name))
 
 
 def column_decoders(
@@ -104,13 +113,22 @@ def column_decoders(
     view: View,
     url: str,
 ) -> list[Decoder | None]:
-    """Return the decoder of each column, given the encodings of all; see `decoders_of`."""
+    """Return the decoder of each column.
+
+    Args:
+        format_: format of the shard.
+        extensions: names of the columns.
+        encodings: encoding of each column.
+        view: chooses the columns that are read, and the columns whose bytes are wanted.
+        url: url of the shard, for errors.
+
+    Raises UnsupportedShardError or ConfigError; see `decoders_of`.
+    """
     decoders: list[Decoder | None] = []
     for extension, encoding in zip(extensions, encodings, strict=True):
         name = view.prefix + extension
-        is_read = view.reads is None or view.reads(name)
         is_image_file = format_.has_image_files(encoding)
-        if not encoding or not is_read or view.takes_bytes(name, is_image_file):
+        if not encoding or not view.includes(name) or view.takes_bytes(name, is_image_file):
             decoders.append(None)
             continue
         try:
@@ -121,9 +139,9 @@ def column_decoders(
 
 
 def _error_of_column(exn: ShardcacheError, column: str, url: str) -> ShardcacheError:
-    """Return the error of a decoder with the name of the column in its message.
+    """Return the error of a decoder, with the name of the column in its message and its remedy.
 
-    Remedies of formats have NAME in place of the column's name, which a format does not know.
+    A format does not know the column's name: its remedies have NAME in its place.
     """
     message = f"the column {column!r} cannot be decoded: {exn.message}"
     remedy = exn.remedy.replace("NAME", column)
@@ -138,15 +156,15 @@ def with_decoders(
     """Return the columns with their decoders.
 
     Args:
-        columns: the columns, without decoders.
+        columns: the columns, without decoders. Their values may be sliced from a `Buffer`.
         decoders: the decoder of each column; None to leave the column as it is.
-        data: the bytes from which the values of columns with a decoder are sliced.
+        data: slices of `bytes`, which decoders need, for the columns with a decoder.
     """
     decoded: list[SlicedColumn] = []
     for column, decode in zip(columns, decoders, strict=True):
         if decode is None:
             decoded.append(column)
         else:
-            name, *_ = column
+            name, _, _ = column
             decoded.append((name, data, decode))
     return decoded

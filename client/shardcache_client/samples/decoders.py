@@ -1,4 +1,4 @@
-"""Decoders of members: from their bytes to values, by name, by type, or by extension.
+"""Decoders of members' bytes, chosen by name, by type, or by the member's extension.
 
 Images are decoded by pillow, or by simplejpeg for JPEG where it is installed: both call
 libjpeg-turbo with its default settings and return the same pixels; simplejpeg takes a third less
@@ -22,7 +22,7 @@ name                                       value
 `pickle`                                   the object: code from the shard runs in your process
 =========================================  =========================================================
 
-A member whose extension ends in `.gz` is decompressed for a decoder that is named or goes by
+A member whose extension ends in `.gz` is decompressed first if its decoder is chosen by name or by
 extension: `json.gz` is decoded as `json` is. A type or a function gets the bytes as they are in the
 shard.
 """
@@ -57,26 +57,26 @@ Decoder = Callable[[Any], Any]
 Spec = str | type | Decoder
 """A decoder, its name, or one of the types int, float, str and bytes."""
 
-DecoderOf = Callable[[str, str], Decoder | None]
+DecoderChoice = Callable[[str, str], Decoder | None]
 """Returns the decoder of a member, given the member's name in the sample and extension in the tar.
 
 Returns None for a member whose value is its bytes. The name and the extension differ for a member
 that gets the name of the first of its alternatives, or of a pattern: see `member_choice`.
 """
 
-_EXTENSIONS_OF_IMAGES = (
+_IMAGE_EXTENSION_LIST = (
     "apng blp bmp bw cur dcx dds dib fit fits flc fli ftc ftu gbr gif icb icns ico iim im j2c "
     "j2k jfif jp2 jpc jpe jpeg jpf jpg jpx msp pbm pcd pcx pgm png pnm ppm psd pxr ras rgb rgba "
     "sgi tga tif tiff vda vst webp xbm xpm"
 )
-_IMAGES = frozenset(_EXTENSIONS_OF_IMAGES.split())
+_IMAGE_EXTENSIONS = frozenset(_IMAGE_EXTENSION_LIST.split())
 """webdataset's extensions of images, except for formats that Pillow alone cannot read.
 
 Pillow has no reader for some formats, and reads others by running another program.
 """
 
 
-_PLAIN: dict[str, Decoder] = {
+_PLAIN_DECODERS: dict[str, Decoder] = {
     "bytes": bytes,
     "cbor": cbor_value,
     "float": float,
@@ -91,28 +91,28 @@ _PLAIN: dict[str, Decoder] = {
     "tensor": tensor,
     "text": text,
 }
-_TYPES: dict[Any, Decoder] = {bytes: bytes, float: float, int: int, str: text}
+_TYPE_DECODERS: dict[Any, Decoder] = {bytes: bytes, float: float, int: int, str: text}
 # A name is composed of the container, the color, and "8" for uint8: "torch" + "rgb" + "8".
-_OF_IMAGES: dict[str, Decoder] = {
+_IMAGE_DECODERS: dict[str, Decoder] = {
     f"{prefix}{color}{suffix}": ImageDecoder(color, container, is_uint8)
     for color in MODES
     for prefix, container in (("", "numpy"), ("torch", "torch"))
     for suffix, is_uint8 in (("", False), ("8", True))
 }
-_OF_IMAGES |= {f"pil{color}": ImageDecoder(color, "pil", is_uint8=True) for color in MODES}
-_OF_IMAGES |= {
-    "torch": _OF_IMAGES["torchrgb"],
-    "torch8": _OF_IMAGES["torchrgb8"],
-    "pil": _OF_IMAGES["pilrgb"],
+_IMAGE_DECODERS |= {f"pil{color}": ImageDecoder(color, "pil", is_uint8=True) for color in MODES}
+_IMAGE_DECODERS |= {
+    "torch": _IMAGE_DECODERS["torchrgb"],
+    "torch8": _IMAGE_DECODERS["torchrgb8"],
+    "pil": _IMAGE_DECODERS["pilrgb"],
 }
-_OF_MEDIA = {
+_MEDIA_DECODERS = {
     "video": video,
     "audio": audio,
     "torch_video": torch_video,
     "torch_audio": torch_audio,
 }
 
-_BY_EXTENSION: dict[str, Decoder] = {
+_EXTENSION_DECODERS: dict[str, Decoder] = {
     **dict.fromkeys(("txt", "text", "transcript"), text),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
     **dict.fromkeys(("json", "jsn"), json_value),
@@ -132,7 +132,7 @@ def decoder(spec: Spec) -> Decoder:
     Raises ConfigError if its name is unknown, or if a library that it needs is not installed.
     """
     if isinstance(spec, type):
-        return _TYPES.get(spec, spec)
+        return _TYPE_DECODERS.get(spec, spec)
     if not isinstance(spec, str):
         if callable(spec):
             return spec
@@ -140,16 +140,16 @@ def decoder(spec: Spec) -> Decoder:
             f"{shown(spec)} is not a decoder",
             remedy="give a name, a function of the member's bytes, or a type",
         )
-    if spec in _OF_IMAGES:
+    if spec in _IMAGE_DECODERS:
         _check_pillow()
-    if spec in _OF_MEDIA:
+    if spec in _MEDIA_DECODERS:
         _check_torchcodec()
-    known: dict[str, Decoder] = _PLAIN | _OF_IMAGES | _OF_MEDIA
-    if spec in known:
-        return known[spec]
+    decoders: dict[str, Decoder] = _PLAIN_DECODERS | _IMAGE_DECODERS | _MEDIA_DECODERS
+    if spec in decoders:
+        return decoders[spec]
     raise ConfigError(
-        f"unknown decoder {spec!r}{did_you_mean(spec, sorted(known))}",
-        remedy=f"choose one of {', '.join(sorted(known))}; or pass a function of the member's "
+        f"unknown decoder {spec!r}{did_you_mean(spec, sorted(decoders))}",
+        remedy=f"choose one of {', '.join(sorted(decoders))}; or pass a function of the member's "
         "bytes",
     )
 
@@ -189,49 +189,53 @@ class _GzipDecoder:
     """Decompresses a member with gzip, and decodes its content.
 
     Attributes:
-        content: decoder of the decompressed bytes.
+        decode: decoder of the decompressed bytes.
     """
 
-    content: Decoder
+    decode: Decoder
 
     def __call__(self, data: Any) -> Any:
         """Return the value of a member, given its compressed bytes."""
-        return self.content(gzip.decompress(bytes(data)))
+        return self.decode(gzip.decompress(bytes(data)))
 
 
-def by_extension(name: str) -> DecoderOf:
-    """Return the choice of decoders by extension: as webdataset's, with `name` for images.
+def choice_by_extension(name: str) -> DecoderChoice:
+    """Return a function that chooses a member's decoder by extension, as webdataset does.
 
-    Raises ConfigError if `name` is not an image decoder, or needs a missing library.
+    Images get the decoder with the given name. Raises ConfigError if this is not the name of an
+    image decoder, or if the decoder needs a missing library.
     """
-    if name not in _OF_IMAGES:
+    if name not in _IMAGE_DECODERS:
+        hint = did_you_mean(name, _IMAGE_DECODERS)
+        names = ", ".join(sorted(_IMAGE_DECODERS))
         raise ConfigError(
-            f"decode is {name!r}, which is not an image decoder{did_you_mean(name, _OF_IMAGES)}",
-            remedy=f"choose one of {', '.join(sorted(_OF_IMAGES))}; or name the members, as in "
-            "{'json': 'json'}",
+            f"decode is {name!r}, which is not an image decoder{hint}",
+            remedy=f"choose one of {names}; or name the members, as in {{'json': 'json'}}",
         )
-    return partial(_by_extension, decoder(name))
+    return partial(_decoder_by_extension, decoder(name))
 
 
-def _by_extension(image: Decoder, _name: str, extension: str) -> Decoder | None:
-    """Return the decoder of a member.
+def _decoder_by_extension(decode_image: Decoder, _name: str, extension: str) -> Decoder | None:
+    """Return the decoder of a member; None if its value is its bytes.
 
     Args:
-        image: decoder of images.
+        decode_image: decoder of images.
         _name: unused, as the choice depends on the extension alone.
         extension: extension of the member.
     """
     # As in webdataset, only the part after the last dot counts: "seg.png" is a PNG.
     _, _, last = _uncompressed(extension).rpartition(".")
-    content = image if last in _IMAGES else _BY_EXTENSION.get(last)
+    decode = _EXTENSION_DECODERS.get(last)
+    if last in _IMAGE_EXTENSIONS:
+        decode = decode_image
+    if not _is_compressed(extension):
+        return decode
     # A member without a decoder, such as "bin.gz", is decompressed to its bytes.
-    if _is_compressed(extension):
-        return _GzipDecoder(content or bytes)
-    return content
+    return _GzipDecoder(decode or bytes)
 
 
-def by_table(decode: Mapping[str, Spec]) -> DecoderOf:
-    """Return the choice of decoders by a table.
+def choice_by_table(decode: Mapping[str, Spec]) -> DecoderChoice:
+    """Return a function that chooses a member's decoder by the user's table.
 
     Raises ConfigError for a decoder that is unknown, or needs a library that is not installed.
 
@@ -239,37 +243,44 @@ def by_table(decode: Mapping[str, Spec]) -> DecoderOf:
         decode: the decoders by name of a member, by alternatives such as "jpg;png", or by a pattern
             such as "*.jpg".
     """
-    # A decoder that is given by its name expects plain data, so a compressed member is decompressed
-    # for it. A function or a type gets the bytes as they are.
-    decoders = {common_name(names): _decoder_of(names, spec) for names, spec in decode.items()}
-    named = frozenset(common_name(names) for names, spec in decode.items() if isinstance(spec, str))
-    return partial(_by_table, decoders, named)
+    decoders: dict[str, Decoder] = {}
+    decompressed: set[str] = set()
+    for entry, spec in decode.items():
+        name = common_name(entry)
+        decoders[name] = _decoder_of(entry, spec)
+        # A decoder that is given by its name expects plain data, so compressed members are
+        # decompressed for it. A function or a type gets the bytes as they are.
+        if isinstance(spec, str):
+            decompressed.add(name)
+    return partial(_decoder_by_table, decoders, decompressed)
 
 
-def _by_table(
-    decoders: Mapping[str, Decoder], named: Collection[str], name: str, extension: str
+def _decoder_by_table(
+    decoders: Mapping[str, Decoder], decompressed: Collection[str], name: str, extension: str
 ) -> Decoder | None:
-    """Return the decoder of a member.
+    """Return the decoder of a member; None if its value is its bytes.
 
     Args:
         decoders: decoders by name of the member, in lower case.
-        named: members whose decoder was given by its name. Only these are decompressed.
+        decompressed: names of the members that are decompressed if they are compressed.
         name: name of the member in the sample.
         extension: extension of the member in the tar.
     """
     name = name.lower()
     decode = decoders.get(name)
-    if decode is not None and name in named and _is_compressed(extension):
+    if decode is None:
+        return None
+    if name in decompressed and _is_compressed(extension):
         return _GzipDecoder(decode)
     return decode
 
 
-def _decoder_of(names: str, spec: Spec) -> Decoder:
-    """Return the decoder for an entry of a table. Errors name the entry, `names`."""
+def _decoder_of(entry: str, spec: Spec) -> Decoder:
+    """Return the decoder that the table gives for `entry`. Errors name the entry."""
     try:
         return decoder(spec)
     except ConfigError as exn:
-        raise ConfigError(f"decode[{names!r}]: {exn.message}", remedy=exn.remedy) from None
+        raise ConfigError(f"decode[{entry!r}]: {exn.message}", remedy=exn.remedy) from None
 
 
 def _is_compressed(extension: str) -> bool:

@@ -32,14 +32,15 @@ class ImageDecoder:
     def __call__(self, data: Any) -> Any:
         """Return the image in a file with these bytes."""
         if self.container == "pil":
-            return _pillow(data, MODES[self.color])
+            return _decoded_by_pillow(data, MODES[self.color])
         import numpy as np
 
         pixels = None
         if self.color == "rgb" and bytes(data[:3]) == _JPEG:
-            pixels = _fast_rgb(data)
+            pixels = _decoded_by_simplejpeg(data)
         if pixels is None:
-            pixels = np.array(_pillow(data, MODES[self.color]))  # This makes a writable copy.
+            image = _decoded_by_pillow(data, MODES[self.color])
+            pixels = np.array(image)  # This makes a writable copy.
         if not self.is_uint8:
             pixels = pixels.astype("float32") / 255
         if self.container == "numpy":
@@ -52,25 +53,25 @@ class ImageDecoder:
         return tensor.permute(2, 0, 1).contiguous()
 
 
-def _pillow(data: Any, mode: str) -> Any:
-    """Return an image in one of pillow's modes."""
+def _decoded_by_pillow(data: Any, mode: str) -> Any:
+    """Return a PIL image in one of pillow's modes."""
     from PIL import Image
 
     with Image.open(io.BytesIO(data)) as image:
         return image.convert(mode)  # This reads the whole file, which `open` alone does not.
 
 
-def _fast_rgb(data: Any) -> Any:
-    """Return the pixels of a JPEG, decoded by simplejpeg.
+def _decoded_by_simplejpeg(data: Any) -> Any:
+    """Return the RGB pixels of a JPEG, as a numpy array.
 
-    None if simplejpeg is not installed, fails, or would return other pixels than pillow.
+    Returns None if simplejpeg is not installed, fails, or would return other pixels than pillow.
     """
     # simplejpeg raises ValueError for a damaged file, which pillow then describes or tolerates.
     with suppress(ImportError, ValueError):
         import simplejpeg
 
-        _height, _width, colors, _subsampling = simplejpeg.decode_jpeg_header(data)
+        _height, _width, color_space, _subsampling = simplejpeg.decode_jpeg_header(data)
         # For CMYK, simplejpeg returns slightly different RGB values than pillow.
-        if colors == "YCbCr":
+        if color_space == "YCbCr":
             return simplejpeg.decode_jpeg(data)
     return None

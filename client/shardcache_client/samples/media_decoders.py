@@ -7,22 +7,23 @@ from typing import Any
 
 def video(data: Any) -> Any:
     """Return torchcodec's decoder of a video."""
-    return _movable_decoder()(bytes(data))
+    decoder_class = _movable_decoder_class()
+    return decoder_class(bytes(data))
 
 
 @cache
-def _movable_decoder() -> Callable[[bytes], Any]:
+def _movable_decoder_class() -> Callable[[bytes], Any]:
     """Return the class of video decoders.
 
-    The class is made on first use, because its base class is in torchcodec, which not every user
+    The class is defined on first use, because its base class is in torchcodec, which not every user
     has installed.
     """
     from torchcodec.decoders import VideoDecoder
 
     class MovableVideoDecoder(VideoDecoder):  # type: ignore[misc]
-        """A VideoDecoder that is passed to other processes as the encoded video.
+        """A VideoDecoder that is pickled as the encoded video.
 
-        torchcodec's own class would crash these processes.
+        A process that gets torchcodec's own class, from a loader's worker for instance, crashes.
         """
 
         def __init__(self, encoded: bytes) -> None:
@@ -36,20 +37,24 @@ def _movable_decoder() -> Callable[[bytes], Any]:
 
 
 def audio(data: Any) -> Any:
-    """Return the samples of a sound."""
+    """Return the samples of a sound, as torchcodec's `AudioSamples`."""
     from torchcodec.decoders import AudioDecoder
 
     return AudioDecoder(bytes(data)).get_all_samples()
 
 
 def torch_audio(data: Any) -> tuple[Any, int]:
-    """Return the samples of a sound, channels first, and the number of samples per second."""
+    """Return the samples of a sound (channels x time), and the number of samples per second."""
     samples = audio(data)
     return samples.data, samples.sample_rate
 
 
 def torch_video(data: Any) -> tuple[Any, Any, dict[str, float]]:
-    """Return frames (time x height x width x 3), sound (empty if there is none) and their rates."""
+    """Return frames (time x height x width x 3), sound (channels x time), and their rates.
+
+    The rates are `video_fps` and, if there is sound, `audio_fps`, as torchvision's `read_video`
+    names them.
+    """
     import torch
     from torchcodec.decoders import AudioDecoder, VideoDecoder
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from shardcache.errors import ConfigError, SampleError
 from shardcache_client.samples.slicing import Sample
 
-_ANY = "*."
+_ANY_PREFIX = "*."  # the beginning of a pattern
 # Maximum number of extensions in `Members.unread`. Where keys have dots, each sample may have
 # extensions of its own.
 _MAX_UNREAD = 1000
@@ -20,16 +20,16 @@ _MAX_UNREAD = 1000
 def common_name(alternatives: str) -> str:
     """Return the name of all alternatives in samples: "jpg" for "jpg", "jpg;png" and "*.jpg"."""
     first, _, _ = alternatives.lower().partition(";")
-    return first.removeprefix(_ANY)
+    return first.removeprefix(_ANY_PREFIX)
 
 
-class _Choice(NamedTuple):
-    """One of the alternatives for a member.
+class _Alternative(NamedTuple):
+    """One of the alternatives of an entry.
 
     Attributes:
         name: name that the member has in samples.
-        rank: number of the alternative among the alternatives for the name, from 0. A sample gets
-            the member with the lowest rank that it has.
+        rank: number of the alternative in its entry, from 0. A sample gets the member with the
+            lowest rank that it has.
     """
 
     name: str
@@ -46,41 +46,42 @@ class Members:
     Attributes:
         names: names that the members have in samples.
         unread: extensions of members that shards have and that are not read, up to a limit; for
-            errors.
+            messages of errors.
     """
 
-    def __init__(self, names: Iterable[str], *, others: bool = False) -> None:
+    def __init__(self, entries: Iterable[str], *, reads_others: bool = False) -> None:
         """Choose members.
 
         Args:
-            names: extensions or patterns of the members, with alternatives after a ";".
-            others: True to read all other members as well.
+            entries: extensions or patterns of the members, with alternatives after a ";".
+            reads_others: True to read all other members as well.
         """
         self.unread: set[str] = set()
         self.names: tuple[str, ...] = ()
-        self._others = others
-        self._exact: dict[str, _Choice] = {}
-        self._endings: dict[str, _Choice] = {}  # by the part of the pattern after "*."
-        for alternatives in names:
-            self._add(alternatives)
+        self._reads_others = reads_others
+        self._exact: dict[str, _Alternative] = {}  # by extension
+        self._endings: dict[str, _Alternative] = {}  # by the part of a pattern after "*."
+        for entry in entries:
+            self._add(entry)
         if not self.names:
             raise ConfigError("members is empty", remedy="omit it to get all members")
         # Without alternatives and patterns, each member has the name of its extension, and samples
         # need no renaming.
         self._are_plain: bool = not self._endings and len(self._exact) == len(self.names)
 
-    def _add(self, alternatives: str) -> None:
-        """Add a name with its alternatives. Raises ConfigError."""
-        name = common_name(alternatives)
+    def _add(self, entry: str) -> None:
+        """Add an entry with its alternatives. Raises ConfigError."""
+        name = common_name(entry)
         if name in self.names:
             raise ConfigError(f"the member {name!r} is named twice")
-        for rank, alternative in enumerate(alternatives.lower().split(";")):
-            extension = alternative.removeprefix(_ANY)
-            _check_extension(extension, alternatives)
-            choices = self._exact if extension == alternative else self._endings
-            if extension in choices:
+        for rank, alternative in enumerate(entry.lower().split(";")):
+            extension = alternative.removeprefix(_ANY_PREFIX)
+            _check_extension(extension, entry)
+            is_pattern = extension != alternative
+            alternatives = self._endings if is_pattern else self._exact
+            if extension in alternatives:
                 raise ConfigError(f"the member {alternative!r} is named twice")
-            choices[extension] = _Choice(name, rank)
+            alternatives[extension] = _Alternative(name, rank)
         self.names = (*self.names, name)
 
     def reads(self, extension: str) -> bool:
@@ -88,28 +89,33 @@ class Members:
 
         An extension that is not read is added to `unread`.
         """
-        reads = self._others or self._choice(extension) is not None
-        if not reads and len(self.unread) < _MAX_UNREAD:
+        if self._reads_others or self._alternative(extension) is not None:
+            return True
+        if len(self.unread) < _MAX_UNREAD:
             self.unread.add(extension)
-        return reads
+        return False
 
     def name_of(self, extension: str) -> str:
         """Return the name that a member with this extension has in samples."""
-        # A member whose name differs only by capital letters keeps them.
-        choice = self._choice(extension)
-        if choice is None or choice.name == extension.lower():
+        alternative = self._alternative(extension)
+        # An extension that differs from the name only by capital letters keeps them.
+        if alternative is None or alternative.name == extension.lower():
             return extension
-        return choice.name
+        return alternative.name
 
-    def _choice(self, extension: str) -> _Choice | None:
-        """Return the choice that an extension fits; None if it fits none."""
+    def _alternative(self, extension: str) -> _Alternative | None:
+        """Return the alternative that an extension fits; None if it fits none."""
         lowered = extension.lower()  # Columns of some formats have capital letters.
-        return self._exact.get(lowered) or self._by_ending(lowered)
+        if lowered in self._exact:
+            return self._exact[lowered]
+        if not self._endings:
+            return None
+        return self._alternative_by_ending(lowered)
 
-    def _by_ending(self, extension: str) -> _Choice | None:
-        """Return the choice of the longest ending that fits."""
+    def _alternative_by_ending(self, extension: str) -> _Alternative | None:
+        """Return the alternative with the longest ending that fits; None if no ending fits."""
         # For "a.b.jpg", the endings are "a.b.jpg", "b.jpg" and "jpg", the longest first.
-        ending = extension if self._endings else ""
+        ending = extension
         while ending:
             if ending in self._endings:
                 return self._endings[ending]
@@ -117,28 +123,34 @@ class Members:
         return None
 
     def choose(self, sample: Sample) -> tuple[Sample, Mapping[str, str]]:
-        """Return a sample with only the first of its alternatives, under their common name.
+        """Return a sample with only one member of each entry, under the entry's name.
 
-        Members keep the tar's order. The second result has the members that were renamed: their
-        extensions in the tar, by their names in the sample. Raises SampleError if one pattern fits
-        two members.
+        Raises SampleError if one pattern fits two members.
+
+        Args:
+            sample: a sample with all members that are read, by extension.
+
+        Returns:
+            The sample, whose members keep their order; and for each member that was renamed, its
+            extension in the tar, by its name in the sample.
         """
         if self._are_plain:
             return sample, {}
-        by_name: dict[str, list[_Candidate]] = {}
+        candidates_by_name: dict[str, list[_Candidate]] = {}
         for extension in sample:
-            choice = self._choice(extension)
-            if choice is not None:
-                candidates = by_name.setdefault(choice.name, [])
-                candidates.append(_Candidate(choice.rank, extension))
+            alternative = self._alternative(extension)
+            if alternative is not None:
+                candidates = candidates_by_name.setdefault(alternative.name, [])
+                candidates.append(_Candidate(alternative.rank, extension))
 
         # The first candidate for a name takes it; the others are dropped.
         names: dict[str, str] = {}  # by extension in the tar
         dropped: set[str] = set()
-        for candidates in by_name.values():
-            first = _first(candidates, sample)
+        for candidates in candidates_by_name.values():
+            dropped.update(each.extension for each in candidates)
+            first = _first_candidate(candidates, sample)
+            dropped.remove(first)
             names[first] = self.name_of(first)
-            dropped |= {each.extension for each in candidates if each.extension != first}
 
         chosen: Sample = {}
         for extension, value in sample.items():
@@ -149,10 +161,10 @@ class Members:
 
 
 class _Candidate(NamedTuple):
-    """A member of a sample that is one of the alternatives for a name.
+    """A member of a sample that fits one of an entry's alternatives.
 
     Attributes:
-        rank: rank of the alternative; see `_Choice`.
+        rank: rank of the alternative; see `_Alternative`.
         extension: extension of the member in the tar.
     """
 
@@ -160,7 +172,7 @@ class _Candidate(NamedTuple):
     extension: str
 
 
-def _first(candidates: Sequence[_Candidate], sample: Sample) -> str:
+def _first_candidate(candidates: Sequence[_Candidate], sample: Sample) -> str:
     """Return the extension of the candidate that gets the name.
 
     Raises SampleError if two candidates have the lowest rank.
@@ -179,15 +191,15 @@ def _first(candidates: Sequence[_Candidate], sample: Sample) -> str:
     return first
 
 
-def _check_extension(extension: str, alternatives: str) -> None:
-    """Raise ConfigError for an extension that no member can have."""
+def _check_extension(extension: str, entry: str) -> None:
+    """Raise ConfigError for an extension that no member can have. Messages quote the entry."""
     if not extension or extension.startswith((".", "__")):
         raise ConfigError(
-            f"{alternatives!r} names no member",
+            f"{entry!r} names no member",
             remedy='write extensions without a dot, as "jpg"',
         )
     if "*" in extension:
         raise ConfigError(
-            f"{alternatives!r} is not a pattern for members",
+            f"{entry!r} is not a pattern for members",
             remedy='write "*.jpg" for the members whose names end in ".jpg"',
         )

@@ -74,28 +74,28 @@ def tenbin(data: Any) -> list[Any]:
 
 def _chunks(data: bytes) -> Iterator[bytes]:
     """Yield the content of each chunk. Raises ValueError for a file that is not of this format."""
-    at = 0
-    while at < len(data):
-        magic, size_bytes = _CHUNK_HEADER.unpack_from(data, at)
-        at += _CHUNK_HEADER.size
+    offset = 0
+    while offset < len(data):
+        magic, size_bytes = _CHUNK_HEADER.unpack_from(data, offset)
+        offset += _CHUNK_HEADER.size
         if magic != _CHUNK_MAGIC:
             raise ValueError("the file is not in the format of .ten and .tb files")
-        if not 0 <= size_bytes <= len(data) - at:
+        if not 0 <= size_bytes <= len(data) - offset:
             raise ValueError("the file is truncated")
-        yield data[at : at + size_bytes]
+        yield data[offset : offset + size_bytes]
         # The content is padded, so its size is rounded up to whole units of the alignment.
         units = -(-size_bytes // _CHUNK_ALIGNMENT_BYTES)
-        at += units * _CHUNK_ALIGNMENT_BYTES
+        offset += units * _CHUNK_ALIGNMENT_BYTES
 
 
 def _array_of(header: bytes, values: bytes) -> Any:
     """Return an array, given the contents of its two chunks."""
     import numpy as np
 
-    # The dtype takes the first 8 bytes of the header, as text, and the name the next 8.
+    # The first two of the header's int64s are text: the dtype and the name.
+    dtype = header[:8].rstrip(b"\0").decode("ascii")
     numbers = np.frombuffer(header, dtype="<i8")
-    kind = header[:8].rstrip(b"\0").decode("ascii")
     dimensions = int(numbers[2])
     shape = tuple(map(int, numbers[3 : 3 + dimensions]))
-    array = np.frombuffer(values, dtype=f"<{kind}").reshape(shape)
+    array = np.frombuffer(values, dtype=f"<{dtype}").reshape(shape)
     return array.copy()  # The copy owns its memory and is writable.

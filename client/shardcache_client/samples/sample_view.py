@@ -1,7 +1,7 @@
 """The form in which samples are read: some of their members, or blocks of their tokens.
 
-A dataset makes one `View` of its arguments, and the readers of its shards follow it. A sample is
-joined if it gets members of samples with the same key in other shards.
+A dataset makes one `View` from its arguments, and the readers of its shards follow it. A joined
+sample also has members of other shards' samples with the same key, its partners.
 """
 
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ class View:
 
     Attributes:
         reads: returns True for the members that samples get; None if they get all members.
-        blocks: the blocks of tokens that are the samples; None for the samples of the tars.
+        blocks: form of the blocks of tokens that are the samples; None for the shard's own samples.
         prefix: prefix of the members' names, for samples that are joined to others; "" otherwise.
-        decodes: returns True for members that the user's own decoder decodes. This decoder gets the
-            bytes, even if the format stores values. None if there is no such decoder.
-        keeps_values: True if `decodes` goes by extension. Such a decoder gets files: members of
-            bytes, and image files. Values of other types stay as the format's decoder returns them.
-        unmatched: treatment of samples that have no partner among the joined samples: an error, to
-            skip the sample, or to fill its members in.
+        decodes: returns True for the members that the user's decoder decodes. It gets their bytes,
+            even if the format stores values. None if the user has given no decoder.
+        keeps_values: True if the user's decoder is chosen by extension. It then decodes only files,
+            which are members of bytes and image files. Other values are decoded by the format.
+        unmatched: what to do with a sample that has no partner: raise an error, skip the sample, or
+            fill the missing members in.
     """
 
     reads: Reads | None = None
@@ -33,6 +33,10 @@ class View:
     decodes: Reads | None = None
     keeps_values: bool = False
     unmatched: Literal["error", "skip", "fill"] = "error"
+
+    def includes(self, name: str) -> bool:
+        """Return True if samples get a member, given its name with the prefix."""
+        return self.reads is None or self.reads(name)
 
     def takes_bytes(self, name: str, is_image_file: bool = False) -> bool:
         """Return True if the bytes of a member are wanted instead of the value that they store.

@@ -6,6 +6,9 @@ reader maps the cached tar into memory, and these functions slice the members' b
 A column is the members with one extension in all samples of a shard. A column's value in a sample
 is the member's bytes, or the decoded object if the shard's format stores values encoded. Columns
 that the dataset does not read are left out of the samples.
+
+Samples are numbered from 0 in their shard, and so are members. A bad sample has a fault in the
+index, such as two members with one extension. It cannot be read, but the other samples can.
 """
 
 from array import array
@@ -29,7 +32,7 @@ _KEYS_AT_ONCE = 256
 class Slices(Protocol):
     """The bytes of a tar, sliced into values of samples.
 
-    Slices of a map are `bytes`. Slices of a `Buffer` are views of it.
+    Slices of a map are `bytes`. Slices of a `sharing.buffer.Buffer` are views of it.
     """
 
     def __getitem__(self, run: slice, /) -> Any: ...
@@ -51,7 +54,7 @@ Reads = Callable[[str], bool]
 """Returns True if samples get the members with an extension."""
 
 
-def chosen(
+def choose_columns(
     columns: Iterable[SlicedColumn], reads: Reads | None, prefix: str = ""
 ) -> list[SlicedColumn | None]:
     """Return the columns with a prefix to their names, and None for columns that are left out.
@@ -61,16 +64,18 @@ def chosen(
         reads: chooses the columns by their name with the prefix; None for all.
         prefix: prefix of the names in samples; not empty for joined shards.
     """
-    read: list[SlicedColumn | None] = []
+    chosen: list[SlicedColumn | None] = []
     for extension, tar, decode in columns:
         name = prefix + extension
-        is_read = reads is None or reads(name)
-        read.append((name, tar, decode) if is_read else None)
-    return read
+        if reads is None or reads(name):
+            chosen.append((name, tar, decode))
+        else:
+            chosen.append(None)
+    return chosen
 
 
-def as_bytes(extensions: Iterable[str], tar: Slices) -> list[SlicedColumn]:
-    """Return columns whose values are slices of `tar` and are not decoded."""
+def undecoded_columns(extensions: Iterable[str], tar: Slices) -> list[SlicedColumn]:
+    """Return columns whose values are slices of `tar`."""
     return [(extension, tar, None) for extension in extensions]
 
 
@@ -83,8 +88,8 @@ def cut(
 ) -> Iterator[Sample]:
     """Yield the samples from number `start` to `stop`.
 
-    A sample is `{"__key__": str, "__url__": str, extension: bytes…}`, with values in place of bytes
-    where columns are decoded.
+    A sample is `{"__key__": str, "__url__": str, extension: bytes…}`, with decoded values in place
+    of bytes for columns that have a decoder.
 
     Args:
         tables: index of the shard.
@@ -98,10 +103,7 @@ def cut(
     that cannot be decoded. Either ends the iterator.
     """
     faults = tables.faults
-    # Members are numbered through the whole shard: a sample has the members from `first_member` up
-    # to, but without, `end_member`.
-    first_member = tables.member_ends[start - 1] if start else 0
-    end_of_all = tables.member_ends[stop - 1] if stop else 0
+    first_member, end_of_all = members_between(tables, start, stop)
     # An iterator over the members of all samples, from which each sample takes its own.
     members = zip(
         map(columns.__getitem__, tables.extension_ids[first_member:end_of_all]),
@@ -124,17 +126,35 @@ def cut(
                 try:
                     value = decode(value)
                 except FAILURES as exn:
-                    raise _undecodable(extension, key, url, exn) from exn
+                    raise _decode_error(extension, key, url, exn) from exn
             sample[extension] = value
         yield sample
         first_member = end_member
 
 
+def members_between(tables: Tables, start: int, stop: int) -> tuple[int, int]:
+    """Return the numbers of the first member, and after the last one, of samples `start` to `stop`.
+
+    The members of a sample, and those of consecutive samples, have consecutive numbers.
+    """
+    member_ends = tables.member_ends
+    first_member = member_ends[start - 1] if start else 0
+    end_member = member_ends[stop - 1] if stop else 0
+    return first_member, end_member
+
+
+def has_bad_sample(tables: Tables, start: int, stop: int) -> bool:
+    """Return True if a sample from number `start` to `stop` is bad."""
+    if not tables.faults:
+        return False
+    return not tables.faults.keys().isdisjoint(range(start, stop))
+
+
 def keys_in_order(tables: Tables, start: int, stop: int) -> Iterator[str]:
-    """Yield the keys of the samples from number `start` to `stop`."""
+    """Return an iterator over the keys of the samples from number `start` to `stop`."""
     firsts = range(start, stop, _KEYS_AT_ONCE)
-    blocks = (keys_between(tables, first, min(first + _KEYS_AT_ONCE, stop)) for first in firsts)
-    return chain.from_iterable(blocks)
+    lists = (keys_between(tables, first, min(first + _KEYS_AT_ONCE, stop)) for first in firsts)
+    return chain.from_iterable(lists)
 
 
 def keys_between(tables: Tables, start: int, stop: int) -> list[str]:
@@ -143,7 +163,7 @@ def keys_between(tables: Tables, start: int, stop: int) -> list[str]:
     ends = tables.key_ends[start:stop].tolist()
     borders = [begin, *ends]
     text = str(tables.keys[begin : ends[-1]], "utf-8", "surrogateescape")
-    # ASCII text has one character per byte, so that byte offsets are also offsets in the text.
+    # ASCII text has one character per byte, so offsets of bytes are also offsets in the text.
     if text.isascii():
         return [text[first - begin : end - begin] for first, end in pairwise(borders)]
     keys = tables.keys
@@ -153,10 +173,10 @@ def keys_between(tables: Tables, start: int, stop: int) -> list[str]:
 def cutter(
     tables: Tables, columns: Sequence[SlicedColumn | None], url: str
 ) -> Callable[..., Sample]:
-    """Return a function that returns any sample by its number, or adds its members to another.
+    """Return a function `cut_one(number, sample=None)`, which returns any sample by its number.
 
-    The function gets the sample's number, and optionally a sample that gets the members. For the
-    arguments and the errors, see `cut`.
+    Given another sample as well, the function adds the members to that one and returns it. For the
+    arguments of `cutter` and the errors of the function, see `cut`.
     """
     # Variables of a closure cost less than attributes, and a shuffled reader calls the function for
     # each sample.
@@ -172,19 +192,18 @@ def cutter(
         """Return a sample by its number, or add its members to `sample` and return that."""
         if number in faults:
             raise _sample_error(tables, number, url)
+        first_member = 0
+        key_start = 0
         if number:
-            first = member_ends[number - 1]
+            first_member = member_ends[number - 1]
             key_start = key_ends[number - 1]
-        else:
-            first = 0
-            key_start = 0
 
         if sample is None:
             sample = {
                 "__key__": str(keys[key_start : key_ends[number]], "utf-8", "surrogateescape"),
                 "__url__": url,
             }
-        for member in range(first, member_ends[number]):
+        for member in range(first_member, member_ends[number]):
             column = columns[extension_ids[member]]
             if column is None:
                 continue
@@ -194,7 +213,7 @@ def cutter(
                 try:
                     value = decode(value)
                 except FAILURES as exn:
-                    raise _undecodable(extension, key_of(tables, number), url, exn) from exn
+                    raise _decode_error(extension, key_of(tables, number), url, exn) from exn
             sample[extension] = value
         return sample
 
@@ -206,7 +225,7 @@ def column_spans(
     columns: Sequence[SlicedColumn | None],
     numbers: Sequence[int | None],
 ) -> list[ColumnSpans] | None:
-    """Return the spans of each column's values in some samples.
+    """Return the begins and ends of each column's values in some samples.
 
     Returns None if a sample of the shard is bad, if the samples do not all have the same members in
     the same order, or if `numbers` has a None.
@@ -214,16 +233,12 @@ def column_spans(
     Args:
         tables: index of the shard.
         columns: see `cut`.
-        numbers: numbers of the samples, in the order that the spans are to have. None stands for a
+        numbers: numbers of the samples; the result has the values in this order. None stands for a
             sample that is missing.
     """
-    width = len(columns)
+    width = len(columns)  # number of members of each sample
     count = len(tables)
-    # The samples are alike if each has one member of each column, in the order of the columns.
-    # Comparing bytes is faster than a loop over the samples.
-    members_of_each = array("I", range(width)).tobytes()
-    is_alike = tables.extension_ids.tobytes() == members_of_each * count
-    if tables.faults or not is_alike:
+    if tables.faults or not has_all_columns(tables, width, 0, count):
         return None
     # If all samples are asked for in their order, the tables' offsets are used as they are. Callers
     # then pass a range: a list of the same numbers is unequal to it, and costs a copy.
@@ -244,19 +259,37 @@ def column_spans(
     return spans
 
 
-def joined(
+def has_all_columns(tables: Tables, columns: int, start: int, stop: int) -> bool:
+    """Return True if each sample has one member of each column, in the order of the columns.
+
+    Args:
+        tables: index of the shard.
+        columns: number of columns.
+        start: number of the first sample.
+        stop: number after the last sample.
+    """
+    first_member, end_member = members_between(tables, start, stop)
+    # Comparing bytes is faster than a loop over the samples.
+    columns_of_each = array("I", range(columns)).tobytes()
+    columns_of_members = tables.extension_ids[first_member:end_member].tobytes()
+    return columns_of_members == columns_of_each * (stop - start)
+
+
+def joined_cutter(
     keys: Sequence[bytes],
     url: str,
     spans: Sequence[ColumnSpans],
     adders: Sequence[Adder],
 ) -> Callable[[int], Sample]:
-    """Return a function that returns any sample by its number.
+    """Return a function that returns any joined sample by its number.
+
+    A joined sample also has members of samples with the same key in other shards.
 
     Args:
         keys: keys of the samples, by number.
-        url: url of their shard.
-        spans: spans of the values of each column of the samples.
-        adders: functions that add further members, called one after another.
+        url: url of the shard whose samples get the members.
+        spans: begins and ends of the values of columns that are sliced here.
+        adders: functions that add all other members, called one after another.
     """
 
     def cut_one(number: int) -> Sample:
@@ -271,7 +304,7 @@ def joined(
                 try:
                     value = decode(value)
                 except FAILURES as exn:
-                    raise _undecodable(extension, sample["__key__"], url, exn) from exn
+                    raise _decode_error(extension, sample["__key__"], url, exn) from exn
             sample[extension] = value
         for adder in adders:
             adder(number, sample)
@@ -280,8 +313,15 @@ def joined(
     return cut_one
 
 
-def _undecodable(column: str, key: str, url: str, exn: BaseException) -> DecodeError:
-    """Return the error for a value that cannot be decoded, with its column and its sample's key."""
+def _decode_error(column: str, key: str, url: str, exn: BaseException) -> DecodeError:
+    """Return the error for a value that cannot be decoded.
+
+    Args:
+        column: name of the value's column.
+        key: key of the sample.
+        url: url of the shard.
+        exn: error of the decoder.
+    """
     return DecodeError(
         f"the sample {key!r}: the column {column!r} could not be decoded "
         f"({type(exn).__name__}: {exn})",

@@ -1,7 +1,7 @@
 """Blocks of tokens, cut from the documents of a shard.
 
-A document is a sample of the shard, of which one member has the tokens. The documents are put end
-to end and cut into blocks of equal length, which are the samples of the dataset.
+A document is a sample of the shard; one of its members has the tokens. The documents are put end to
+end and cut into blocks of equal length, which are the samples of the dataset.
 """
 
 from array import array
@@ -16,7 +16,7 @@ from shardcache.tarindex.token_runs import find_tokens
 from shardcache_client.arguments.values import TEXT, converted_argument, flag, whole
 from shardcache_client.samples.slicing import Sample
 
-# For each argument, the values that it accepts. The number is the least value that is accepted.
+# For each argument, the values that it accepts. For `whole`, the number is the least of them.
 _RULES = {
     "length": whole(1),
     "member": TEXT,
@@ -126,10 +126,11 @@ class BlockCutter:
         self._index = index
         self._tar = tar
         self._url = url
-        # For each document: the offset of its first token in the tar, in bytes; and the number of
-        # tokens up to its end, counted from the beginning of the shard.
+        # The position of a token is its number in all documents of the shard, including end tokens.
+        # For each document: the offset of its first token in the tar, in bytes; and the position
+        # after its last token.
         self._tar_offsets = runs.tar_offsets
-        self._token_ends = runs.token_ends
+        self._ends = runs.token_ends
         self._token_bytes = DTYPES[runs.dtype]  # size of a token
         self._dtype = np.dtype(runs.dtype).newbyteorder("<")
         self._end_token = b""
@@ -138,7 +139,7 @@ class BlockCutter:
             # The tar has no end tokens. So each document's end is moved by one token for the
             # document's own end token, and by one for each document before it.
             end_tokens = range(1, len(runs.token_ends) + 1)
-            self._token_ends = array("Q", map(add, runs.token_ends, end_tokens))
+            self._ends = array("Q", map(add, runs.token_ends, end_tokens))
         self._count = blocks.count(runs.tokens, documents=len(runs.token_ends))
 
     def __len__(self) -> int:
@@ -149,49 +150,48 @@ class BlockCutter:
         import numpy as np
 
         length = self._blocks.length
-        ends = self._token_ends
-        token_bytes = self._token_bytes
-        # The position of a token is its number in all documents of the shard, including end tokens.
         first = number * (length - self._blocks.overlap)
         stop = first + length
-        document = bisect_right(ends, first)
-        document_start = ends[document - 1] if document else 0
+        document = bisect_right(self._ends, first)
         sample: Sample = {
-            "__key__": f"{key_of(self._index, document)}:{first - document_start}",
+            "__key__": f"{key_of(self._index, document)}:{first - self._start_of(document)}",
             "__url__": self._url,
         }
-        # The bytes of the block's tokens, document by document.
-        parts = []
-        borders = []  # places in the block at which a document begins, except for the first
+        parts = []  # the bytes of the block's tokens, document by document
+        borders = []  # offsets in the block at which its second and later documents begin
         position = first
-        while True:
-            document_end = ends[document]
-            content_end = document_end - 1 if self._end_token else document_end
-            if position < content_end:
-                # The document's first token has the position `document_start` and lies at
-                # `document_offset` in the tar.
-                document_offset = self._tar_offsets[document]
-                content_stop = min(content_end, stop)
-                part_start = document_offset + (position - document_start) * token_bytes
-                part_stop = document_offset + (content_stop - document_start) * token_bytes
-                parts.append(self._tar[part_start:part_stop])
-            # If there is an end token, it has the last position of its document, `content_end`. It
-            # belongs to the block if the document ends in the block.
-            if content_end < document_end <= stop:
-                parts.append(self._end_token)
-            if document_end >= stop:
-                break
-            # The block goes on with the next document.
-            borders.append(document_end - first)
-            position = document_end
-            document_start = document_end
+        while position < stop:
+            if position > first:
+                borders.append(position - first)
+            parts.append(self._document_bytes(document, position, stop))
+            position = self._ends[document]
             document += 1
 
         # An array over `bytes` would be read-only; over a `bytearray` it is writable.
         sample["tokens"] = np.frombuffer(bytearray().join(parts), self._dtype)
         if self._blocks.documents:
-            # The number of a token's document is the number of marked places up to the token.
-            is_first = np.zeros(length, np.int32)
-            is_first[borders] = 1
-            sample["documents"] = np.cumsum(is_first, dtype=np.int32)
+            # The number of a token's document is the number of borders up to the token.
+            is_border = np.zeros(length, np.int32)
+            is_border[borders] = 1
+            sample["documents"] = np.cumsum(is_border, dtype=np.int32)
         return sample
+
+    def _start_of(self, document: int) -> int:
+        """Return the position of a document's first token."""
+        return self._ends[document - 1] if document else 0
+
+    def _document_bytes(self, document: int, start: int, stop: int) -> bytes:
+        """Return the bytes of a document's tokens from position `start` to `stop` at most."""
+        document_start = self._start_of(document)
+        document_end = self._ends[document]
+        # If there is an end token, it has the last position of its document, `content_end`.
+        content_end = document_end - 1 if self._end_token else document_end
+        content = b""
+        if start < content_end:
+            tar_offset = self._tar_offsets[document]  # of the token at `document_start`
+            first_byte = tar_offset + (start - document_start) * self._token_bytes
+            end_byte = tar_offset + (min(content_end, stop) - document_start) * self._token_bytes
+            content = self._tar[first_byte:end_byte]
+        if content_end < document_end <= stop:
+            content += self._end_token
+        return content

@@ -23,7 +23,7 @@ from typing import Any
 from shardcache.errors import ConfigError
 from shardcache.tarindex.tables import Tables
 from shardcache_client.samples.mapped_file import map_file, unreadable
-from shardcache_client.samples.slicing import SlicedColumn, Slices, as_bytes
+from shardcache_client.samples.slicing import SlicedColumn, Slices, undecoded_columns
 from shardcache_client.sharing.acks import Ack, Acks
 from shardcache_client.sharing.buffer import MIN_BUFFER_BYTES, Buffer, span_of
 from shardcache_client.sharing.value_forms import Form, ValuesBySize, forms_of
@@ -151,7 +151,7 @@ class Loan:
         if self._forms is None:
             self._forms = forms_of(tables, self._handover.extensions)
         if Form.VIEW not in self._forms and Form.BY_SIZE not in self._forms:
-            return as_bytes(tables.extensions, self._map)
+            return undecoded_columns(tables.extensions, self._map)
 
         whole = self.whole()
         slices: dict[Form, Slices] = {

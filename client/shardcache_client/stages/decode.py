@@ -12,7 +12,13 @@ from functools import cached_property
 from typing import Any, Literal, Self
 
 from shardcache.errors import ConfigError, DecodeError, MissingMemberError
-from shardcache_client.samples.decoders import Decoder, DecoderOf, Spec, by_extension, by_table
+from shardcache_client.samples.decoders import (
+    Decoder,
+    DecoderChoice,
+    Spec,
+    choice_by_extension,
+    choice_by_table,
+)
 from shardcache_client.samples.member_choice import Members
 from shardcache_client.samples.sample_view import View
 from shardcache_client.samples.slicing import Sample
@@ -43,7 +49,7 @@ class Decode:
 
     required: tuple[str, ...] = ()
     missing: Missing = "error"
-    decoder_of: DecoderOf | None = None
+    decoder_of: DecoderChoice | None = None
     decoded_types: tuple[type, ...] | None = None
     members: Members | None = None
     blocks: TokenBlocks | None = None
@@ -68,14 +74,14 @@ class Decode:
         selected = _members_of(members)
         required = () if selected is None else selected.names
 
-        decoder_of: DecoderOf | None = None
+        decoder_of: DecoderChoice | None = None
         decoded_types: tuple[type, ...] | None = None
         if isinstance(decode, str):
-            decoder_of = by_extension(decode)
+            decoder_of = choice_by_extension(decode)
             decoded_types = _types_of_bytes()
         elif decode is not None:
-            decoded = Members(decode, others=True)  # members that are not named are read as well
-            decoder_of = by_table(decode)
+            decoded = Members(decode, reads_others=True)
+            decoder_of = choice_by_table(decode)
             if selected is None:
                 selected = decoded
                 required = decoded.names

@@ -21,7 +21,7 @@ from shardcache.tarindex.grouping import group
 from shardcache.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, Member, Tar
 from shardcache.tarindex.tables import Fault, Samples, TarIndex, fault_of, key_of, read_header
 from shardcache_client.reading.leased.shards import ArrivingShard
-from shardcache_client.samples.slicing import Sample, as_bytes, cut
+from shardcache_client.samples.slicing import Sample, cut, undecoded_columns
 
 Given = Sample | str | None
 
@@ -137,7 +137,7 @@ def _by_tarfile(data: bytes) -> tuple[list[tuple[bytes, bool | tuple[int, int]]]
 
 
 def _samples(tables: Samples, data: bytes) -> list[Given]:
-    columns = as_bytes(tables.extensions, data)
+    columns = undecoded_columns(tables.extensions, data)
     return [_sample(cut(tables, columns, URL, number, number + 1)) for number in range(len(tables))]
 
 

@@ -19,7 +19,7 @@ from shardcache.tarindex.tables import keys_of
 from shardcache_client.daemon.lease import LeaseRequest
 from shardcache_client.reading.leased.shards import MappedShard
 from shardcache_client.samples.sample_view import View
-from shardcache_client.samples.slicing import Adder, ColumnSpans, Sample, joined
+from shardcache_client.samples.slicing import Adder, ColumnSpans, Sample, joined_cutter
 
 _NO_PARTNER_REMEDY = (
     "rewrite the shards so that each sample has one partner, or give Joined missing='skip', "
@@ -99,7 +99,7 @@ class SampleJoin:
 
     def cutter(self) -> Callable[[int], Sample]:
         """Return a function that returns any joined sample by its number."""
-        return joined(self._keys, self._own.url, self._spans, self._adders)
+        return joined_cutter(self._keys, self._own.url, self._spans, self._adders)
 
     def _add(
         self,

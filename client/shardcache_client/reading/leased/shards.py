@@ -153,11 +153,11 @@ class MappedShard:
     def _columns(self) -> list[SlicedColumn | None]:
         """Return for each extension how its values are made; None for values that are not read."""
         if self._loan is None:
-            columns = slicing.as_bytes(self.index.extensions, self.tar)
+            columns = slicing.undecoded_columns(self.index.extensions, self.tar)
         else:
             columns = self._loan.columns(self.index)
         columns = with_decoders(columns, self._decoders, self.tar)
-        return slicing.chosen(columns, self._view.reads, self._view.prefix)
+        return slicing.choose_columns(columns, self._view.reads, self._view.prefix)
 
     def cutter(self) -> Callable[..., Sample]:
         """Return a function that returns any sample by its number; see `slicing.cutter`."""
@@ -320,13 +320,13 @@ class ArrivingShard:
         new = tables.extensions[first:]
         if not new:
             return
-        columns = slicing.as_bytes(new, self._map)
+        columns = slicing.undecoded_columns(new, self._map)
         encodings = tables.encodings[first:]
         if encodings:
             format_ = format_of(self.url)
             decoders = column_decoders(format_, new, encodings, self._view, self.url)
             columns = with_decoders(columns, decoders, self._map)
-        self._columns += slicing.chosen(columns, self._view.reads, self._view.prefix)
+        self._columns += slicing.choose_columns(columns, self._view.reads, self._view.prefix)
 
     @property
     def _arrived(self) -> int:

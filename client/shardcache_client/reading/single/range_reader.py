@@ -168,8 +168,8 @@ def _cut_sample(data: bytes, byte_range: SampleRange, url: str, view: View) -> S
         raise _wrong_range(byte_range, url) from exn
     if len(tables) != 1:
         raise _wrong_range(byte_range, url)
-    columns = slicing.chosen(
-        slicing.as_bytes(tables.extensions, data),
+    columns = slicing.choose_columns(
+        slicing.undecoded_columns(tables.extensions, data),
         view.reads,
         view.prefix,
     )
