@@ -28,7 +28,7 @@ from shardcache.errors import NoDaemonError
 from shardcache.shared.unix_socket import cached_urls
 from shardcache.shared.urls.local_urls import absolute_urls
 from shardcache_client.arguments.values import converted_argument
-from shardcache_client.batches.maker import Bad
+from shardcache_client.batches.maker import BadCounts
 from shardcache_client.batches.rank_chunks import RankChunks
 from shardcache_client.batches.rank_work import Reading
 from shardcache_client.daemon.choice import DaemonChoice, Fallback
@@ -269,7 +269,7 @@ def _read_tables(
     from_the_start = Resume(Progress())
     chunks = RankChunks(reading, from_the_start, Topology(), size=1)
     # Bad samples and steps are recorded for states, which Ray does not save.
-    placed = chunks.placed(bad=Bad(), steps=deque())
+    placed = chunks.placed(bad=BadCounts(), steps=deque())
     samples = (item for _, item in placed)
     yield from map(_table, _batches(samples))
 

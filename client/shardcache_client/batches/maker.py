@@ -1,6 +1,6 @@
 """Makes batches from the samples that were read at their places.
 
-Samples are decoded, samples that cannot be decoded are replaced, and all are collated.
+Samples are decoded, bad samples are replaced, and the rest is collated.
 
 - A place is the number of a sample in the reader's epoch.
 - A part is a batch, or a chunk of samples for a stage.
@@ -29,8 +29,9 @@ from shardcache_client.stages.pipeline import Pipeline
 from shardcache_client.stages.stage import Placed
 
 Collate = Callable[[Any], Any]
+"""Makes a batch of a list of items, or of one item by itself."""
 
-# Stands for an item that cannot be made.
+# Stands for an item that cannot be made, or was dropped by a filter.
 _NOTHING = object()
 
 
@@ -56,11 +57,11 @@ class RawBatch(NamedTuple):
 
 
 class MadeBatch(NamedTuple):
-    """A batch, and what became of its places.
+    """A part, and counts of the samples that it lacks.
 
     Attributes:
-        batch: the return value of `collate`, or None for a batch without samples; for a stage, a
-            `Chunk`.
+        batch: the return value of `collate`, or None for a batch without samples. For a chunk, this
+            is the `Chunk`.
         samples: number of samples in the batch.
         is_last: True if a handler has ended the epoch with this batch, or if reading has shown that
             no sample comes after it. False for the last of a known number of batches.
@@ -122,9 +123,10 @@ class Skips:
 
 
 def url_of(exn: Exception) -> str:
-    """Return the url of the shard that an error concerns; its text if it names no url."""
-    url = exn.url if isinstance(exn, ShardcacheError) else None
-    return url or str(exn)
+    """Return the url of the shard that an error concerns; the error's text if it has no url."""
+    if isinstance(exn, ShardcacheError) and exn.url:
+        return exn.url
+    return str(exn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ class ItemMaker:
     rank: int
     epoch: int
 
-    def items(self, first: int, reads: Iterable[ReadResult], bad: Bad) -> Iterator[Any]:
+    def items(self, first: int, reads: Iterable[ReadResult], bad: BadCounts) -> Iterator[Any]:
         """Yield the item of each place, or a substitute for it.
 
         Raises what the handler raises, StoppedError if the handler ends the epoch, and ShardError
@@ -162,37 +164,37 @@ class ItemMaker:
             reads: results of reading the places, one after another.
             bad: counts the bad places among these.
         """
-        # This loop runs for each sample: an empty pipeline is not called, and a good sample is
-        # yielded at once.
+        # This loop runs for each sample, so an empty pipeline is not called.
         pipeline = self.pipeline or None
+        item: Any
         for place, read in enumerate(reads, first):
             if isinstance(read, Exception):
                 self._handle(read, bad)
+                item = _NOTHING
             elif pipeline is None:
-                yield read
-                continue
+                item = read
             else:
                 try:
                     item = pipeline(read)
                 except SampleError as exn:
                     self._handle(exn, bad)
-                else:
-                    if item.__class__ is not Dropped:
-                        yield item
-                        continue
+                    item = _NOTHING
+                if item.__class__ is Dropped:
                     bad.note_dropped(item)
+                    item = _NOTHING
 
-            # A good sample does not come here.
-            if self.substitutes is not None:
+            if item is not _NOTHING:
+                yield item
+            elif self.substitutes is not None:
                 yield self._substitute(self.substitutes(place))
 
-    def placed(self, first: int, reads: Iterable[ReadResult], bad: Bad) -> Iterator[Placed]:
+    def placed(self, first: int, reads: Iterable[ReadResult], bad: BadCounts) -> Iterator[Placed]:
         """Yield the items with their places, without substitutes. See `items`."""
-        # Each place before an item has yielded an item, or was left out; `bad` counts the latter.
+        # Each place before an item has either yielded an item or is counted in `bad`.
         for yielded, item in enumerate(self.items(first, reads, bad)):
             yield Placed(first + yielded + bad.places, item)
 
-    def _handle(self, error: Exception, bad: Bad) -> None:
+    def _handle(self, error: Exception, bad: BadCounts) -> None:
         """Count a bad place and have the handler decide about its error."""
         bad.note(error)
         self.skips.handle(error)
@@ -207,7 +209,7 @@ class ItemMaker:
             item = self._item_of(read)
             if item is not _NOTHING:
                 return item
-        raise unreadable(self.rank, self.epoch, tried, self.skips.first_error)
+        raise no_good_sample(self.rank, self.epoch, tried, self.skips.first_error)
 
     def _item_of(self, read: ReadResult) -> Any:
         """Return the item of a sample, or `_NOTHING` if it cannot be made."""
@@ -219,13 +221,15 @@ class ItemMaker:
             item = self.pipeline(read)
         except SampleError:
             return _NOTHING
-        return _NOTHING if item.__class__ is Dropped else item
+        if item.__class__ is Dropped:
+            return _NOTHING
+        return item
 
 
-def unreadable(
+def no_good_sample(
     rank: int, epoch: int, tried: int, first_error: str, *, is_filtered: bool = False
 ) -> ShardError:
-    """Return the error for a rank that finds no good sample.
+    """Return the error for a rank that has found no good sample.
 
     Args:
         rank: number of the rank.
@@ -249,8 +253,8 @@ def unreadable(
 
 
 @dataclass(slots=True)
-class Bad:
-    """Counts of bad samples, and of the places without their own sample.
+class BadCounts:
+    """Counts of bad samples, and of places that do not yield their own sample.
 
     Attributes:
         places: number of places whose own sample was left out or replaced: because it was bad, or
@@ -285,7 +289,7 @@ class Maker(ABC):
         """Return the part made of `raw`. Raises what `ItemMaker.items` and `gather` raise."""
         begun_s = monotonic()
         items: list[Any] = []
-        bad = Bad()
+        bad = BadCounts()
         is_last = raw.is_last
         try:
             # If a handler ends the epoch, the items that came before stay in the list.
@@ -314,7 +318,7 @@ class Maker(ABC):
         )
 
     @abstractmethod
-    def items_of(self, raw: RawBatch, bad: Bad) -> Iterator[Any]:
+    def items_of(self, raw: RawBatch, bad: BadCounts) -> Iterator[Any]:
         """Yield the items of a part, and count its bad places in `bad`."""
 
     @abstractmethod
@@ -342,7 +346,7 @@ class BatchMaker(Maker):
     collate: Collate
     size: int | None
 
-    def items_of(self, raw: RawBatch, bad: Bad) -> Iterator[Any]:
+    def items_of(self, raw: RawBatch, bad: BadCounts) -> Iterator[Any]:
         """Yield the items of a batch, with substitutes for items that cannot be made."""
         return self.item_maker.items(raw.first, raw.reads, bad)
 
@@ -364,7 +368,9 @@ def collated(collate: Collate, samples: Any) -> Any:
         return collate(samples)
     except KeyError as exn:
         missing_member = _missing_member(samples, exn)
-        raise (missing_member or exn) from None
+        if missing_member is None:
+            raise
+        raise missing_member from None
     except SILENT_ENDS as exn:  # any of these would silently end the epoch
         raise RuntimeError(f"collate_fn raised {type(exn).__name__}") from exn
 

@@ -1,8 +1,14 @@
-"""A rank's batches of an epoch, or of its rest: their number, their places, and their readers.
+"""A rank's batches of an epoch, or of the rest of one: their number, places and readers.
 
-They are used where every sample of the epoch has a number, which is called its place. Batch n has
-the places from n times the batch size on, counted from the place at which the epoch is resumed.
-`rank_chunks` is used where samples have no numbers.
+Every sample of the rank's epoch has a number, which is called its place. Batch n has the places
+from n times the batch size on, counted from the place at which the epoch is resumed. Where samples
+have no numbers, `rank_chunks` is used instead.
+
+- A share is the samples of an epoch that a rank reads.
+- A phase is a part of the epoch that the same ranks have read. If a run resumes with another number
+  of ranks, these share what earlier phases have left.
+- A substitute is a good sample that takes the place of a bad one. It may be any sample of the
+  epoch, so a reader of single samples, the lone reader, reads it.
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
-from shardcache_client.batches.maker import Bad, BatchMaker, ItemMaker, Skips, StoppedError
+from shardcache_client.batches.maker import BadCounts, BatchMaker, ItemMaker, Skips, StoppedError
 from shardcache_client.batches.rank_work import BatchForm, RankWork, Reading
 from shardcache_client.batches.substitutes import Substitutes
 from shardcache_client.batches.threads import Check, nothing_to_check
@@ -34,7 +40,7 @@ from shardcache_client.reading.epochs.scattered_reader import reader_of
 
 
 class RankBatches(RankWork):
-    """The batches that a rank reads of an epoch, or of its rest.
+    """The batches that a rank reads of an epoch, or of the rest of one.
 
     Args:
         reading: means of reading the dataset.
@@ -58,17 +64,15 @@ class RankBatches(RankWork):
         deal = reading.deal
         assert isinstance(deal, SpanDeal)
         start = progress.start_of(deal, topology)
-        # A phase is a part of the epoch that the same ranks have read. The ranks share what earlier
-        # phases have left.
         share = deal.share(progress.epoch, topology, phases=start.phases)
         self.progress = progress
         self._deal = deal
         self._topology = topology
         self._form = form
         self._passed = start.passed  # number of places of the share that were passed before
-        self._epoch = RankEpoch(share, reading.form.manifest)
+        self._order = RankEpoch(share, reading.form.manifest)
         if is_read:
-            self._passed = len(self._epoch)
+            self._passed = len(self._order)
 
     def __repr__(self) -> str:
         return f"RankBatches({self.progress!r}, batches={len(self)})"
@@ -76,7 +80,7 @@ class RankBatches(RankWork):
     @property
     def samples(self) -> int:
         """Number of samples."""
-        return max(0, len(self._epoch) - self._passed)
+        return max(0, len(self._order) - self._passed)
 
     @cached_property
     def count(self) -> int:
@@ -90,30 +94,30 @@ class RankBatches(RankWork):
         return self.count
 
     def after(self, batches: int) -> Progress:
-        """Return the progress once each rank has taken `batches`."""
+        """Return the progress once each rank has taken this number of further batches."""
         return self.progress.after(self._topology.world_size, self._form.places_per_batch, batches)
 
     def places_of(self, number: int) -> tuple[int, int]:
         """Return the first place of a batch, and the place after its last."""
         first = self._passed + number * self._form.places_per_batch
-        return first, min(first + self._form.places_per_batch, len(self._epoch))
+        return first, min(first + self._form.places_per_batch, len(self._order))
 
     @contextmanager
     def open_maker(self, skips: Skips) -> Iterator[BatchMaker]:
         """Lend a maker of batches; see `RankWork`."""
-        with closing(self._lone_reader()) as lone:
-            item_maker = self._item_maker(skips, lone)
+        with closing(self._open_lone_reader()) as lone_reader:
+            item_maker = self._item_maker(skips, lone_reader)
             yield BatchMaker(item_maker, self._form.collate, self._form.size)
 
-    def _item_maker(self, skips: Skips, lone: SampleReader) -> ItemMaker:
-        """Return a maker of items, which reads substitutes for bad samples with `lone`."""
+    def _item_maker(self, skips: Skips, lone_reader: SampleReader) -> ItemMaker:
+        """Return a maker of items, which reads substitutes with `lone_reader`."""
         reading = self._reading
         epoch = self.progress.epoch
         substitutes = None
         # With `even=None`, ranks may have different numbers of items: bad samples are left out.
         if self._deal.even is not None:
             spare = partial(self._deal.spare, epoch, self._topology)
-            substitutes = Substitutes(spare, reading.form.manifest, lone)
+            substitutes = Substitutes(spare, reading.form.manifest, lone_reader)
         return ItemMaker(
             reading.pipeline,
             skips,
@@ -122,24 +126,18 @@ class RankBatches(RankWork):
             epoch=epoch,
         )
 
-    def _lone_reader(self) -> SampleReader:
-        """Return a reader of single samples, which reads substitutes; it must be closed."""
+    def _open_lone_reader(self) -> SampleReader:
+        """Return a reader of single samples; the caller must close it."""
         reading = self._reading
-        # With a global shuffle, samples are read by their ranges, else from their shards.
+        # With a global shuffle, samples are read by their ranges of bytes, not from whole shards.
         if reading.form.scattered is not None:
             return LoneRangeReader(reading.form, reading.pipeline, reading.sessions)
         return LoneShardReader(reading.sessions.open, reading.form)
 
-    def place_reader(
+    def open_places_reader(
         self, session: Session, check: Check = nothing_to_check, *, is_shared: bool = False
     ) -> PlacesReader:
-        """Return a reader of the places of this epoch, to be closed.
-
-        Args:
-            session: connection to the daemon by which shards are leased.
-            check: may end a wait; see `Check`.
-            is_shared: True if other processes read other places of this epoch.
-        """
+        """Return a reader of the samples at this epoch's places; see `RankWork`."""
         reading = self._reading
         epoch = self.progress.epoch
         shards_after: Callable[[], Iterator[int]] = no_shards
@@ -147,14 +145,14 @@ class RankBatches(RankWork):
             manifest = reading.form.manifest
             shards_after = partial(first_shards, self._deal, epoch + 1, self._topology, manifest)
         plans = EpochPlans(session, reading.form, epoch, shards_after, check, is_shared=is_shared)
-        return reader_of(session, plans, self._epoch, reading.sessions, check)
+        return reader_of(session, plans, self._order, reading.sessions, check)
 
     def place(self, sample: int) -> int:
         """Return the place of a sample, given its number from where the epoch is resumed."""
         return self._passed + sample
 
     def after_samples(self, samples: int, batch_size: int) -> Progress:
-        """Return the progress once each rank has passed `samples` places.
+        """Return the progress once each rank has passed `samples` further places.
 
         The progress counts batches of `batch_size` samples; or batches of one sample, if `samples`
         is not a multiple of `batch_size`.
@@ -162,7 +160,7 @@ class RankBatches(RankWork):
         return self.progress.after_samples(self._topology.world_size, batch_size, samples)
 
     def items(
-        self, runs: Iterable[tuple[int, int]], bad: Bad, *, is_shared: bool = False
+        self, runs: Iterable[tuple[int, int]], bad: BadCounts, *, is_shared: bool = False
     ) -> Generator[Any]:
         """Yield the items of some places, one by one.
 
@@ -173,15 +171,15 @@ class RankBatches(RankWork):
         """
         reading = self._reading
         with (
-            closing(self._lone_reader()) as lone,
+            closing(self._open_lone_reader()) as lone_reader,
             reading.sessions.borrow() as session,
-            closing(self.place_reader(session, is_shared=is_shared)) as places,
+            closing(self.open_places_reader(session, is_shared=is_shared)) as places_reader,
         ):
             skips = Skips(for_epoch(reading.on_error))  # `for_epoch` limits its warnings
-            maker = self._item_maker(skips, lone)
+            maker = self._item_maker(skips, lone_reader)
             try:
                 for first, end in runs:
-                    yield from maker.items(first, places.reads(first, end), bad)
+                    yield from maker.items(first, places_reader.reads(first, end), bad)
             except StoppedError:
                 pass  # The handler, `on_error`, has ended the epoch.
 
@@ -194,7 +192,9 @@ def no_shards() -> Iterator[int]:
 def first_shards(
     deal: SpanDeal, epoch: int, topology: Topology, manifest: Manifest
 ) -> Iterator[int]:
-    """Yield the first shards that a rank needs in an epoch, at most as many as a plan may have.
+    """Yield the numbers of the first shards that a rank needs in an epoch.
+
+    There are at most as many as a plan, which tells the daemon about them, may have.
 
     Args:
         deal: division of the epoch.

@@ -1,18 +1,21 @@
 """A reader's epoch in chunks: runs of its places, some of whose samples may be left out.
 
-Chunks are used where nobody knows in advance which places a batch takes: samples are filtered,
+Chunks are used where it is not known in advance which places a batch takes: samples are filtered,
 uncounted, or regrouped by a stage. A chunk has a fixed number of places, but how many of their
 samples remain is known only once it is made. So chunks are numbered, and not batches: worker
 processes make the chunks by their numbers, and then the stage makes batches of their samples.
 
+- A reader is a rank, or one of its workers in a plain DataLoader.
 - A place is the number of a sample in the reader's epoch.
 - An item is what a sample has become after decoding and the user's functions.
+- An epoch with a fixed number of samples per reader goes through the dataset as often as that
+  takes. Each time is a pass.
 
 Shards are uncounted if their numbers of samples are unknown. Their epoch is read in shares and
 steps:
 
-- A share is the shards that are dealt to one reader. A reader of an epoch with a fixed number of
-  samples goes on to further shares.
+- A share is the shards that are dealt to one reader. In an epoch with a fixed number of samples, a
+  reader goes on to further shares.
 - A step takes some samples of each of a few shards of a share.
 """
 
@@ -26,13 +29,13 @@ from itertools import islice
 from typing import NamedTuple
 
 from shardcache_client.batches.maker import (
-    Bad,
+    BadCounts,
     ItemMaker,
     Maker,
     RawBatch,
     Skips,
     StoppedError,
-    unreadable,
+    no_good_sample,
 )
 from shardcache_client.batches.rank_batches import first_shards, no_shards
 from shardcache_client.batches.rank_work import RankWork, Reading
@@ -64,8 +67,8 @@ class Chunk(NamedTuple):
     Attributes:
         items: items that are not left out, with their places.
         end: the place after the run.
-        steps: steps of uncounted shards, from the step that has the first place of the chunk to the
-            last step begun; empty if samples are counted.
+        steps: the steps of uncounted shards that were begun, from the step with the first place of
+            the chunk on; empty if samples are counted.
         first_error: the first error that a handler has skipped so far; "" if there is none.
     """
 
@@ -79,7 +82,7 @@ class Spot(NamedTuple):
     """Position of a reader.
 
     Attributes:
-        place: number of the place.
+        place: the place.
         share: number of the share that is being read; 0 if samples are counted.
     """
 
@@ -88,12 +91,12 @@ class Spot(NamedTuple):
 
 
 class RankChunks(RankWork):
-    """The chunks of one reader's epoch, or of its rest.
+    """The chunks of one reader's epoch, or of the rest of one.
 
     Args:
         reading: means of reading the dataset.
         resume: position from which the epoch is read.
-        reader: the rank, or its worker in a plain DataLoader, which reads for itself.
+        reader: the reader.
         size: number of places of a chunk.
 
     Attributes:
@@ -107,8 +110,8 @@ class RankChunks(RankWork):
         self._size = size
         self._start_place = resume.reached.mark.place
         self._epoch = resume.progress.epoch
-        # This is last: `_counted` is computed from the attributes above.
-        self.places = None if self._counted is None else len(self._counted)
+        # This is last: `_counted_order` is computed from the attributes above.
+        self.places = None if self._counted_order is None else len(self._counted_order)
 
     def __repr__(self) -> str:
         return f"RankChunks({self._resume!r}, {self._reader})"
@@ -116,19 +119,19 @@ class RankChunks(RankWork):
     # The order of the epoch is one of these two, according to the deal.
 
     @cached_property
-    def _counted(self) -> RankEpoch | None:
+    def _counted_order(self) -> RankEpoch | None:
         """The order if samples are counted; None if they are not."""
         deal = self._reading.deal
         if isinstance(deal, ShardDeal):
             return None
-        # A phase is a part of the epoch that the same ranks have read. All phases count as past:
-        # the readers share what is left of the epoch, also if the ranks of the last phase resume.
+        # A phase is a part of the epoch that the same ranks have read. Even if the ranks of the
+        # last phase resume, it counts as past: the readers share what is left of the epoch.
         past_phases = self._resume.progress.past(deal.even)
         share = deal.share(self._epoch, self._reader, past_phases)
         return RankEpoch(share, self._reading.form.manifest)
 
     @cached_property
-    def _uncounted(self) -> UncountedEpoch:
+    def _uncounted_order(self) -> UncountedEpoch:
         """The order if samples are not counted."""
         deal = self._reading.deal
         assert isinstance(deal, ShardDeal)
@@ -150,41 +153,44 @@ class RankChunks(RankWork):
             end = min(end, self.places)
         return first, end
 
-    def place_reader(
+    def open_places_reader(
         self, session: Session, check: Check = nothing_to_check, *, is_shared: bool = False
     ) -> PlacesReader:
-        """Return a reader of the places of this epoch, to be closed; see `RankWork`."""
-        # The deque needs no name here: `read_part` asks the reader itself for the steps.
-        return self._reader_noting_steps(session, check, deque(), is_shared=is_shared)
+        """Return a reader of the samples at this epoch's places; see `RankWork`."""
+        # The deque is not used here: `read_part` asks the reader itself for the steps.
+        return self._open_recording_reader(session, check, deque(), is_shared=is_shared)
 
-    def _reader_noting_steps(
+    def _open_recording_reader(
         self,
         session: Session,
         check: Check,
-        begun: deque[StepPlace],
+        begun_steps: deque[StepPlace],
         *,
         is_shared: bool,
     ) -> PlacesReader:
-        """Return a reader of the places that adds each step of uncounted shards to `begun`.
+        """Return a reader of the samples at this epoch's places, which records the steps it begins.
 
-        For the other arguments, see `RankWork.place_reader`.
+        For the other arguments, see `RankWork.open_places_reader`.
+
+        Args:
+            begun_steps: gets each step of uncounted shards when the step begins.
         """
         form = self._reading.form
         shards_after = self._shards_of_next_epoch()
         plans = EpochPlans(session, form, self._epoch, shards_after, check, is_shared=is_shared)
-        if self._counted is not None:
-            return reader_of(session, plans, self._counted, self._reading.sessions, check)
+        if self._counted_order is not None:
+            return reader_of(session, plans, self._counted_order, self._reading.sessions, check)
         return UncountedReader(
             plans,
-            self._uncounted,
+            self._uncounted_order,
             self._resume.reached.step,
             self._start_place,
-            begun,
+            begun_steps,
             ends_at_errors=self._reading.on_error is reraise,
         )
 
     def _shards_of_next_epoch(self) -> Callable[[], Iterator[int]]:
-        """Return a function that finds the first shards of the next epoch.
+        """Return a function that yields the numbers of the next epoch's first shards.
 
         Finding them takes a while, so the function is called only once the plan needs them.
         """
@@ -223,38 +229,41 @@ class RankChunks(RankWork):
 
     @cached_property
     def _pass_places(self) -> int | None:
-        """Number of consecutive places that hold every sample; None if it is unknown."""
+        """Number of consecutive places that hold every sample, from any place on; None if unknown.
+
+        None as well if samples are not counted.
+        """
         deal = self._reading.deal
         if not isinstance(deal, SpanDeal):
             return None
         return deal.pass_places(self._epoch)
 
-    def check_progress(self, last: Spot, current: Spot, first_error: str) -> None:
+    def check_progress(self, last_good: Spot, current: Spot, first_error: str) -> None:
         """Raise ShardError if every sample has been tried since the last good sample.
 
         An epoch that lasts until it has yielded a fixed number of samples would otherwise never
         end.
 
         Args:
-            last: position of the last item.
+            last_good: position of the last item.
             current: position of the sample that is being read.
             first_error: the first error that a handler has skipped; "" if there is none.
         """
-        tried = current.place - last.place
+        tried = current.place - last_good.place
         if self.places is None:
             # Any `pass_shares` shares in a row have every sample. The shares of the two positions
             # may have been tried only in part, so only the shares between them count.
-            shares_between = current.share - last.share - 1
-            all_were_tried = shares_between >= self._uncounted.pass_shares
+            shares_between = current.share - last_good.share - 1
+            all_were_tried = shares_between >= self._uncounted_order.pass_shares
         else:
             all_were_tried = self._pass_places is not None and tried >= self._pass_places
         if all_were_tried:
             is_filtered = self._reading.pipeline.has_filters
-            raise unreadable(
+            raise no_good_sample(
                 self._reader.rank, self._epoch, tried, first_error, is_filtered=is_filtered
             )
 
-    def placed(self, bad: Bad, steps: deque[StepPlace]) -> Generator[Placed]:
+    def placed(self, bad: BadCounts, steps: deque[StepPlace]) -> Generator[Placed]:
         """Yield the items one by one, each as soon as it is read.
 
         Args:
@@ -266,33 +275,36 @@ class RankChunks(RankWork):
         """
         reading = self._reading
         skips = Skips(for_epoch(reading.on_error))  # `for_epoch` limits the warnings in an epoch
-        # Position of the last item that was yielded: the loop at the end sets it after each item,
-        # and `checked` reads it. No item has been yielded at the start place, where it begins, so
-        # the first check may come one place late, which does no harm.
-        last = Spot(self._start_place, self._resume.reached.step.share)
+        # Position of the last item: the loop at the end sets it, and `with_checks` reads it. Before
+        # the first item it is the start place, so the first check may come one place late, which
+        # does no harm.
+        last_good = Spot(self._start_place, self._resume.reached.step.share)
 
-        def checked(reads: Iterator[ReadResult]) -> Iterator[ReadResult]:
+        def with_checks(reads: Iterator[ReadResult]) -> Iterator[ReadResult]:
             """Yield the results of reading, and check the progress after each bad sample."""
-            # The maker takes a sample from here before it makes the sample's item: `last` is still
-            # the last item before the sample.
+            # The maker takes a result from here before it makes an item of it, so `last_good` is
+            # still the last item before this place.
             for place, read in enumerate(reads, self._start_place):
-                is_after_bad_sample = place > last.place + 1
+                is_after_bad_sample = place > last_good.place + 1
                 if is_after_bad_sample:
-                    self.check_progress(last, Spot(place, _share(steps)), skips.first_error)
+                    current = Spot(place, _current_share(steps))
+                    self.check_progress(last_good, current, skips.first_error)
                 yield read
 
-        end = self._start_place + _ENDLESS if self.places is None else self.places
+        end = self.places
+        if end is None:
+            end = self._start_place + _ENDLESS
         with (
             reading.sessions.borrow() as session,
             closing(
-                self._reader_noting_steps(session, nothing_to_check, steps, is_shared=False)
+                self._open_recording_reader(session, nothing_to_check, steps, is_shared=False)
             ) as places_reader,
         ):
             maker = self._item_maker(skips)
-            reads = checked(places_reader.reads(self._start_place, end))
+            reads = with_checks(places_reader.reads(self._start_place, end))
             try:
                 for placed in maker.placed(self._start_place, reads, bad):
-                    last = Spot(placed.place, _share(steps))
+                    last_good = Spot(placed.place, _current_share(steps))
                     yield placed
             except StoppedError:
                 pass  # The handler has ended the epoch.
@@ -302,27 +314,27 @@ class ChunkMaker(Maker):
     """Makes the chunks of one epoch. Any thread.
 
     Args:
-        items: makes the items, without substitutes.
+        item_maker: makes the items, without substitutes.
     """
 
-    def __init__(self, items: ItemMaker) -> None:
-        self._items = items
+    def __init__(self, item_maker: ItemMaker) -> None:
+        self._item_maker = item_maker
 
-    def items_of(self, raw: RawBatch, bad: Bad) -> Iterator[Placed]:
+    def items_of(self, raw: RawBatch, bad: BadCounts) -> Iterator[Placed]:
         """Yield the items of a chunk, with their places."""
-        return self._items.placed(raw.first, raw.reads, bad)
+        return self._item_maker.placed(raw.first, raw.reads, bad)
 
     def gather(self, items: list[Placed], raw: RawBatch) -> Chunk:
         """Return the chunk with these items."""
         end = raw.first + len(raw.reads)
-        return Chunk(items, end, raw.steps, self._items.skips.first_error)
+        return Chunk(items, end, raw.steps, self._item_maker.skips.first_error)
 
 
-def _share(steps: deque[StepPlace]) -> int:
+def _current_share(steps: deque[StepPlace]) -> int:
     """Return the number of the share that is being read; 0 for counted samples, which have none."""
     return steps[-1].share if steps else 0
 
 
 def _first_uncounted_shards(epoch: UncountedEpoch) -> Iterator[int]:
-    """Yield the first shards of a reader's share of an epoch, at most as many as a plan has."""
+    """Yield the numbers of the first shards of a reader, at most as many as a plan may have."""
     return islice(epoch.shards(StepPlace()), MAX_VISITS)

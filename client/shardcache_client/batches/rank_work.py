@@ -1,8 +1,10 @@
-"""A rank's work in an epoch, or its rest, in numbered parts.
+"""A rank's work in an epoch, or in the rest of one, in numbered parts.
 
-A part is a batch, or a chunk of samples for a stage. A part is made in two steps. First its samples
-are read, one part after another. Then the samples are decoded and collated by any thread. The
-loaders use this class, through `RankBatches` for batches and `RankChunks` for chunks.
+A part is a batch, or a chunk of samples for a stage. It is made of the samples at some places: a
+place is the number of a sample in the rank's epoch. First one thread reads the samples, part by
+part. Then any thread decodes and collates the samples of a part.
+
+Loaders use this class through `RankBatches` for batches and `RankChunks` for chunks.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ def _as_it_is(made: MadeBatch) -> MadeBatch:
 
 
 class RankWork(ABC):
-    """The parts of a rank's work in an epoch, or in its rest.
+    """The parts of a rank's work in an epoch, or in the rest of one.
 
     Args:
         reading: means of reading the dataset.
@@ -96,10 +98,10 @@ class RankWork(ABC):
         """Return the first place of a part, and the place after its last."""
 
     @abstractmethod
-    def place_reader(
+    def open_places_reader(
         self, session: Session, check: Check = nothing_to_check, *, is_shared: bool = False
     ) -> PlacesReader:
-        """Return a reader of the places of this epoch, to be closed.
+        """Return a reader of the samples at this epoch's places; the caller must close it.
 
         Args:
             session: connection to the daemon by which shards are leased.
@@ -109,32 +111,32 @@ class RankWork(ABC):
 
     @abstractmethod
     def open_maker(self, skips: Skips) -> AbstractContextManager[Maker]:
-        """Lend a maker, which makes each part from the samples read at the part's places.
+        """Lend a maker, which makes each part of the samples read at the part's places.
 
         Args:
-            skips: decides about samples that cannot be read or decoded.
+            skips: passes the errors of bad samples to the user's handler.
         """
 
     def read_part(self, number: int, places_reader: PlacesReader, session: Session) -> RawBatch:
-        """Read the samples of a part, from which it is made.
+        """Read the samples of a part.
 
         Args:
             number: number of the part.
-            places_reader: reader of the places of this epoch; see `place_reader`.
+            places_reader: result of `open_places_reader`.
             session: the reader's session, which counts the time spent waiting.
         """
         begun_s = monotonic()
-        waited_s = session.waited_s
+        waited_before_s = session.waited_s
         first, end = self.places_of(number)
         reads: Sequence[ReadResult] = list(places_reader.reads(first, end))
         return RawBatch(
             first,
             reads,
             reading_s=monotonic() - begun_s,
-            waited_s=session.waited_s - waited_s,
+            waited_s=session.waited_s - waited_before_s,
         )
 
-    def made(
+    def parts(
         self,
         *,
         skip: int = 0,
@@ -162,12 +164,13 @@ class RankWork(ABC):
             reading = self._reading
             with (
                 reading.sessions.borrow() as session,
-                closing(self.place_reader(session, check)) as places_reader,
+                closing(self.open_places_reader(session, check)) as places_reader,
             ):
                 for number in range(skip, self.count):
                     yield self.read_part(number, places_reader, session)
 
-        with self.open_maker(Skips(for_epoch(self._reading.on_error))) as maker:
+        skips = Skips(for_epoch(self._reading.on_error))
+        with self.open_maker(skips) as maker:
 
             def make_part(raw: RawBatch) -> MadeBatch:
                 """Return the part made of the results of reading it."""
@@ -186,9 +189,9 @@ class RankWork(ABC):
 
 
 def _made_here(
-    raw: Generator[RawBatch], make: Callable[[RawBatch], MadeBatch]
+    raw_parts: Generator[RawBatch], make_part: Callable[[RawBatch], MadeBatch]
 ) -> Generator[MadeBatch]:
     """Yield the parts, each of which the calling thread makes when it is asked for."""
-    with closing(raw):
-        for batch in raw:
-            yield make(batch)
+    with closing(raw_parts):
+        for raw in raw_parts:
+            yield make_part(raw)

@@ -1,8 +1,8 @@
-"""One reader's samples of an epoch, one by one.
+"""One reader's samples of an epoch, one by one, for `for sample in dataset`.
 
-`for sample in dataset` runs it. The reader is a rank, or a worker of a plain DataLoader, which
-yields the samples of the batches that the DataLoader asks it for. `stage_run` is the counterpart
-for samples that have no numbers.
+The reader is a rank, or a worker of a plain DataLoader, which yields the samples of the batches
+that the DataLoader asks it for. A place is the number of a sample in the rank's epoch. `stage_run`
+is the counterpart for samples that have no numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from shardcache.errors import ConfigError
-from shardcache_client.batches.maker import Bad
+from shardcache_client.batches.maker import BadCounts
 from shardcache_client.batches.rank_batches import RankBatches
 from shardcache_client.batches.rank_work import BatchForm, Reading
 from shardcache_client.order.topology import Topology
@@ -40,7 +40,7 @@ class RunStart(NamedTuple):
 
 
 class SampleRun:
-    """The samples that one reader reads in an epoch, or in its rest, once.
+    """The samples that one reader reads in an epoch, or in the rest of one. Used once.
 
     Worker w of n reads the batches w, w + n, w + 2n and so on, since a DataLoader asks its workers
     for batches in turn. So the loader yields the rank's samples in the same order with any number
@@ -50,8 +50,9 @@ class SampleRun:
         reading: means of reading the dataset.
         reader: the rank, and its worker if there are several.
         form: facts for states.
-        asked_size: returns the batch size of the DataLoader that asks for a sample, or else its
-            argument, the dataset's batch size. It is called when the first sample is asked for.
+        asked_size: returns the batch size of the DataLoader that asks for a sample; if no
+            DataLoader asks, returns its argument, the dataset's batch size. It is called when the
+            first sample is asked for.
         start: place from which the reader resumes.
 
     Attributes:
@@ -80,14 +81,14 @@ class SampleRun:
         self._was_read = start.is_read
         # With `even=None`, ranks may have different numbers of samples: bad samples are left out.
         self._has_substitutes = reading.deal.even is not None
-        self._bad = Bad()
-        # Bad places that no substitute fills: all or none.
-        self._left_out = Bad() if self._has_substitutes else self._bad
+        self._bad = BadCounts()
+        # Bad samples that yield no substitute: none, or all.
+        self._left_out = BadCounts() if self._has_substitutes else self._bad
         self._yielded = 0
-        self._before = 0  # places after the progress that were passed before this run
+        self._passed_before = 0  # places after the progress that were passed before this run
         self._batch_size = form.batch_size
         if part is not None:
-            self._before = part.samples
+            self._passed_before = part.samples
             self._batch_size = part.batch_size
         self._set_batches()
 
@@ -113,8 +114,8 @@ class SampleRun:
 
     @property
     def taken(self) -> int:
-        """Number of places passed since the progress, including bad ones."""
-        return self._before + self._yielded + self._left_out.places
+        """Number of places passed since the progress, including those of bad samples."""
+        return self._passed_before + self._yielded + self._left_out.places
 
     @property
     def samples_left(self) -> int:
@@ -131,15 +132,14 @@ class SampleRun:
             self._check_size(self._asked_size(self._batch_size))
         # A DataLoader takes whole batches from its workers in turn, so the batches that they divide
         # must have its size. A worker that resumes goes on with the size that it began with.
-        if not self._is_whole_rank and not self._before:
+        if not self._is_whole_rank and not self._passed_before:
             self._batch_size = self._asked_size(self._batch_size)
             self._set_batches()
         if self.samples_left <= 0:
             self._end(when_read)
             return
-        # This loop runs for each sample.
-        left_out = self._left_out
-        places_to_pass = self._total - self._before
+        left_out = self._left_out  # a local variable, as the loop below runs for each sample
+        places_to_pass = self._total - self._passed_before
         try:
             with closing(self._items()) as items:
                 for yielded, item in enumerate(items, 1):
@@ -149,12 +149,12 @@ class SampleRun:
                         # number of samples does not ask for a further sample.
                         self._end(when_read)
                     yield item
-            if not self.read:
+            if not self.read:  # the last samples were left out
                 self._end(when_read)
         finally:  # The report is also logged if the user leaves the epoch early.
             bad = self._bad
             epoch = self._progress.epoch
-            report(epoch, bad.samples, bad.lost, repeated=self._has_substitutes)
+            report_skipped(epoch, bad.samples, bad.lost, repeated=self._has_substitutes)
 
     def _check_size(self, asked_size: int) -> None:
         """Raise ConfigError if a loader's batches would have samples of several sources.
@@ -181,15 +181,15 @@ class SampleRun:
         A whole rank has one run, and a worker has one run for each batch.
         """
         if self._is_whole_rank:
-            yield self._batches.place(self._before), self._batches.place(self._total)
+            yield self._batches.place(self._passed_before), self._batches.place(self._total)
             return
-        batches_passed, passed = divmod(self._before, self._batch_size)
+        batches_passed, places_passed = divmod(self._passed_before, self._batch_size)
         workers = self.topology.workers
         next_batch = self.topology.worker + batches_passed * workers
         for number in range(next_batch, self._batches.count, workers):
             first, end = self._batches.places_of(number)
-            yield first + passed, end
-            passed = 0  # only the first of these batches was begun before
+            yield first + places_passed, end
+            places_passed = 0  # only the first of these batches was begun before
 
     def _end(self, when_read: Callable[[], object]) -> None:
         """Record that the last sample has been read, and call `when_read`."""
@@ -214,10 +214,6 @@ class SampleRun:
         form = replace(self._form, batch_size=self._batch_size)
         return form.state(self._progress, self._rank, ended=ended, over=over, left=left, part=part)
 
-    def state_in_loader(self) -> RankState:
-        """Return the reader's state, for a loader that keeps account of the end of the epoch."""
-        return self.state()
-
     @property
     def is_over(self) -> bool:
         """True if the epoch has no more batches on any rank."""
@@ -239,14 +235,15 @@ def samples_of_worker(samples: int, batch_size: int, worker: int, workers: int) 
         worker: number of the worker, and of its first batch.
         workers: number of workers of the rank.
     """
-    batches = range(worker, -(-samples // batch_size), workers)
+    batches_of_rank = -(-samples // batch_size)  # rounded up
+    batches = range(worker, batches_of_rank, workers)
     if not batches:
         return 0
     size_of_last = min(batch_size, samples - batches[-1] * batch_size)
     return (len(batches) - 1) * batch_size + size_of_last
 
 
-def report(epoch: int, samples: int, lost: Set[str], *, repeated: bool) -> None:
+def report_skipped(epoch: int, samples: int, lost: Set[str], *, repeated: bool) -> None:
     """Log how many samples and shards of an epoch were skipped, if any.
 
     Args:

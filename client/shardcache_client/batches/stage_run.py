@@ -1,7 +1,8 @@
-"""One reader's items in an epoch of samples without numbers, one by one.
+"""One reader's items in an epoch of samples without numbers, for `for sample in dataset`.
 
-`for sample in dataset` runs it where samples are filtered, uncounted or regrouped by a stage.
-`sample_run` is the counterpart for samples that have numbers.
+Samples have no numbers if they are filtered, uncounted, or regrouped by a stage. An item is what a
+stage makes of some samples; without a stage, each sample is an item. `sample_run` is the
+counterpart for samples that have numbers.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any
 
-from shardcache_client.batches.maker import Bad
+from shardcache_client.batches.maker import BadCounts
 from shardcache_client.batches.rank_chunks import RankChunks
 from shardcache_client.batches.rank_work import Reading
-from shardcache_client.batches.sample_run import report
+from shardcache_client.batches.sample_run import report_skipped
 from shardcache_client.batches.staged_epoch import StagedEpoch, StagedForm
 from shardcache_client.order.topology import Topology
 from shardcache_client.position.staged_state import Resume, StagedState
 
 
 class StageRun:
-    """The items that one reader is given in an epoch, or in its rest, once.
+    """The items that one reader yields in an epoch, or in the rest of one. Used once.
 
     Each worker of a plain DataLoader reads a share of its own, like a rank. The workers cannot
     divide a rank's batches: which samples are in a batch depends on those that are left out, and
@@ -52,8 +53,8 @@ class StageRun:
         self._form = form
         self._reader = reader
         self._was_over = is_over
-        self._bad = Bad()
-        # Each worker reads like a rank: in this topology, every reader of the job is a rank.
+        self._bad = BadCounts()
+        # Each worker reads like a rank. So in this topology, every reader of the job is a rank.
         as_rank = Topology(rank=reader.reader, world_size=reader.readers)
         self._chunks = RankChunks(reading, resume, as_rank, size=1)
         self._epoch = StagedEpoch(form, resume, reader, self._chunks.places, quota)
@@ -77,7 +78,9 @@ class StageRun:
 
         The number is a maximum if samples may be left out.
         """
-        return 0 if self._was_over else self._epoch.samples_left(self._epoch.reached)
+        if self._was_over:
+            return 0
+        return self._epoch.samples_left(self._epoch.reached)
 
     def samples(self, when_read: Callable[[], object] = lambda: None) -> Generator[Any]:
         """Yield the items.
@@ -92,12 +95,12 @@ class StageRun:
             if not self.read:
                 self._end(when_read)
         finally:  # The report is also logged if the user leaves the epoch early.
-            report(self._epoch.epoch, self._bad.samples, self._bad.lost, repeated=False)
+            report_skipped(self._epoch.epoch, self._bad.samples, self._bad.lost, repeated=False)
 
     def _items(self, when_read: Callable[[], object]) -> Generator[Any]:
         """Yield the items, and call `when_read` before an item that is known to be the last."""
         epoch = self._epoch
-        with closing(self._chunks.placed(self._bad, epoch.begun)) as samples:
+        with closing(self._chunks.placed(self._bad, epoch.begun_steps)) as samples:
             for item in epoch.items(samples):
                 if epoch.is_read:
                     self._end(when_read)
@@ -118,10 +121,6 @@ class StageRun:
         """
         ended = self.read or self._was_over
         return self._epoch.state(self._epoch.reached, ended=ended, over=over)
-
-    def state_in_loader(self) -> StagedState:
-        """Return the reader's state, for a loader that keeps account of the end of the epoch."""
-        return self.state()
 
     @property
     def is_over(self) -> bool:

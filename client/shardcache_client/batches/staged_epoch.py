@@ -1,8 +1,12 @@
-"""A reader's epoch, or its rest, regrouped by a stage: its items, and the reader's states.
+"""A reader's epoch, or the rest of one, regrouped by a stage: its items, and the reader's states.
 
 A stage makes items, such as blocks of tokens, from groups of samples. Without a stage, each sample
-is an item. A mark is the reader's position between two items: see `Mark`. `stage_run` and the
-loaders pass the samples in and take the items and the states.
+is an item. `stage_run` and the loaders pass the samples in and take the items and the states.
+
+- A reader is a rank, or one of its workers in a plain DataLoader.
+- A place is the number of a sample in the reader's epoch.
+- A mark is the reader's position between two items: see `Mark`.
+- Uncounted shards are read in steps: see `rank_chunks`.
 """
 
 from __future__ import annotations
@@ -30,8 +34,8 @@ class StagedForm:
         stage: regroups the samples; None if they come one by one.
         seed: seed of the dataset.
         seeds: seeds that were drawn at random; see `RankState`.
-        leaves_out: True if samples may be left out before the stage. Ranks that have given equally
-            many items may then be at different places.
+        leaves_out: True if samples may be left out before the stage. Ranks that have given the same
+            number of items may then be at different places.
     """
 
     dataset: str
@@ -44,7 +48,7 @@ class StagedForm:
     @property
     def is_in_step(self) -> bool:
         """True if workers of the same number are at the same place on all ranks."""
-        # A rank's place follows from its number of items only if no sample is left out.
+        # Otherwise, a rank's place does not follow from its number of items.
         if self.leaves_out or not self.deal.counted:
             return False
         return self.stage is not None and self.stage.is_in_step
@@ -53,18 +57,18 @@ class StagedForm:
         """Return True if all readers end after the same number of items."""
         if reader.readers == 1:
             return True
-        # A stage gives all ranks equally many items, but a worker does not know how many items the
-        # rank's other workers give.
+        # A stage gives all ranks the same number of items, but a worker does not know how many
+        # items the rank's other workers give.
         return self.stage is not None and reader.workers == 1
 
 
 class StagedEpoch:
-    """The items of one reader's epoch, or of its rest.
+    """The items of one reader's epoch, or of the rest of one.
 
     Args:
         form: facts about the dataset's staged epochs.
-        resume: place from which the epoch is read.
-        reader: the rank, or its worker in a plain DataLoader.
+        resume: position from which the epoch is read.
+        reader: the reader.
         places: number of the reader's places; None if it is unknown.
         quota: number of samples that the reader gets in the epoch, not counting bad samples; None
             for all samples of its share.
@@ -72,8 +76,8 @@ class StagedEpoch:
     Attributes:
         reached: position of the reader after the last item.
         is_read: True if nothing is left of the epoch.
-        begun: steps of uncounted shards that were begun, from the step of `reached` on. Reading
-            the samples adds to them. For steps, see `rank_chunks`.
+        begun_steps: steps of uncounted shards that were begun, from the step of `reached` on. The
+            code that reads the samples adds to them.
     """
 
     def __init__(
@@ -94,7 +98,7 @@ class StagedEpoch:
         self._pending_places: deque[int] = deque()
         self.reached = resume.reached
         self.is_read = False
-        self.begun: deque[StepPlace] = deque()
+        self.begun_steps: deque[StepPlace] = deque()
 
     def __repr__(self) -> str:
         return f"StagedEpoch({self.reached!r}, quota={self._quota})"
@@ -127,12 +131,11 @@ class StagedEpoch:
         if stage is None:
             regrouped = one_by_one(samples)
         else:
-            begin = self.reached.mark
             facts = EpochFacts(
                 self._reader,
                 seed=self._form.seed,
                 epoch=self.epoch,
-                start=begin,
+                start=self.reached.mark,
                 places=self._places,
             )
             regrouped = stage.regrouped(samples, facts)
@@ -162,9 +165,9 @@ class StagedEpoch:
             self._pending_places.popleft()
             samples += 1
         # Steps that end at or before the mark are over.
-        while len(self.begun) > 1 and self.begun[1].before <= mark.place:
-            self.begun.popleft()
-        step = self.begun[0] if self.begun else self.reached.step
+        while len(self.begun_steps) > 1 and self.begun_steps[1].before <= mark.place:
+            self.begun_steps.popleft()
+        step = self.begun_steps[0] if self.begun_steps else self.reached.step
         self.reached = Reached(mark, samples, step)
 
     def state(self, reached: Reached, *, ended: bool, over: bool) -> StagedState:

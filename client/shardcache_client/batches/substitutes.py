@@ -1,10 +1,10 @@
-"""Substitutes for bad samples: samples of the whole epoch, from the shares of all ranks.
+"""Substitutes for bad samples: other samples of the epoch, whichever rank reads them.
 
 A bad sample is one that cannot be read or decoded. If the user's handler skips it, another sample
 takes its place in the batch, so that all ranks keep their number of batches.
 
-The spare of a place is the samples among which its substitutes are found: all samples of the epoch.
-If a mixture makes each batch of one source, the spare is all samples of the place's source.
+The spare of a place is the samples among which its substitutes are found: all samples of the epoch;
+or all samples of the place's source, if a mixture makes each batch of one source.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _BLOCK_PLACES = 64
 
 _GOLDEN_SECTION = (math.sqrt(5) - 1) / 2
 
-# Number of substitutes that are spread over the epoch. More would hardly ever be needed unless most
-# of the samples are bad.
+# Number of substitutes that are spread over the epoch. More are needed only if most of the samples
+# are bad.
 _SPREAD_SUBSTITUTES = 16
 
 
@@ -56,17 +56,17 @@ class Substitutes:
     Args:
         spare: returns the spare of a place in the rank's epoch.
         manifest: the shards of the dataset.
-        lone: reads single samples.
+        lone_reader: reads single samples.
     """
 
     def __init__(
-        self, spare: Callable[[int], Spare], manifest: Manifest, lone: SampleReader
+        self, spare: Callable[[int], Spare], manifest: Manifest, lone_reader: SampleReader
     ) -> None:
         self._spare = spare
         self._manifest = manifest
-        self._lone = lone
+        self._lone_reader = lone_reader
         self._lock = threading.Lock()
-        self._epochs: dict[int, RankEpoch] = {}  # by the source of a spare
+        self._orders: dict[int, RankEpoch] = {}  # samples of spares in their order, by source
         # The last block that was tried. The substitutes for neighbouring places come from it, too.
         self._block: _Block | None = None
 
@@ -74,13 +74,13 @@ class Substitutes:
         """Yield the results of reading substitutes for a place, until all samples were tried."""
         spare = self._spare(place)
         with self._lock:
-            places = len(self._epoch_of(spare))
+            places = len(self._order_of(spare))
         tried: set[SampleId] = set()
         for substitute_place in substitute_places(spare.place, places, spare.pass_places):
             for sample in self._samples_from(spare, substitute_place):
                 if sample not in tried:
                     tried.add(sample)
-                    yield self._lone.read(sample)
+                    yield self._lone_reader.read(sample)
 
     def _samples_from(self, spare: Spare, place: int) -> Sequence[SampleId]:
         """Return the samples of the block that has a place of the spare.
@@ -92,17 +92,17 @@ class Substitutes:
         with self._lock:
             block = self._block
             if block is None or (block.source, block.first) != (spare.source, first):
-                samples = sorted(self._epoch_of(spare).between(first, first + _BLOCK_PLACES))
+                samples = sorted(self._order_of(spare).between(first, first + _BLOCK_PLACES))
                 block = _Block(spare.source, first, samples)
                 self._block = block
         start = place - first
         return [*block.samples[start:], *block.samples[:start]]
 
-    def _epoch_of(self, spare: Spare) -> RankEpoch:
+    def _order_of(self, spare: Spare) -> RankEpoch:
         """Return the spare's samples in the order of their places."""
-        if spare.source not in self._epochs:
-            self._epochs[spare.source] = RankEpoch(spare.share, self._manifest)
-        return self._epochs[spare.source]
+        if spare.source not in self._orders:
+            self._orders[spare.source] = RankEpoch(spare.share, self._manifest)
+        return self._orders[spare.source]
 
 
 def substitute_places(place: int, places: int, pass_places: int) -> Iterator[int]:

@@ -21,7 +21,7 @@ Check = Callable[[], None]
 
 
 def nothing_to_check() -> None:
-    """Do nothing: the `Check` of a wait that nobody ends."""
+    """Do nothing: the `Check` of a wait that nothing interrupts."""
 
 
 class AbandonedError(Exception):
@@ -79,7 +79,7 @@ def made_by_threads(
 
 
 class _BatchQueue:
-    """The batches that are being made, in order.
+    """The batches that are being made, in order; at most `ahead` of them.
 
     The thread that reads raw batches puts in the futures of the batches, and the thread that uses
     the batches takes these futures.
@@ -96,13 +96,10 @@ class _BatchQueue:
         self.end = Future[None]()
         self._futures: SimpleQueue[Future[Any]] = SimpleQueue()
         self._free = threading.Semaphore(ahead)
-        self._abandoned = False
+        self._is_abandoned = False
 
     def take(self) -> Future[Any]:
-        """Wait for the next batch that is being made, and return it; return `end` after the last.
-
-        The batch itself may still have to be waited for.
-        """
+        """Return the future of the next batch, once it has begun; return `end` after the last."""
         future = self._futures.get()
         self._free.release()
         return future
@@ -118,12 +115,12 @@ class _BatchQueue:
 
     def check(self) -> None:
         """Raise AbandonedError if the iterator over the batches has been closed or dropped."""
-        if self._abandoned:
+        if self._is_abandoned:
             raise AbandonedError
 
     def abandon(self) -> None:
         """Make the thread that reads end, even if it waits for the queue to have space."""
-        self._abandoned = True
+        self._is_abandoned = True
         self._free.release()
 
 
@@ -132,7 +129,7 @@ def _read(
     read: Callable[[Check], Generator[R]],
     submit: Callable[[R], Future[Any]],
 ) -> None:
-    """Read and submit one raw batch after another, each once the queue has space; then put its end.
+    """Read and submit each raw batch once the queue has space; put the queue's end after the last.
 
     Args:
         queue: the queue of batches.

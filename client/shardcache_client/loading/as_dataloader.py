@@ -1,6 +1,6 @@
-"""A loader's likeness to torch's DataLoader: the options, attributes and dataset of one.
+"""The options, attributes and dataset by which a ShardLoader resembles torch's DataLoader.
 
-Frameworks look at these, although a ShardLoader is no DataLoader.
+Frameworks look at these, although a ShardLoader is not a DataLoader.
 """
 
 import inspect
@@ -17,16 +17,16 @@ ORDER_OPTIONS = ("sampler", "batch_sampler", "shuffle")
 """Options of a DataLoader that a loader refuses: its dataset determines the order."""
 
 DATALOADER_ATTRIBUTES = inspect.signature(DataLoader).parameters.keys() - {*ORDER_OPTIONS}
-"""Attributes of a DataLoader that frameworks look at: all that a loader has an option for."""
+"""Attributes of a DataLoader that a loader has as well, for frameworks that look at them."""
 
 
-def refuse_options_of_order(options: Mapping[str, Any]) -> None:
+def refuse_order_options(options: Mapping[str, Any]) -> None:
     """Raise ConfigError if an option would change the order of the samples."""
     for name in ORDER_OPTIONS:
         value = options.get(name)
         # The value is not just tested for truth: an empty sampler is a sampler, too.
-        is_off = value is None or (isinstance(value, int) and value == 0)
-        if not is_off:
+        is_false = isinstance(value, int) and value == 0
+        if value is not None and not is_false:
             raise ConfigError(
                 f"loader() does not take {name}: the dataset determines the order of its samples",
                 remedy="pass shuffle, shuffle_window and seed to the ShardDataset",
@@ -36,28 +36,28 @@ def refuse_options_of_order(options: Mapping[str, Any]) -> None:
 def new_template(options: Mapping[str, Any], collate_fn: Callable[[Any], Any]) -> DataLoader[Any]:
     """Return a DataLoader with a loader's options, over an empty dataset, which is never read.
 
-    It is made to check the options, and to have the attributes that frameworks look at.
+    The DataLoader checks the options, and has the attributes that frameworks look at.
 
     Args:
         options: arguments of a DataLoader, and `workers`.
         collate_fn: makes a batch of samples.
     """
-    own_options = {name: value for name, value in options.items() if name != "workers"}
+    torch_options = {name: value for name, value in options.items() if name != "workers"}
     if options["workers"] == "threads":
-        option = process_option_in(own_options)
+        option = process_option_in(torch_options)
         if option:
             raise ConfigError(
                 f"{option} applies to worker processes, but the loader's workers are threads",
                 remedy='omit it; or write workers="processes"',
             )
-        own_options["num_workers"] = 0
+        torch_options["num_workers"] = 0
         # A DataLoader refuses this option without worker processes.
-        own_options.pop("prefetch_factor", None)
-    return DataLoader(_EmptyDataset(), collate_fn=collate_fn, **own_options)
+        torch_options.pop("prefetch_factor", None)
+    return DataLoader(_EmptyDataset(), collate_fn=collate_fn, **torch_options)
 
 
 class LoadedDataset:
-    """A loader's dataset for frameworks: it has all attributes, but is not an IterableDataset.
+    """A loader's dataset for frameworks: it has all of its attributes, but is no IterableDataset.
 
     Lightning warns of the length of a loader over an IterableDataset, because a DataLoader's length
     is wrong unless the dataset divides its samples among the workers. A ShardLoader's is exact.

@@ -1,10 +1,12 @@
 """`ShardLoader`: a dataset's batches, with its epochs and an exact state.
 
 - An iteration is one pass over the loader by one iterator. The main iteration is the one that
-  counts as the reading of its epoch; a bookmark keeps account of it (see `Role`).
+  counts as the reading of its epoch. The dataset's bookmark records which one it is. An iteration
+  is overtaken if a later epoch has been read since it began.
 - A source makes the batches of an iteration, with workers. It is kept for the next iteration.
-- Batches have numbers if the dataset's samples are counted in advance. Otherwise they are staged: a
-  stage or a filter decides what goes into them.
+- Batches have numbers if the dataset's samples are counted in advance, and nothing drops or
+  regroups them. Otherwise batches are staged: a filter or a stage (such as packing) decides which
+  samples they get.
 """
 
 import logging
@@ -25,7 +27,7 @@ from shardcache_client.loading.as_dataloader import (
     DATALOADER_ATTRIBUTES,
     LoadedDataset,
     new_template,
-    refuse_options_of_order,
+    refuse_order_options,
 )
 from shardcache_client.loading.numbered import BatchPosition, NumberedBatches
 from shardcache_client.loading.staged import (
@@ -59,18 +61,22 @@ class ShardLoader(Generic[B_co]):
 
     Each iteration reads one epoch: the epoch set by `set_epoch`, or the next. An epoch counts as
     begun from the iterator's second batch on, or from its last batch if it has only one. Until
-    then, the iterator is only a look at the data (`next(iter(loader))`), and changes nothing. If
-    you read on from an older iterator, the iterators begun since were nested in it, and no longer
-    count. State and epoch belong to the iterator that took the last batch: when a nested iterator
-    is dropped, the outer one has the position again. Each iterator has its own workers, while the
-    workers of other iterators persist. If a state is loaded while an iterator is read, the iterator
-    raises a ConfigError at its next batch.
+    then, the iterator is only a look at the data (`next(iter(loader))`), and changes nothing.
+
+    Iterators may be nested. State and epoch belong to the iterator that took the last batch: when a
+    nested iterator is dropped, the outer one has the position again. If you read on from an older
+    iterator, the iterators begun since no longer count. Each iterator has workers of its own.
+
+    If a state is loaded while an iterator is read, the iterator raises a ConfigError at its next
+    batch.
 
     The loader is not a torch DataLoader, but uses DataLoaders inside. So frameworks that would
     shard a DataLoader's samples a second time take the loader as it is.
 
     Args:
-        reader: reads epochs in batches of this loader's size.
+        dataset: the dataset.
+        reader: reads the dataset's epochs in batches of this loader's size.
+        collate_fn: makes a batch of samples; None for torch's default.
         options: arguments of a DataLoader, and `workers`.
 
     Attributes:
@@ -86,7 +92,7 @@ class ShardLoader(Generic[B_co]):
         collate_fn: Callable[[Any], B_co] | None,
         options: Mapping[str, Any],
     ) -> None:
-        refuse_options_of_order(options)
+        refuse_order_options(options)
         self.dataset = LoadedDataset(dataset)
         self._dataset = dataset
         self.batch_size: int | None = options["batch_size"]
@@ -100,8 +106,8 @@ class ShardLoader(Generic[B_co]):
         self._options = dict(options)  # the user's options, with defaults filled in below
         if self._options["num_workers"] is None:
             self._options["num_workers"] = _default_workers()
-        # This is before the default of persistent_workers, as the user's own value would decide for
-        # processes.
+        # This comes before the default of persistent_workers is filled in: if the user has given
+        # the option, processes are chosen.
         self._choice = WorkerChoice.of(self._options)
         if self._options["pin_memory"] is None:
             self._options["pin_memory"] = torch.cuda.is_available()
@@ -112,10 +118,10 @@ class ShardLoader(Generic[B_co]):
             self._template = new_template(self._options, self.collate_fn)
         except (TypeError, ValueError) as exn:  # raised by DataLoader's checks of its arguments
             raise ConfigError(f"the DataLoader refuses its arguments: {exn}") from exn
-        # A source whose workers the next iteration may use, and the iteration that reads the source
-        # now or read it last.
+        # A source whose workers the next iteration may use.
         self._kept_source: Source | None = None
-        self._source_reader: Iteration | None = None
+        # The iteration that reads the kept source now, or read it last.
+        self._source_user: Iteration | None = None
 
     def __repr__(self) -> str:
         options = f"batch_size={self.batch_size}, num_workers={self.num_workers}"
@@ -148,13 +154,13 @@ class ShardLoader(Generic[B_co]):
 
     def _copied_attributes(self) -> dict[str, Any]:
         """Return the attributes for a copy, without those that each loader makes for itself."""
-        own = ("_template", "_kept_source", "_source_reader")
-        return {name: value for name, value in self.__dict__.items() if name not in own}
+        not_copied = ("_template", "_kept_source", "_source_user")
+        return {name: value for name, value in self.__dict__.items() if name not in not_copied}
 
     def _take_over(self, attributes: dict[str, Any]) -> None:
         """Initialise a copy with these attributes; it has no workers yet."""
         self.__dict__ |= attributes
-        self._source_reader = None
+        self._source_user = None
         self._kept_source = None
         self._template = new_template(self._options, self.collate_fn)
 
@@ -193,8 +199,8 @@ class ShardLoader(Generic[B_co]):
         watch = StepWatch(self._choice)
         try:
             # No variable holds the source's batches, so they are closed at once if this generator
-            # ends early or fails. Source and position are of one kind, which `iteration.position`
-            # leaves open.
+            # ends early or fails. For type checkers, the position is `iteration.position`, which is
+            # of any type: source and position are both for numbered or both for staged batches.
             for number, (batch, end, made_times) in enumerate(source.read(iteration.position), 1):
                 if number == 2:  # the iterator is more than a look at the data
                     self._make_main(iteration, source)
@@ -228,15 +234,15 @@ class ShardLoader(Generic[B_co]):
     def _source_for(self, iteration: Iteration) -> Source:
         """Return a source of batches that no other iteration reads: the kept one, if possible."""
         position: Position = iteration.position
-        is_being_read = self._source_reader is not None and self._source_reader.live
+        is_being_read = self._source_user is not None and self._source_user.live
         source = self._kept_source
         if is_being_read or source is None or not self._is_usable(source, position):
             source = self._new_source(position)
         self._keep(source, iteration)
         return source
 
-    # A source is offered to be kept when its iteration begins, becomes the main one, or ends: each
-    # time, the iteration that has been reading the kept source may be gone.
+    # `_keep` is called when an iteration begins, becomes the main one, or ends: each time, the
+    # iteration that has been reading the kept source may be gone.
 
     def _make_main(self, iteration: Iteration, source: Source) -> None:
         """Make an iteration the main one, unless a later epoch is read."""
@@ -250,9 +256,9 @@ class ShardLoader(Generic[B_co]):
 
     def _keep(self, source: Source, iteration: Iteration) -> None:
         """Keep an iteration's source for the next one, unless the kept source is being read."""
-        if self._source_reader is None or not self._source_reader.live:
+        if self._source_user is None or not self._source_user.live:
             self._kept_source = source
-            self._source_reader = iteration
+            self._source_user = iteration
 
     def _batch_form(self) -> BatchForm:
         """Return the form of this loader's batches."""
@@ -329,7 +335,10 @@ class ShardLoader(Generic[B_co]):
     def _position(self) -> Position:
         """The current iteration's position; before any, the start of the next iteration."""
         current = self._follow_dataset().bookmark.current
-        return self._next_position() if current is None else current.position
+        if current is None:
+            return self._next_position()
+        position: Position = current.position
+        return position
 
     @property
     def epoch(self) -> int:
@@ -406,10 +415,9 @@ class ShardLoader(Generic[B_co]):
         bookmark = self._follow_dataset().bookmark
         position: Position
         current = bookmark.current
-        is_in_loop = False
-        if current is not None and current.live:  # a loop holds the iterator
-            is_in_loop = True
-            position = current.position
+        is_in_loop = current is not None and current.live  # a loop holds the iterator
+        if is_in_loop:
+            position = self._position
         else:
             bookmark.settle_next_epoch()
             position = self._next_position()
@@ -447,7 +455,9 @@ class ShardLoader(Generic[B_co]):
 
 def _default_workers() -> int:
     """Return this process's share of the CPUs that the ranks on its node may use."""
-    local_world_size = os.environ.get("LOCAL_WORLD_SIZE", "")
-    ranks = int(local_world_size) if local_world_size.isdecimal() else 1
-    share = len(os.sched_getaffinity(0)) // max(1, ranks)
-    return max(1, min(_MAX_DEFAULT_WORKERS, share))
+    ranks = 1
+    local_world_size = os.environ.get("LOCAL_WORLD_SIZE", "")  # torchrun sets it
+    if local_world_size.isdecimal():
+        ranks = max(1, int(local_world_size))
+    cpus = len(os.sched_getaffinity(0))
+    return max(1, min(_MAX_DEFAULT_WORKERS, cpus // ranks))

@@ -63,21 +63,21 @@ class LockProbe:
 
     def __init__(self, max_samples: int) -> None:
         self._max_samples = max_samples
-        self._is_warm = False
+        self._has_begun = False
         self._is_closed = False
-        self._at_work = threading.Event()
-        self._begun_s = 0.0
+        self._at_work = threading.Event()  # set while a piece of work is being done
+        self._begun_s = 0.0  # time at which that piece began
         self._thread: threading.Thread | None = None
-        self._use = LockUse()
-        self._reported = LockUse()
+        self._use = LockUse()  # all samples so far
+        self._reported = LockUse()  # those that `end` has returned
 
     def begin(self) -> None:
         """Note that a piece of work begins.
 
         The first piece is not sampled, because it imports modules.
         """
-        if not self._is_warm:
-            self._is_warm = True
+        if not self._has_begun:
+            self._has_begun = True
             return
         if self._thread is None and self._max_samples:
             sampling = threading.Thread(target=self._sample, name="shardcache-probe", daemon=True)
@@ -97,7 +97,7 @@ class LockProbe:
     def close(self) -> None:
         """End the thread, if there is one."""
         self._is_closed = True
-        self._at_work.set()
+        self._at_work.set()  # wakes the thread, which then sees that the probe is closed
         if self._thread is not None:
             self._thread.join()
 
@@ -106,8 +106,8 @@ class LockProbe:
         # A separate generator: training depends on the sequence of the global one.
         pauses = Random()
         # A sample that finds the lock held takes it from the thread at work. The next sample counts
-        # only once that thread has worked again: when the other threads' processor time has reached
-        # this value.
+        # only if that thread has worked again: if the processor time of all other threads has
+        # reached this value.
         needed_work_s = 0.0
         while self._use.samples < self._max_samples:
             if not self._at_work.is_set():
@@ -120,13 +120,15 @@ class LockProbe:
             if self._is_closed:
                 return
             is_held = _is_held_after(pauses.uniform(_MIN_PAUSE_S, _MAX_PAUSE_S))
-            # On a busy machine, the thread at work may not have run since: the lock was free, but
-            # only because of the last sample.
+            # On a busy machine, the thread at work may not have run since the last sample. The lock
+            # is then free only because that sample took it.
             work_s = _work_of_others_s()
             if work_s < needed_work_s or not self._at_work.is_set():
                 continue
-            self._use += LockUse(1, int(is_held))
-            needed_work_s = work_s + _MIN_PROGRESS_S if is_held else 0.0
+            self._use += LockUse(samples=1, held=int(is_held))
+            needed_work_s = 0.0
+            if is_held:
+                needed_work_s = work_s + _MIN_PROGRESS_S
 
 
 def _is_held_after(pause_s: float) -> bool:
@@ -134,9 +136,10 @@ def _is_held_after(pause_s: float) -> bool:
 
     Returns True as well if the kernel does not count waits.
     """
-    waits = _voluntary_waits()
+    waits_before = _voluntary_waits()
     time.sleep(pause_s)
-    return _voluntary_waits() - waits != 1  # the sleep itself counts as one wait
+    waits = _voluntary_waits() - waits_before
+    return waits != 1  # the sleep itself counts as one wait
 
 
 def _work_of_others_s() -> float:

@@ -1,8 +1,8 @@
-"""Batches of numbered samples for a training loop, from any batch on.
+"""Batches for a training loop, of samples that are counted in advance.
 
-The samples are counted in advance, so each batch has a number, and its samples are known before it
-is made. This thread, other threads or processes make the batches; see `Workers`. `ShardLoader`
-reads them.
+Each batch has a number, and its samples are known before it is made. So reading can begin with any
+batch. This thread, other threads or processes make the batches; see `Workers`. `ShardLoader` reads
+them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardcache_client.batches.maker import Bad
+from shardcache_client.batches.maker import BadCounts
 from shardcache_client.batches.rank_batches import RankBatches
-from shardcache_client.batches.sample_run import report
+from shardcache_client.batches.sample_run import report_skipped
 from shardcache_client.loading.tasks import BatchTask
 from shardcache_client.loading.workers import Workers
 from shardcache_client.order.dealing.deal import Deal
@@ -31,7 +31,7 @@ class BatchPosition:
         batches: the batches of the epoch, or of the rest of an epoch.
         rank: the rank.
         size: number of samples in a batch.
-        form: the form of the rank's states.
+        state_form: facts for the rank's states.
         next: number of the next batch.
         has_gaps: True if a batch had no good sample, and was left out. This rank may then be ahead
             of others.
@@ -40,7 +40,7 @@ class BatchPosition:
     batches: RankBatches
     rank: Topology
     size: int
-    form: StateForm
+    state_form: StateForm
     next: int = 0
     has_gaps: bool = False
     _ended: bool = field(default=False, init=False)
@@ -77,29 +77,32 @@ class BatchPosition:
 
     def to_json(self) -> dict[str, Any]:
         """Return the rank's state as a JSON object."""
-        # With gaps, this rank may be ahead: its end is then not the end of the others.
-        is_in_step = self.rank.world_size == 1 or not self.has_gaps
-        is_over_for_all = (
-            self.is_read
-            and is_in_step
-            and self.form.ends_together(self.batches.progress, self.rank)
-        )
-        state = self.form.state(
+        is_over_for_all = self._is_over_for_all()
+        state = self.state_form.state(
             self.batches.after(self.next),
             self.rank,
             ended=self.is_read,
             over=is_over_for_all,
             left=max(0, self.batches.samples - self.next * self.size),
         )
-        # The state of a rank that may be ahead must not stand for all ranks. A state without a rank
-        # is of ranks with equal numbers of samples, none of which can be ahead.
+        # The state of a rank that may be ahead must not stand for all ranks. A state that names no
+        # rank is left as it is: the ranks then have equal numbers of samples, and none is ahead.
         if self.has_gaps and not is_over_for_all and state.rank is not None:
             state = replace(state, in_step=False)
         return state.to_json()
 
+    def _is_over_for_all(self) -> bool:
+        """Return True if no rank has a further batch in the epoch."""
+        if not self.is_read:
+            return False
+        # This rank may be ahead of others, which then have batches left.
+        if self.has_gaps and self.rank.world_size > 1:
+            return False
+        return self.state_form.ends_together(self.batches.progress, self.rank)
+
 
 class NumberedBatches:
-    """The batches of one iteration after another.
+    """Reads the batches of one iteration after another.
 
     Args:
         workers: makes the batches; its workers may persist between iterations.
@@ -109,8 +112,12 @@ class NumberedBatches:
         self._workers = workers
 
     def is_usable(self, deal: Deal) -> bool:
-        """Return True if these workers can make the batches of an iteration in this process."""
-        # After a state with another seed was loaded, the deal is another one than the workers have.
+        """Return True if these workers can make the batches of an iteration in this process.
+
+        Args:
+            deal: division of the samples among the ranks in the iteration.
+        """
+        # Loading a state with another seed replaces the dataset's deal.
         return self._workers.are_of_this_process and self._workers.deal is deal
 
     def read(self, position: BatchPosition) -> Generator[tuple[Any, int, BatchTimes]]:
@@ -119,21 +126,23 @@ class NumberedBatches:
         Batches that the position skips in the meantime are left out. Raises any error of making the
         batches.
         """
-        bad = Bad()
+        bad = BadCounts()
         try:
             yield from self._read(position, bad)
         finally:  # an epoch that is left early is reported as well
-            is_replaced = position.form.deal.even is not None
-            report(position.epoch, bad.samples, bad.lost, repeated=is_replaced)
+            has_substitutes = position.state_form.deal.even is not None
+            report_skipped(position.epoch, bad.samples, bad.lost, repeated=has_substitutes)
 
-    def _read(self, position: BatchPosition, bad: Bad) -> Generator[tuple[Any, int, BatchTimes]]:
+    def _read(
+        self, position: BatchPosition, bad: BadCounts
+    ) -> Generator[tuple[Any, int, BatchTimes]]:
         """Yield the same as `read`, and note the bad samples."""
         is_over = False
-        while not (is_over or position.is_read):
-            # This loop turns once, and once more whenever the user skips batches.
+        # This loop turns once, and once more whenever the user skips batches.
+        while not is_over and not position.is_read:
             start = position.next
             task = BatchTask(position.batches.progress, position.rank)
-            with closing(self._workers.made(task, position.batches, start)) as batches:
+            with closing(self._workers.parts(task, position.batches, start)) as batches:
                 for number, made in enumerate(batches, start):
                     bad.samples += made.skipped
                     bad.lost |= made.lost

@@ -23,9 +23,9 @@ class _Pickler(ForkingPickler):
     """Pickles a value without the memory of its arrays and tensors, which goes into `buffers`."""
 
     def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
-        # The base class takes no keywords. The arguments are file, protocol, fix_imports and
-        # buffer_callback.
-        super().__init__(file, _PICKLE_PROTOCOL, True, buffers.append)  # True is pickle's default
+        # The base class takes no keywords. The arguments are file, protocol, fix_imports (True is
+        # the default) and buffer_callback.
+        super().__init__(file, _PICKLE_PROTOCOL, True, buffers.append)
 
     def reducer_override(self, value: Any) -> Any:
         """Return how to pickle a value, where it differs from the default; pickle calls this.
@@ -34,8 +34,9 @@ class _Pickler(ForkingPickler):
         """
         if type(value) is torch.Tensor and _is_plain(value):
             # A tensor may be a lazy negation or conjugate of its memory. numpy has no such arrays,
-            # so it is computed here.
-            return torch.from_numpy, (value.resolve_conj().resolve_neg().numpy(),)
+            # so the negation or conjugate is computed here.
+            array = value.resolve_conj().resolve_neg().numpy()
+            return torch.from_numpy, (array,)
         return NotImplemented
 
 

@@ -1,10 +1,13 @@
 """Parts of a rank's work made by worker processes.
 
-A part is one batch, or one chunk of samples. A task says what a rank has to make in an iteration;
-its parts are numbered. A torch DataLoader, whose samples are the numbers of the parts, starts the
-processes, keeps the parts in order, passes their memory to the trainer (the process that runs the
-training loop), and reports dead workers. While the kind of workers is not decided, a probe samples
-how much the work holds Python's global lock; see `worker_choice`.
+- A part is one batch, or one chunk of samples for a stage.
+- A task says what a rank has to make in an iteration; its parts are numbered.
+- The trainer is the process that runs the training loop.
+
+A torch DataLoader, whose samples are the numbers of the parts, starts the processes, keeps the
+parts in order, passes their memory to the trainer, and reports dead workers. Until a loader has
+chosen between threads and processes, a probe samples how much the work holds Python's global lock;
+see `worker_choice`.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from shardcache_client.handlers import for_epoch
 from shardcache_client.loading.lock_probe import MAX_SAMPLES, LockProbe, LockUse
 from shardcache_client.loading.parcel import Parcel
 from shardcache_client.loading.tasks import Task
-from shardcache_client.loading.worker_process import end_workers, hold_queues, prepare
+from shardcache_client.loading.worker_process import end_workers, keep_queues_open, prepare_process
 from shardcache_client.reading.epochs.epoch_plans import PlacesReader
 
 _MAX_WAITED_SHARE = 0.1
@@ -65,7 +68,7 @@ class _OpenTask:
         maker: makes parts of the samples that were read.
         probe: samples the use of Python's global lock.
         resources: closes maker, places reader and probe, and gives back the session.
-        next: number of the part after the last part that was made.
+        next: number of the part that is made next, if no part is left out.
     """
 
     issued: IssuedTask
@@ -77,8 +80,8 @@ class _OpenTask:
     resources: ExitStack
     next: int = 0
 
-    def part(self, number: int) -> MadePart:
-        """Make a part. Raises the errors of reading and decoding."""
+    def make_part(self, number: int) -> MadePart:
+        """Read and make a part. Raises the errors of reading and decoding."""
         self.next = number + 1
         self.probe.begin()
         raw = self.work.read_part(number, self.places_reader, self.session)
@@ -88,7 +91,7 @@ class _OpenTask:
             made = made._replace(batch=Parcel.of(made.batch))
         times = made.times
         if times.waited_s > _MAX_WAITED_SHARE * times.lasted_s:
-            lock_use = LockUse()  # no samples: those that were taken do not count
+            lock_use = LockUse()  # leaves out the samples that were taken
         return MadePart(made, lock_use)
 
 
@@ -133,30 +136,30 @@ class PartsByTask(Dataset[MadePart]):
             open_task = self._begin(issued)
             self._open_task = open_task
         try:
-            part = open_task.part(number)
+            part = open_task.make_part(number)
         except BaseException:
             self.close()
             raise
         # The workers make parts in turn, so this worker's next part is as many numbers further as
         # there are workers. If there is none, the task is closed now, to free its shards.
-        next_number = number + self._workers()
+        next_number = number + self._worker_count()
         if next_number >= open_task.work.count or part.made.is_last:
             self.close()
         return part
 
-    def _workers(self) -> int:
+    def _worker_count(self) -> int:
         """Return the number of worker processes, this one included."""
         info = get_worker_info()
         return 1 if info is None else int(info.num_workers)
 
     def _begin(self, issued: IssuedTask) -> _OpenTask:
         """Begin a task. Raises the errors of a session."""
-        info = get_worker_info()
-        prepare(self._reading.form.handover)
+        prepare_process(self._reading.form.handover)
         topology = issued.task.rank
+        info = get_worker_info()
         if info is not None:
             topology = replace(topology, worker=info.id, workers=info.num_workers)
-            # The worker's queue reports a part that it cannot pickle to the trainer.
+            # If the worker's queue cannot pickle a part, it sends the error to the trainer.
             Queue._on_queue_feeder_error = _put_error  # type: ignore[attr-defined]  # noqa: SLF001
         sessions = self._reading.sessions
         identity = ReaderIdentity(
@@ -164,11 +167,12 @@ class PartsByTask(Dataset[MadePart]):
         )
         reading = replace(self._reading, sessions=replace(sessions, identity=identity))
         work = issued.task.work(reading, self._form)
+        skips = Skips(for_epoch(reading.on_error))  # passes errors to the user's handler
         with ExitStack() as resources:
-            maker = resources.enter_context(work.open_maker(Skips(for_epoch(reading.on_error))))
+            maker = resources.enter_context(work.open_maker(skips))
             session = resources.enter_context(reading.sessions.borrow())
-            is_shared = self._workers() > 1
-            places_reader = work.place_reader(session, is_shared=is_shared)
+            is_shared = self._worker_count() > 1
+            places_reader = work.open_places_reader(session, is_shared=is_shared)
             resources.enter_context(closing(places_reader))
             probe = LockProbe(MAX_SAMPLES if issued.is_watched else 0)
             resources.callback(probe.close)
@@ -264,7 +268,7 @@ class ProcessPool:
         """False in a process that was forked from the process that made this pool."""
         return self._pid == os.getpid()
 
-    def made(self, task: Task, numbers: range, *, is_watched: bool = False) -> Generator[MadePart]:
+    def parts(self, task: Task, numbers: range, *, is_watched: bool = False) -> Generator[MadePart]:
         """Yield the parts of these numbers, in order, until `retire` is called.
 
         Args:
@@ -278,19 +282,19 @@ class ProcessPool:
         self._part_numbers.issued = IssuedTask(self._serial, task, is_watched)
         self._part_numbers.numbers = numbers
         parts = iter(self._dataloader)
-        hold_queues(parts)
-        are_intact = False  # True if another iteration may use the workers
+        keep_queues_open(parts)
+        may_reuse_workers = False
         try:
             for part in parts:
                 yield _unpacked(part)
-            are_intact = True
+            may_reuse_workers = True
         except GeneratorExit:
-            are_intact = True
+            may_reuse_workers = True
             raise
         finally:
             # After an error, or when no parts are wanted any more, the workers end. Otherwise they
             # stay for the next task, if they persist.
-            if not are_intact or self._part_numbers.is_retired:
+            if not may_reuse_workers or self._part_numbers.is_retired:
                 end_workers(self._dataloader, parts)
 
     def retire(self) -> None:

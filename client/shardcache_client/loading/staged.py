@@ -1,9 +1,13 @@
-"""Batches for a training loop of samples that have no numbers.
+"""Batches for a training loop, of samples that a filter may drop or a stage regroups.
 
-If a filter drops samples, or a stage such as packing regroups them, nobody can say in advance which
-samples a batch will have. So workers make chunks, each with the good samples at some places of the
-epoch. This process runs the stage over the chunks' samples, and puts the stage's items together to
-batches. `ShardLoader` reads them.
+It is not known in advance which samples such a batch will have. So workers make chunks, each with
+the good samples at some places of the epoch. This process runs the stage over the chunks' samples,
+and puts the stage's items together to batches. `ShardLoader` reads them.
+
+- A stage, such as packing, makes items from groups of samples. Without a stage, each sample is an
+  item.
+- A place is the number of a sample in the rank's epoch, before any filter or stage.
+- Uncounted shards are read in shares and steps: see `rank_chunks`.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 from shardcache_client.batches.maker import MadeBatch, collated
 from shardcache_client.batches.rank_chunks import Chunk, RankChunks, Spot
 from shardcache_client.batches.rank_work import BatchForm
-from shardcache_client.batches.sample_run import report
+from shardcache_client.batches.sample_run import report_skipped
 from shardcache_client.batches.staged_epoch import StagedEpoch, StagedForm
 from shardcache_client.batches.threads import Check, made_by_threads, nothing_to_check
 from shardcache_client.loading.tasks import ChunkTask
@@ -38,7 +42,7 @@ anyway.
 
 # Number of batches that are put together before they are asked for. Workers make chunks for further
 # batches.
-_AHEAD = 2
+_BATCHES_AHEAD = 2
 
 BatchEnd: TypeAlias = tuple[Reached, bool]
 """Position at the end of a batch, and True if the batch is known to be the epoch's last."""
@@ -51,8 +55,7 @@ class StagedWork(NamedTuple):
     """One rank's epoch, or the rest of it, to be made into batches.
 
     Attributes:
-        staged_epoch: the items that the stage makes, and the state with which an epoch resumes
-            after each of them.
+        staged_epoch: makes the items, and the rank's states.
         chunks: the chunks of samples that workers make.
         task: describes the same chunks to worker processes.
     """
@@ -139,7 +142,7 @@ class StagedPosition:
 
 
 class StagedBatches:
-    """The batches of one iteration after another.
+    """Reads the batches of one iteration after another.
 
     Args:
         workers: makes the chunks.
@@ -151,7 +154,11 @@ class StagedBatches:
         self._form = form
 
     def is_usable(self, deal: Deal) -> bool:
-        """Return True if these workers can make the batches of an iteration in this process."""
+        """Return True if these workers can make the batches of an iteration in this process.
+
+        Args:
+            deal: division of the samples among the ranks in the iteration.
+        """
         # Each position has a deal of its own. It is equal to the workers' unless a state that was
         # loaded in the meantime has changed it.
         return self._workers.are_of_this_process and self._workers.deal == deal
@@ -162,28 +169,25 @@ class StagedBatches:
             return
         work = position.work
         samples = _ChunkSamples(work)
-        uncollated = partial(self._uncollated_batches, work, samples)  # needs a `check`
         # With workers, a thread of this process puts batches together ahead of the loop. A stage
         # that waits for other ranks may only run in the loop's own thread.
         if self._workers.count > 0 and not position.may_wait_for_ranks:
-            # Called in this thread, since the other thread has to use the accelerator of this one.
-            prepare_thread = self._workers.preparation()
-            made = made_by_threads(
-                uncollated,
+            batches = made_by_threads(
+                partial(self._uncollated_batches, work, samples),
                 self._collate,
                 threads=1,
-                ahead=_AHEAD,
-                begin=prepare_thread,
+                ahead=_BATCHES_AHEAD,
+                begin=self._workers.thread_preparation(),
             )
         else:
-            made = self._collate_here(uncollated(nothing_to_check))
+            batches = self._collate_here(work, samples)
         try:
-            with closing(made):
-                yield from made
+            with closing(batches):
+                yield from batches
         finally:
-            # An epoch that is left early is reported as well. Samples without numbers are never
-            # repeated in the place of skipped ones.
-            report(position.epoch, samples.skipped, samples.lost, repeated=False)
+            # An epoch that is left early is reported as well. No samples are repeated in the place
+            # of skipped ones here.
+            report_skipped(position.epoch, samples.skipped, samples.lost, repeated=False)
 
     def _uncollated_batches(
         self, work: StagedWork, samples: _ChunkSamples, check: Check
@@ -191,11 +195,11 @@ class StagedBatches:
         """Yield the items of each batch.
 
         Args:
-            work: what to make.
-            samples: turns chunks into samples, and counts bad ones.
+            work: the epoch to make batches of.
+            samples: takes the samples from the chunks, and counts bad ones.
             check: called before each chunk; it may raise to end the batches.
         """
-        chunks = self._workers.made(work.task, work.chunks, start=0)
+        chunks = self._workers.parts(work.task, work.chunks, start=0)
         with closing(chunks):
             items = work.staged_epoch.items(samples.of(chunks, check))
             size = self._form.places_per_batch
@@ -205,17 +209,19 @@ class StagedBatches:
                 end = (work.staged_epoch.reached, work.staged_epoch.is_read)
                 yield _UncollatedBatch(batch, end, samples.take_times())
 
-    def _collate_here(self, batches: Generator[_UncollatedBatch]) -> Generator[StagedBatch]:
-        """Yield the batches, each collated by this thread when it is asked for."""
-        with closing(batches):
+    def _collate_here(self, work: StagedWork, samples: _ChunkSamples) -> Generator[StagedBatch]:
+        """Yield the batches, each made by this thread when it is asked for."""
+        with closing(self._uncollated_batches(work, samples, nothing_to_check)) as batches:
             for uncollated in batches:
                 yield self._collate(uncollated)
 
     def _collate(self, uncollated: _UncollatedBatch) -> StagedBatch:
-        """Collate the items of a batch; with a size of None, its only item is the batch."""
+        """Collate the items of a batch, and pin its memory if that is wanted."""
         begun_s = monotonic()
         items = uncollated.items
-        samples = items[0] if self._form.size is None else items
+        samples: Any = items
+        if self._form.size is None:
+            samples = items[0]  # the stage's item is a batch already
         batch = self._workers.pinned(collated(self._form.collate, samples))
         times = uncollated.times.of_batch(len(items), begun_s, monotonic())
         return batch, uncollated.end, times
@@ -247,8 +253,11 @@ class _ChunkTimes(NamedTuple):
             begun_s = min(self.begun_s, collating_begun_s)
         # Several workers wait and decode at the same time, so the sums may exceed the time that has
         # passed. In that case both sums are scaled down to it.
-        spent_s = self.waited_s + self.decoding_s
-        scale = min(1.0, (collating_begun_s - begun_s) / spent_s) if spent_s else 0.0
+        passed_s = collating_begun_s - begun_s
+        summed_s = self.waited_s + self.decoding_s
+        scale = 1.0
+        if summed_s > passed_s:
+            scale = passed_s / summed_s
         return BatchTimes(
             samples=samples,
             begun_s=begun_s,
@@ -274,7 +283,7 @@ class _UncollatedBatch(NamedTuple):
 
 
 class _ChunkSamples:
-    """The samples of chunks, one after another, and the times of making the chunks.
+    """Takes the samples from chunks, and adds up the times of making the chunks.
 
     Args:
         work: the epoch that the chunks belong to.
@@ -297,32 +306,22 @@ class _ChunkSamples:
             made_chunks: results of the workers; each has a chunk in place of a batch.
             check: called before each chunk; it may raise to end the samples.
 
-        Raises ShardError if all samples have come, and none of them was good.
+        Raises ShardError if all samples have been tried, and none of them was good.
         """
-        # The staged epoch has this deque, too: steps are added here, and the staged epoch removes
-        # those that it has passed.
-        begun_steps = self._work.staged_epoch.begun
         resumed = self._work.resumes_at
-        share = resumed.step.share
-        # Spot of the last good sample: the start, until there is one.
-        last_good = Spot(resumed.mark.place, share)
+        # Position of the last good sample: the start, until there is one.
+        last_good = Spot(resumed.mark.place, resumed.step.share)
         for made in made_chunks:
             check()
             chunk: Chunk = made.batch
             self.skipped += made.skipped
             self.lost |= made.lost
             self._add_times(made.times)
-            # A chunk lists the steps that its places belong to; the previous chunk may have listed
-            # the first of them as well. Steps are in order: by share, then by number in the share.
-            for step in chunk.steps:
-                if not begun_steps or step > begun_steps[-1]:
-                    begun_steps.append(step)
-            if begun_steps:
-                share = begun_steps[-1].share
+            self._add_steps(chunk)
+            share = self._current_share()
             if chunk.items:
                 last_good = Spot(chunk.items[-1].place, share)
             else:
-                # This raises an error once all samples have been tried, and none was good.
                 end = Spot(chunk.end, share)
                 self._work.chunks.check_progress(last_good, end, chunk.first_error)
             yield from chunk.items
@@ -331,9 +330,33 @@ class _ChunkSamples:
 
     def _add_times(self, times: BatchTimes) -> None:
         """Add the times of a chunk."""
-        begun_s, waited_s, decoding_s = self._times
-        first_s = times.begun_s if begun_s is None else begun_s
-        self._times = _ChunkTimes(first_s, waited_s + times.waited_s, decoding_s + times.decoding_s)
+        begun_s = self._times.begun_s
+        if begun_s is None:
+            begun_s = times.begun_s
+        self._times = _ChunkTimes(
+            begun_s,
+            waited_s=self._times.waited_s + times.waited_s,
+            decoding_s=self._times.decoding_s + times.decoding_s,
+        )
+
+    def _add_steps(self, chunk: Chunk) -> None:
+        """Tell the staged epoch which steps of uncounted shards the chunk's places belong to.
+
+        The staged epoch removes them from the deque once it has passed them.
+        """
+        begun = self._work.staged_epoch.begun_steps
+        for step in chunk.steps:
+            # The previous chunk may have had the first of these steps as well. Steps are in order:
+            # by share, then by number in the share.
+            if not begun or step > begun[-1]:
+                begun.append(step)
+
+    def _current_share(self) -> int:
+        """Return the number of the share of uncounted shards that is being read."""
+        begun = self._work.staged_epoch.begun_steps
+        if not begun:
+            return self._work.resumes_at.step.share
+        return begun[-1].share
 
     def take_times(self) -> _ChunkTimes:
         """Return the times of making the chunks since the last call."""

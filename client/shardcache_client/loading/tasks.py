@@ -1,7 +1,7 @@
-"""Tasks of a loader's workers in one iteration: a rank's batches, or chunks for a stage.
+"""Tasks of a loader's workers in one iteration: to make a rank's batches, or its chunks of samples.
 
 A task is small and can be pickled. It is sent to worker processes, each of which turns it into the
-work that it describes.
+work that it describes. A chunk is a run of samples for a stage, which makes batches of them.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import from_numpy
 from torch.utils.data import get_worker_info
 
-from shardcache_client.loading.worker_process import prepare
+from shardcache_client.loading.worker_process import prepare_process
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.order.topology import Topology
 from shardcache_client.parts.runtime import Runtime
@@ -47,8 +47,8 @@ class TorchRuntime(Runtime):
         return TorchRankGroup(named_ranks, urls, timeout_s)
 
     def counter(self) -> EpochCounter:
-        """Return a count of epochs that this process shares with its workers."""
-        return EpochCounter(None, in_worker)  # None: a new count
+        """Return a new count of epochs, which this process shares with its workers."""
+        return EpochCounter(None, in_worker)  # None: the count begins
 
     def iteration(self) -> Iteration:
         """Return a new iteration of this process, which may be a DataLoader's worker."""
@@ -78,8 +78,8 @@ class TorchRuntime(Runtime):
         return f"{container}-{os.getppid()}-{_loader_seed(worker)}"
 
     def prepare(self, handover: Handover | None) -> None:
-        """Prepare this process for reading samples; see `worker_process.prepare`."""
-        prepare(handover)
+        """Prepare this process for reading samples; see `prepare_process`."""
+        prepare_process(handover)
 
     def asked_size(self, batch_size: int) -> int:
         """Return the batch size of the DataLoader that asks for a sample.
@@ -100,7 +100,7 @@ class TorchRuntime(Runtime):
         return len(frame.f_locals["possibly_batched_index"])
 
     def block_of(self, samples: Sequence[Fitted]) -> Block[Any]:
-        """Return a block of tensors."""
+        """Return a block of packed samples, with tensors in place of arrays."""
         block = super().block_of(samples)
         for name in ("cu_seqlens", "positions", "tokens"):
             if name in block:

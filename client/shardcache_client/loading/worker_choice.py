@@ -23,16 +23,16 @@ WorkerKind: TypeAlias = Literal["threads", "processes"]
 PROCESS_OPTIONS = ("multiprocessing_context", "persistent_workers", "worker_init_fn", "timeout")
 """Options that have no effect on threads."""
 
-# Maximum share of time for which threads and training may hold the lock in total. Above it, they
-# would wait for the lock for long.
+# Maximum share of time for which all threads and training together may hold the lock. Above it,
+# they would wait too long for it.
 _MAX_DEMAND = 0.5
 
-# Minimum numbers of samples of the lock for the shares to count as known: per worker, and for the
-# steps of the training loop. See `lock_probe` for samples.
-_MIN_SAMPLES_A_WORKER = 60
+# Minimum numbers of samples of the lock (see `lock_probe`), below which the shares of time count as
+# unknown: per worker, and for the steps of the training loop.
+_MIN_SAMPLES_PER_WORKER = 60
 _MIN_SAMPLES_OF_STEPS = 100
 
-# If training steps take a smaller share of the time than this, they need no samples: they then
+# If training steps take a smaller share of the time than this, no samples of them are needed: they
 # count as holding the lock throughout.
 _MIN_STEP_SHARE = 0.05
 
@@ -88,7 +88,7 @@ class ObservedLockUse:
         It is above 1 if one lock would not be enough.
         """
         training = self.training_demand
-        if training is None or self.making.samples < _MIN_SAMPLES_A_WORKER * self.workers:
+        if training is None or self.making.samples < _MIN_SAMPLES_PER_WORKER * self.workers:
             return None
         return training + self.workers * self.making.share
 
@@ -104,9 +104,10 @@ class ObservedLockUse:
 class WorkerChoice:
     """The kind of one loader's workers, decided once. Can be pickled.
 
+    The choice is open until then: processes make the batches, and their use of the lock is sampled.
+
     Attributes:
-        kind: the kind; None until it is decided. Until then, processes make the batches, and their
-            use of the lock is sampled.
+        kind: the kind; None while the choice is open.
     """
 
     def __init__(self, kind: WorkerKind | None, workers: int) -> None:
@@ -140,7 +141,7 @@ class WorkerChoice:
 
     @property
     def is_open(self) -> bool:
-        """True while the kind is not decided."""
+        """True until the kind is decided."""
         return self.kind is None
 
     def note_making(self, use: LockUse) -> None:

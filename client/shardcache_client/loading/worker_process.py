@@ -34,7 +34,7 @@ _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
 
-# Number of free bytes at the top of the heap from which on glibc returns them to the kernel. The
+# glibc returns free memory at the top of the heap to the kernel if it is more than this. The
 # default is 128 KiB, or twice the size of the largest mapped block freed so far. A batch is larger,
 # so all pages of each batch would be faulted in again, which takes longer than copying the batch.
 _MAX_KEPT_BYTES = 128 * _MIB
@@ -44,9 +44,9 @@ _MAX_KEPT_BYTES = 128 * _MIB
 # is free in the previous segment, so with 64 MiB such heaps would never shrink.
 _KEPT_BY_TRIM_BYTES = 16 * _MIB
 
-# Size from which on glibc maps a block by itself, and returns it to the kernel when it is freed.
-# glibc adjusts this size, but no longer once the other two parameters are set: the size would then
-# stay at 128 KiB, or at its present value. 32 MiB is the upper limit of glibc's adjustment.
+# glibc maps each block of at least this size by itself, and returns it to the kernel when it is
+# freed. By default, glibc adjusts this size, starting at 128 KiB. Setting the other two parameters
+# ends the adjustment, so this one is set to its upper limit.
 _MIN_MAPPED_BYTES = 32 * _MIB
 
 # Environment variables by which users set these parameters themselves.
@@ -58,7 +58,7 @@ _GLIBC_VARIABLES = (
 )
 
 
-def prepare(handover: "Handover | None") -> None:
+def prepare_process(handover: "Handover | None") -> None:
     """Prepare this process, which may be a worker, for reading samples.
 
     Args:
@@ -91,7 +91,7 @@ def end_with_trainer() -> None:
     try:
         pidfd = os.pidfd_open(trainer.pid)
     except ProcessLookupError:
-        os._exit(1)
+        os._exit(1)  # the trainer has ended already
     except OSError:
         return  # this kernel or sandbox has no pidfds
     watch = Thread(target=_exit_after, args=(pidfd,), name="shardcache-trainer", daemon=True)
@@ -132,14 +132,14 @@ def may_tune_malloc(env: Mapping[str, str]) -> bool:
     return not any(name in env for name in _GLIBC_VARIABLES)
 
 
-# torch sends the workers the order to end over these queues. If a trainer and its loader refer to
-# each other, the garbage collector may close the queues before that, and torch would then wait up
-# to 5 s for each worker to find out. A reference to the queues from here keeps them open.
+# torch tells the workers over these queues to end. If the loader is in a reference cycle, the
+# garbage collector may close the queues before that. torch would then wait up to 5 s for each
+# worker to find out. A reference to the queues from here keeps them open.
 _queues_of_workers: WeakKeyDictionary[Iterator[Any], Any] = WeakKeyDictionary()
 
 
-def hold_queues(batches: Iterator[Any]) -> None:
-    """Keep the queues to the workers of a DataLoader's iteration, if there are workers."""
+def keep_queues_open(batches: Iterator[Any]) -> None:
+    """Keep the queues to the workers of a DataLoader's iteration open, if there are workers."""
     queues = getattr(batches, "_index_queues", None)
     if queues is not None:
         _queues_of_workers[batches] = queues
@@ -152,6 +152,7 @@ def end_workers(loader: DataLoader[Any], batches: Iterator[Any] | None) -> None:
     the error's traceback refers to the iteration.
 
     Args:
+        loader: the DataLoader that started the workers.
         batches: the iteration; None if it has not begun.
     """
     # A DataLoader with persistent workers keeps the iteration for the next one.

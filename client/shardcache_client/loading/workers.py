@@ -22,7 +22,7 @@ from shardcache_client.loading.tasks import BatchTask, Task
 from shardcache_client.loading.worker_choice import WorkerChoice
 
 # Options of a loader that are not passed on to the DataLoader that starts the worker processes.
-_BATCH_OPTIONS = ("batch_size", "drop_last", "workers", "in_order")
+_OWN_OPTIONS = ("batch_size", "drop_last", "workers", "in_order")
 # Default number of parts that each worker makes ahead; a DataLoader's default is the same.
 _DEFAULT_PREFETCH = 2
 
@@ -43,7 +43,7 @@ def _prepare_thread(device: int | None) -> None:
 
 
 def _unchanged(made: MadeBatch) -> MadeBatch:
-    """Return a part as it is: the last step of making a part that needs no pinned memory."""
+    """Return a part as it is; takes the place of pinning its memory."""
     return made
 
 
@@ -73,12 +73,12 @@ class Workers:
         self.deal = reading.deal
         self.count: int = options["num_workers"]
         self._ahead = options.get("prefetch_factor") or _DEFAULT_PREFETCH
-        self._pins = bool(options["pin_memory"]) and torch.accelerator.is_available()
+        self._pins_memory = bool(options["pin_memory"]) and torch.accelerator.is_available()
         self._choice = choice
-        self._pool: ProcessPool | None = None
+        self._pool: ProcessPool | None = None  # None once threads make the parts
         if self.count and choice.kind != "threads":
             process_options = {
-                name: value for name, value in options.items() if name not in _BATCH_OPTIONS
+                name: value for name, value in options.items() if name not in _OWN_OPTIONS
             }
             self._pool = ProcessPool(reading, form, loader_name, process_options)
 
@@ -87,12 +87,13 @@ class Workers:
         """False in a fork of the process that made this object, if there are worker processes."""
         return self._pool is None or self._pool.is_of_this_process
 
-    def made(self, task: Task, work: RankWork, start: int) -> Generator[MadeBatch]:
+    def parts(self, task: Task, work: RankWork, start: int) -> Generator[MadeBatch]:
         """Yield the parts of a task from number `start` on; batches are pinned if that is wanted.
 
         Args:
             task: describes the work to worker processes.
             work: the same work, for threads of this process.
+            start: number of the first part.
 
         Raises any error of making the parts, and torch's errors about dead processes.
         """
@@ -110,12 +111,13 @@ class Workers:
         # Threads make all parts; or the rest of them if threads were chosen during the task, which
         # makes `_made_by_processes` remove the pool.
         if self._pool is None:
+            # The memory of chunks is not pinned, as batches are still to be made of them.
             finish = self._pinned_part if isinstance(task, BatchTask) else _unchanged
-            yield from work.made(
+            yield from work.parts(
                 skip=start + taken,
                 threads=self.count,
                 ahead=self._ahead,
-                begin=self.preparation(),
+                begin=self.thread_preparation(),
                 finish=finish,
             )
 
@@ -127,7 +129,7 @@ class Workers:
     ) -> Generator[MadeBatch]:
         """Yield parts that worker processes make, until the end or the choice of threads."""
         choice = self._choice
-        with closing(pool.made(task, numbers, is_watched=choice.is_open)) as parts:
+        with closing(pool.parts(task, numbers, is_watched=choice.is_open)) as parts:
             for part in parts:
                 choice.note_making(part.lock_use)
                 if choice.kind == "threads":
@@ -136,18 +138,18 @@ class Workers:
         if choice.kind == "threads":
             self._pool = None
 
-    def preparation(self) -> Callable[[], None]:
+    def thread_preparation(self) -> Callable[[], None]:
         """Return the function that a thread has to call before it makes batches.
 
         Must be called by the training thread, whose accelerator the other threads will use.
         """
-        if not self._pins:
+        if not self._pins_memory:
             return partial(_prepare_thread, device=None)
         return partial(_prepare_thread, device=torch.accelerator.current_device_index())
 
     def pinned(self, batch: Any) -> Any:
         """Return a batch made by this process, copied to pinned memory if that is wanted."""
-        if not self._pins:
+        if not self._pins_memory:
             return batch
         return pin_memory(batch)  # type: ignore[no-untyped-call]
 

@@ -212,7 +212,7 @@ class EpochReader:
         run = self._current_run()
         if self._runtime.is_asked_by_loader:
             # The loader itself records whether the epoch is over.
-            return run.state_in_loader().to_json()
+            return run.state().to_json()
         return run.state(over=run.is_over).to_json()
 
     def _current_run(self) -> EpochRun:

@@ -94,7 +94,7 @@ def test_quota_counts_what_was_given_before(stage: InPairs | None) -> None:
 def test_step_of_a_state_is_the_last_that_begins_at_or_before_its_place() -> None:
     """Later ones were begun for what is read ahead."""
     epoch = epoch_of(deal=ShardDeal(5))
-    epoch.begun += [StepPlace(0, 0, 0), StepPlace(0, 1, 4), StepPlace(0, 2, 6), StepPlace(0, 3, 9)]
+    epoch.begun_steps += [StepPlace(0, 0, 0), StepPlace(0, 1, 4), StepPlace(0, 2, 6), StepPlace(0, 3, 9)]
     assert next(epoch.items(odd_places(5))) == "sample 5"
     assert epoch.reached == Reached(Mark(6), 0, StepPlace(0, 2, 6))
 
