@@ -31,7 +31,7 @@ _ROWS_BYTES = 8 * 1024
 _MAX_ROWS = 64
 
 
-class Rows:
+class RowRuns:
     """Reads the samples of a shard whose format can decode whole samples.
 
     If values are large, or a sample cannot be decoded by one call, each value is decoded by itself.

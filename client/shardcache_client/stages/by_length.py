@@ -8,13 +8,16 @@ of buffers.
 
 Ranks cannot deadlock. Suppose that ranks train in step, and all are stuck after the same number of
 batches. A DataLoader takes batches from its workers in turn, and the numbers agreed on so far are
-the same everywhere, so every rank waits for the same round of the same worker. All batches of that
-worker's earlier rounds have been taken, so each of these readers has filled its buffer, which
-depends on no other rank, and has sent its number. Then they agree, and are not stuck.
+the same everywhere. So every rank waits for the same round of the same worker, after taking all
+batches of that worker's earlier rounds. Each of these readers can fill its buffer without any other
+rank, and then sends its number. So they agree, and are not stuck.
 
 The agreed numbers are determined by manifest, seed, epoch and topology, since a sample always has
 the same length. A run that resumes from a state therefore makes the same batches as the run that
-was interrupted. A mark is a reader's position between two batches.
+was interrupted.
+
+A place is a position in the reader's order of samples. A mark is a reader's position between two
+batches. Its group is the round.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from shardcache.errors import SampleError
 from shardcache_client.handlers import Handler, for_epoch
 from shardcache_client.order.sequences.permutations import permutation
 from shardcache_client.order.topology import Topology
-from shardcache_client.stages.length_batches import batches, fewest
+from shardcache_client.stages.length_batches import batches_of, min_batch_count
 from shardcache_client.stages.sample_buffer import SampleBuffer
 from shardcache_client.stages.sample_length import length_of, warn_of_refused
 from shardcache_client.stages.stage import Agree, EpochFacts, Mark, Placed
@@ -60,7 +63,7 @@ class ByLength:
     on_error: Handler
     agreement: Callable[[Topology], Agree]
 
-    # In each round, all ranks read equally many samples, and make equally many batches of them.
+    # In each round, all ranks read the same number of samples, and make the same number of batches.
     is_in_step = True
 
     @property
@@ -115,13 +118,13 @@ class _Rounds:
         start = self._facts.start
         given_before = start.given  # batches of the first round given before the state was taken
         previous = self._read_previous(start)
-        # Place of the sample that is repeated if the first buffer gets no sample.
-        to_repeat = previous.shortest_place if previous else None
-        buffer = SampleBuffer(start.group, start.first, to_repeat)
+        buffer = SampleBuffer(start.group, start.first)
+        if previous is not None:
+            buffer.place_to_repeat = previous.shortest_place
         self._fill(buffer, self._stage.sort_buffer)
         while True:
-            need = fewest(buffer.lengths, self._stage.max_tokens)
-            count = self._agree(f"epoch {self._facts.epoch}, round {buffer.number}", need)
+            needed = min_batch_count(buffer.lengths, self._stage.max_tokens)
+            count = self._agree(f"epoch {self._facts.epoch}, round {buffer.number}", needed)
             if not count:
                 break
 
@@ -146,6 +149,7 @@ class _Rounds:
         previous = SampleBuffer(start.group - 1, start.place)
         for placed in self._samples:
             if placed.place >= start.first:
+                # This sample belongs to the first group, so it is put back.
                 self._samples = chain([placed], self._samples)
                 break
             self._add_or_refuse(placed, previous)
@@ -168,16 +172,17 @@ class _Rounds:
             following: the buffer of the next round.
             given_before: number of batches that were given before the run was interrupted.
         """
-        made = batches(buffer.lengths, self._stage.max_tokens, count)
+        batches = batches_of(buffer.lengths, self._stage.max_tokens, count)
         facts = self._facts
         # The key, and so the order, is the same on all ranks: they get batches of similar length at
         # the same time.
         key = f"{facts.seed}/{facts.epoch}/{facts.reader.worker}/{buffer.number}"
         order = permutation(count, key)
-        for given, number in enumerate(order, 1):
-            batch = buffer.take(made[number])
+        for given, batch_number in enumerate(order, 1):
+            batch = buffer.take(batches[batch_number])
             if given > given_before:
-                mark = buffer.mark(given) if given < count else following.mark(0)
+                is_last = given == count
+                mark = following.mark(0) if is_last else buffer.mark(given)
                 yield self._stage.collate(batch), mark
             # As many samples are read as this buffer has given away. So no batch waits for a whole
             # buffer to be read, and memory never holds two full buffers.
@@ -202,9 +207,9 @@ class _Rounds:
             self._add_or_refuse(placed, buffer)
 
     def _add_or_refuse(self, placed: Placed, buffer: SampleBuffer) -> None:
-        """Add a sample to a buffer; skip a sample that is too long, if `on_error` allows it.
+        """Add a sample to a buffer, or skip it if it is too long.
 
-        The handler may also raise an error, or end the epoch.
+        The handler, `on_error`, may also raise an error or end the epoch.
         """
         place, sample = placed
         try:
@@ -214,7 +219,7 @@ class _Rounds:
             self._refused += 1
             self._is_over = not self._on_error(exn)
         else:
-            # An empty sample takes a place in a batch, too.
+            # An empty sample counts as one token, because it takes a row of a batch, too.
             buffer.add(sample, max(1, length), place)
 
     def _report(self) -> None:

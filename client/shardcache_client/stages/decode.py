@@ -37,11 +37,11 @@ class Decode:
         missing: treatment of a sample that lacks a required member: raise, skip the sample, or take
             the member's value from this mapping.
         decoder_of: returns the decoder of a member; None to leave all members as they are.
-        decoded_types: types of the values that are decoded; None for all types. Decoders by
-            extension decode bytes alone: where a format stores numbers or texts, these are the
-            values, whatever the column's name.
+        decoded_types: types of the values that are decoded; None for all types. Decoders that are
+            chosen by extension decode bytes alone: a number or text that a format stores stays as
+            it is, whatever the column's name.
         members: the members to read; None for all.
-        blocks: the blocks of tokens that are samples; None for the samples of the tars.
+        blocks: form of the blocks of tokens that are the samples; None for the shards' own samples.
         prefix: prefix of the members of a joined dataset's first source; "" without a join.
         url_of: returns the url of the shard that a member came from, for errors; see
             `Manifest.url_of`. None to use the url of the sample's own shard.
@@ -80,8 +80,9 @@ class Decode:
             decoder_of = choice_by_extension(decode)
             decoded_types = _types_of_bytes()
         elif decode is not None:
-            decoded = Members(decode, reads_others=True)
             decoder_of = choice_by_table(decode)
+            # Members that the table does not name are read as well.
+            decoded = Members(decode, reads_others=True)
             if selected is None:
                 selected = decoded
                 required = decoded.names
@@ -110,11 +111,13 @@ class Decode:
                 samples themselves.
         """
         prefix = self.prefix if joined_prefix is None else joined_prefix
+        reads = None if self.members is None else self.members.reads
+        decodes = None if self.decoder_of is None else self._decodes
         return View(
-            reads=None if self.members is None else self.members.reads,
+            reads=reads,
             blocks=self.blocks,
             prefix=prefix,
-            decodes=None if self.decoder_of is None else self._decodes,
+            decodes=decodes,
             keeps_values=self.decoded_types is not None,
             unmatched=self._unmatched(prefix),
         )
@@ -150,12 +153,7 @@ class Decode:
         if self.members is not None:
             sample, extensions = self.members.choose(sample)
 
-        absent = [name for name in self.required if name not in sample]
-        if absent:
-            # Required names are in lower case, but columns of some formats have capital letters in
-            # their names.
-            lower = {name.lower() for name in sample}
-            absent = [name for name in absent if name not in lower]
+        absent = self._absent_members(sample)
         if absent and self.missing == "skip":
             return Dropped.INCOMPLETE
 
@@ -171,19 +169,29 @@ class Decode:
                     continue
                 decoder = self.decoder_of(name, extensions.get(name, name))
                 if decoder is not None:
-                    self._decode(sample, name, decoder)
+                    self._decode_member(sample, name, decoder)
 
         # Default values are added after decoding, because they are not decoded.
-        if absent:
-            sample |= {name: deepcopy(defaults[name]) for name in absent}
+        for name in absent:
+            sample[name] = deepcopy(defaults[name])
         return sample
+
+    def _absent_members(self, sample: Sample) -> list[str]:
+        """Return the names of the required members that a sample lacks."""
+        absent = [name for name in self.required if name not in sample]
+        if not absent:
+            return absent
+        # Required names are in lower case, but columns of some formats have capital letters in
+        # their names.
+        lowered_names = {name.lower() for name in sample}
+        return [name for name in absent if name not in lowered_names]
 
     def _is_decodable(self, value: Any) -> bool:
         """Return True if a value has a type that is decoded."""
         return self.decoded_types is None or isinstance(value, self.decoded_types)
 
-    def _decode(self, sample: Sample, name: str, decoder: Decoder) -> None:
-        """Replace a member by its value. Raises DecodeError."""
+    def _decode_member(self, sample: Sample, name: str, decoder: Decoder) -> None:
+        """Replace a member's bytes by its value. Raises DecodeError."""
         try:
             sample[name] = decoder(sample[name])
         except (Exception, *SILENT_ENDS) as exn:
@@ -200,7 +208,8 @@ class Decode:
 
 
 def _types_of_bytes() -> tuple[type, ...]:
-    """Return the types of members whose values are their bytes. Needs numpy, as Buffers do."""
+    """Return the types of members whose values are their bytes."""
+    # This is imported on demand, because a Buffer is a numpy array.
     from shardcache_client.sharing.buffer import Buffer
 
     return bytes, Buffer

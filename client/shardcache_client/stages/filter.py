@@ -21,4 +21,6 @@ class Filter:
 
     def apply(self, item: Any) -> Any:
         """Return the item, or a `Dropped` if it is left out."""
-        return item if self.function(item) else Dropped.FILTERED
+        if self.function(item):
+            return item
+        return Dropped.FILTERED

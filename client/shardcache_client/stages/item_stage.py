@@ -22,9 +22,9 @@ class Dropped(Enum):
 class ItemStage(Protocol):
     """A stage that turns an item into at most one item. Can be pickled if its functions can.
 
-    The stage sees one item at a time, and knows neither position nor rank. So samples keep their
-    numbers in any process that runs the stage, unless the stage leaves samples out. A stage that
-    makes groups of several samples is a `Stage`.
+    The stage sees one item at a time, and knows neither position nor rank. So the result is the
+    same in any process, and samples keep their numbers unless the stage leaves samples out. A stage
+    that makes groups of several samples is a `Stage`.
     """
 
     @property

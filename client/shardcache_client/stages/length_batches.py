@@ -1,4 +1,4 @@
-"""Division of samples into batches of similar lengths: the fewest, or an exact number.
+"""Division of samples into batches of similar lengths: the min_batch_count, or an exact number.
 
 Every batch is padded to its longest sample, so samples of similar length belong together. Batches
 are therefore runs of the samples in order of length, longest first. No other division needs fewer
@@ -13,12 +13,12 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 
-def fewest(lengths: Sequence[int], max_tokens: int) -> int:
+def min_batch_count(lengths: Sequence[int], max_tokens: int) -> int:
     """Return the minimum number of batches for samples of these lengths, from 1 to `max_tokens`."""
     return len(_runs(sorted(lengths, reverse=True), max_tokens))
 
 
-def batches(lengths: Sequence[int], max_tokens: int, count: int) -> list[list[int]]:
+def batches_of(lengths: Sequence[int], max_tokens: int, count: int) -> list[list[int]]:
     """Return exactly `count` batches of sample numbers, those with the longest samples first.
 
     The padded size of a batch is at most `max_tokens`, and at most what `count` batches need, so
@@ -28,7 +28,7 @@ def batches(lengths: Sequence[int], max_tokens: int, count: int) -> list[list[in
     Args:
         lengths: lengths of the samples, by number.
         max_tokens: the padded size that no batch may exceed.
-        count: number of batches: `fewest(lengths, max_tokens)` or more.
+        count: number of batches: `min_batch_count(lengths, max_tokens)` or more.
     """
     numbers = sorted(range(len(lengths)), key=lambda number: -lengths[number])
     longest_first = [lengths[number] for number in numbers]
@@ -43,9 +43,9 @@ def batches(lengths: Sequence[int], max_tokens: int, count: int) -> list[list[in
     runs = _runs(longest_first, bound)
 
     # Halve the largest batch, again and again, until there are enough batches.
-    def priority(at: int) -> tuple[bool, int]:
-        """Return a key by which runs are halved: the greatest first, and single samples never."""
-        run = runs[at]
+    def priority(index: int) -> tuple[bool, int]:
+        """Return a key for a run, which is greatest for the run to halve next."""
+        run = runs[index]
         can_be_halved = len(run) > 1
         padded_size = len(run) * longest_first[run.start]
         return can_be_halved, padded_size
@@ -63,7 +63,7 @@ def batches(lengths: Sequence[int], max_tokens: int, count: int) -> list[list[in
 
 
 def _runs(longest_first: Sequence[int], bound: int) -> list[range]:
-    """Divide samples into the fewest runs whose padded size is at most `bound`.
+    """Divide samples into the min_batch_count runs whose padded size is at most `bound`.
 
     Args:
         longest_first: lengths of the samples, in descending order.

@@ -2,8 +2,8 @@
 
 A reader (a rank, or one of its DataLoader workers) makes its epoch's samples into groups of blocks.
 `order.packing` explains the groups, and the number of blocks that ranks agree on. Ranks cannot
-deadlock, for the reason that `by_length` gives: a reader agrees on a group when it has `window`
-samples waiting, or all that are left, which depends on no other rank.
+deadlock, for the reason that `by_length` gives: a reader agrees on a group once it has read
+`window` samples that are in no group yet, or all that are left. This depends on no other rank.
 
 A place is a position in the reader's order of samples; a mark is the reader's position between two
 blocks. The samples of a group are a run of places, without the samples that were left out. So a
@@ -114,7 +114,7 @@ class Pack:
 
     Attributes:
         max_tokens: maximum number of tokens in a block.
-        window: number of samples among which those that fit best are put together.
+        window: number of samples that wait to be packed; those that fit best share a block.
         length: returns the number of tokens of a sample; None if `tokens` is given.
         tokens: returns the tokens of a sample; None if `length` is given.
         on_error: called with the error of a sample that fits into no block.
@@ -139,7 +139,9 @@ class Pack:
     def name(self) -> str:
         """Identifier of the way in which samples are grouped; see `Stage`."""
         name = f"pack {self.max_tokens} {self.window}"
-        return f"{name} per source" if self.per_source else name
+        if self.per_source:
+            name += " per source"
+        return name
 
     def fitted(self, placed: Placed) -> Fitted:
         """Return a sample with its length. Raises SampleError if it fits into no block."""
@@ -156,7 +158,9 @@ class Pack:
         if length < 1:
             remedy = "leave it out by filter(), or let on_error skip it"
             raise length_error(item, f"length {length}, and a block needs tokens", remedy)
-        source = _source_of(item) if self.per_source else None
+        source = None
+        if self.per_source:
+            source = _source_of(item)
         return Fitted(place, item, length, tokens, source)
 
     def regrouped(self, samples: Iterator[Placed], facts: EpochFacts) -> Iterator[tuple[Any, Mark]]:
@@ -182,9 +186,10 @@ def _source_of(item: Any) -> str:
 def _array_of(item: Any, tokens: Any) -> Any:
     """Return the tokens of a sample as an array of one dimension.
 
-    Raises SampleError if they cannot be one.
+    Raises SampleError if they are not numbers in one dimension.
 
     Args:
+        item: the sample.
         tokens: what the user's function returned for the sample.
     """
     import numpy
@@ -203,8 +208,8 @@ def _array_of(item: Any, tokens: Any) -> Any:
 
 def _not_an_array(item: Any, tokens: Any) -> SampleError:
     """Return the error for a sample whose tokens cannot be an array of one dimension."""
-    what = f"tokens that are not numbers in one dimension: {shown(tokens)}"
-    return length_error(item, what, "let the function return a tensor or array of one dimension")
+    flaw = f"tokens that are not numbers in one dimension: {shown(tokens)}"
+    return length_error(item, flaw, "let the function return a tensor or array of one dimension")
 
 
 class _Groups:
@@ -233,19 +238,30 @@ class _Groups:
         self._repeated = 0  # number of blocks with a repeated sample
 
     def __iter__(self) -> Iterator[tuple[Block[Any], Mark]]:
-        number = self._facts.start.group
+        group = self._facts.start.group
         given_before = self._facts.start.given
         try:
-            self._read_again()
-            self._read(self._stage.window)
-            while blocks := self._next_blocks(number):
-                yield from self._blocks_of(number, blocks, given_before)
-                number += 1
+            self._read_sample_to_repeat()
+            self._fill_waiting(self._stage.window)
+            while blocks := self._next_blocks(group):
+                yield from self._blocks_of(group, blocks, given_before)
+                group += 1
                 given_before = 0
         finally:  # an epoch that is left early is reported as well
             self._report()
 
-    def _read(self, size: int) -> None:
+    def _read_sample_to_repeat(self) -> None:
+        """Read the epoch's last sample again if it was given before the run was interrupted.
+
+        Other ranks may need more blocks: this rank then repeats that sample.
+        """
+        if not self._facts.start.again:
+            return
+        self._fill_waiting(1)
+        if self._waiting:
+            self._last_given = self._waiting.pop()
+
+    def _fill_waiting(self, size: int) -> None:
         """Read samples until `size` samples are waiting for a group, or the epoch ends."""
         while len(self._waiting) < size and not self._is_over:
             placed = next(self._samples, _END)
@@ -261,24 +277,13 @@ class _Groups:
             else:
                 self._waiting.append(fitted)
 
-    def _read_again(self) -> None:
-        """Read the epoch's last sample again if it was given before the run was interrupted.
-
-        Other ranks may need more blocks: this rank then repeats that sample.
-        """
-        if not self._facts.start.again:
-            return
-        self._read(1)
-        if self._waiting:
-            self._last_given = self._waiting.pop()
-
-    def _next_blocks(self, number: int) -> Blocks:
+    def _next_blocks(self, group: int) -> Blocks:
         """Return the blocks of a group, each as a list of numbers of waiting samples.
 
         There are no blocks if no rank has samples left.
         """
         facts = self._facts
-        name = f"epoch {facts.epoch}, group {number}"
+        name = f"epoch {facts.epoch}, group {group}"
         sources: Sequence[str | None] = ()
         if self._stage.per_source:
             sources = [sample.source for sample in self._waiting]
@@ -286,7 +291,7 @@ class _Groups:
             [sample.length for sample in self._waiting],
             unread=self._unread(),
             max_tokens=self._stage.max_tokens,
-            key=f"{facts.seed}/{facts.epoch}/{facts.reader.worker}/{number}",
+            key=f"{facts.seed}/{facts.epoch}/{facts.reader.worker}/{group}",
             greatest=lambda value: self._agree(name, value),
             sources=sources,
         )
@@ -300,29 +305,29 @@ class _Groups:
         return self._facts.places - self._read_until
 
     def _blocks_of(
-        self, number: int, blocks: Blocks, given_before: int
+        self, group: int, blocks: Blocks, given_before: int
     ) -> Iterator[tuple[Block[Any], Mark]]:
         """Yield the blocks of a group, without the first `given_before`.
 
         Samples of the next group are read while blocks of this group are given.
 
         Args:
-            number: number of the group.
+            group: number of the group.
             blocks: each block as a list of numbers of waiting samples; an empty list for a block
                 that only other ranks need.
             given_before: number of blocks that were given before the run was interrupted.
         """
-        start = self._mark_before(number)
+        start = self._mark_before(group)
         beyond = start.beyond  # bits of the places whose samples were given; see `Mark`
-        samples = self._take_waiting(sum(map(len, blocks)))
+        samples = self._take_waiting(count=sum(map(len, blocks)))
         samples_left = len(samples)
         for given, numbers in enumerate(blocks, 1):
             samples_left -= len(numbers)
-            block_samples = [samples[at] for at in numbers]
+            block_samples = [samples[number] for number in numbers]
             # If other ranks need a block for which this rank has no sample, it repeats one.
             is_repeated = not block_samples
             if is_repeated:
-                block_samples = self._repeatable()
+                block_samples = [self._sample_to_repeat()]
             for sample in block_samples:
                 beyond |= 1 << (sample.place - start.place)
             if given <= given_before:
@@ -331,45 +336,43 @@ class _Groups:
             # As many samples are read as were given, so that no block has to wait until a whole
             # window is read. Before the last block, this also shows whether the epoch has more
             # samples, on which the mark after that block depends.
-            self._read(self._stage.window - samples_left)
+            self._fill_waiting(self._stage.window - samples_left)
             block = self._stage.block_of(block_samples)
             if is_repeated:
                 self._repeated += 1
             if given < len(blocks):
-                yield block, Mark(start.place, number, given, beyond, again=start.again)
+                yield block, Mark(start.place, group, given, beyond, again=start.again)
             else:
-                yield block, self._mark_before(number + 1)
+                yield block, self._mark_before(group + 1)
 
     def _take_waiting(self, count: int) -> list[Fitted]:
-        """Take a number of samples: those that have waited longest."""
+        """Remove and return the `count` samples that have waited longest."""
         taken = self._waiting[:count]
         del self._waiting[:count]
         if taken:
             self._last_given = taken[-1]
         return taken
 
-    def _repeatable(self) -> list[Fitted]:
-        """Return the last sample given, for a block by itself. Raises ConfigError without one."""
+    def _sample_to_repeat(self) -> Fitted:
+        """Return the last sample given. Raises ConfigError if there is none."""
         if self._last_given is None:
             raise ConfigError(
                 "this reader has no sample for a block, but the same worker of another rank does",
                 remedy="use fewer workers or ranks, so that each has at least one sample; "
                 "or begin the next epoch",
             )
-        return [self._last_given]
+        return self._last_given
 
-    def _mark_before(self, number: int) -> Mark:
+    def _mark_before(self, group: int) -> Mark:
         """Return the reader's position before a group."""
         if self._waiting:
-            return Mark(self._waiting[0].place, number)
-        is_alone = self._facts.reader.world_size == 1
-        # The next sample to be read begins the group, unless there is none and another rank may
-        # need more blocks.
-        if is_alone or not self._is_over or self._last_given is None:
-            return Mark(self._read_until, number)
-        # Other ranks may need more blocks: this rank then repeats its last sample. So the mark is
-        # at that sample, which has been given (bit 0 of `beyond`), and is read again.
-        return Mark(self._last_given.place, number, given=0, beyond=1, again=1)
+            return Mark(self._waiting[0].place, group)
+        has_other_ranks = self._facts.reader.world_size > 1
+        if self._is_over and has_other_ranks and self._last_given is not None:
+            # Other ranks may need more blocks: this rank then repeats its last sample. So the mark
+            # is at that sample, which has been given (bit 0 of `beyond`), and is read again.
+            return Mark(self._last_given.place, group, given=0, beyond=1, again=1)
+        return Mark(self._read_until, group)
 
     def _report(self) -> None:
         """Log how many samples were refused, and how often one was repeated."""

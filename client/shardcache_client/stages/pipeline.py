@@ -1,4 +1,4 @@
-"""The way from a sample's bytes to a dataset's item: decoding, and then functions in order.
+"""The steps from a sample's bytes to a dataset's item: decoding, then the user's functions.
 
 A sample is a dict of the members that were read from a shard. An item is what the dataset yields
 for a sample. A stage turns one item into another, or leaves it out: it then returns a `Dropped` in
@@ -45,7 +45,7 @@ class Pipeline:
         """Return the pipeline that a dataset's arguments describe. Raises ConfigError."""
         if decode is None or isinstance(decode, str | Mapping):
             return cls(Decode.of(decode, members, missing, blocks))
-        # A function is no table of decoders: it becomes a stage after the choice of members.
+        # A function gets whole samples: it becomes a stage after the choice of members.
         return cls(Decode.of(None, members, missing, blocks), (Map(decode),))
 
     def __bool__(self) -> bool:
@@ -75,8 +75,8 @@ class Pipeline:
 
         Args:
             shard: number of the samples' shard in the manifest.
-            joined_prefix: prefix of a source that is joined with this one, to return the form in
-                which that source's samples are read; None for the samples of the shard.
+            joined_prefix: prefix of another source that is joined with this one. The result is then
+                the form in which that source's samples are read. None for the samples of `shard`.
         """
         return self.decode.view(joined_prefix)
 
@@ -145,12 +145,12 @@ class PipelineBySource(Pipeline):
     @property
     def has_filters(self) -> bool:
         """True if samples may be filtered out."""
-        return super().has_filters or any(source.has_filters for source in self.sources.values())
+        return super().has_filters or any(each.has_filters for each in self.sources.values())
 
     @property
     def leaves_out(self) -> bool:
         """True if samples of any source may be left out without an error."""
-        return super().leaves_out or any(source.leaves_out for source in self.sources.values())
+        return super().leaves_out or any(each.leaves_out for each in self.sources.values())
 
     @property
     def named_sources(self) -> tuple[Sequence[str], Sequence[int]]:
@@ -175,9 +175,13 @@ class PipelineBySource(Pipeline):
 
 
 def _members_hint(item: object, exn: BaseException) -> str:
-    """Return a clause with the names of a sample's members, after a KeyError of a function."""
-    # Only a sample that is still a dict has members to name.
-    if not isinstance(exn, KeyError) or not isinstance(item, dict) or "__key__" not in item:
+    """Return a clause with the names of a sample's members, after a KeyError of a function.
+
+    Returns "" after any other error, and for an item that a function has made of the sample.
+    """
+    if not isinstance(exn, KeyError):
+        return ""
+    if not isinstance(item, dict) or "__key__" not in item:
         return ""
     members = [name for name in item if not name.startswith("__")]
     return f"; it has: {', '.join(members)}"

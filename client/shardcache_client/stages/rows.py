@@ -77,7 +77,9 @@ class Rows:
     def row(self, key: str) -> Mapping[str, Any] | None:
         """Return the row of the sample with a key; None if there is no row, or several."""
         rows = self.table.index.rows(self._row_key(key))
-        return rows[0] if len(rows) == 1 else None
+        if len(rows) != 1:
+            return None
+        return rows[0]
 
     def _row_key(self, key: str) -> str:
         """Return the key of a sample's row. Raises ConfigError if `key_of` returns no text."""
@@ -104,7 +106,9 @@ class Rows:
             reason = f"no row has its key; some keys of the table are {examples}"
         else:
             reason = "it has no rows"
-        looked_up = "" if row_key == key else f", looked up as {row_key!r},"
+        looked_up = ""
+        if row_key != key:
+            looked_up = f", looked up as {row_key!r},"
         return UnmatchedKeyError(
             f"the sample {key!r}{looked_up} cannot be joined with the table {self.url}: {reason}",
             url=sample["__url__"],

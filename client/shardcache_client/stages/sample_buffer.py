@@ -22,8 +22,8 @@ class SampleBuffer:
     Attributes:
         number: number of buffers before this buffer.
         first: first place from which samples are read for this buffer.
-        to_repeat: place of a sample, given earlier, that is repeated if this buffer gets no sample;
-            None if there is no earlier sample.
+        place_to_repeat: place of a sample, given earlier, that is repeated if this buffer gets no
+            sample; None if there is no earlier sample.
         samples: the samples, with None in place of each sample that has been given.
         lengths: number of tokens of each sample.
         places: place of each sample in the epoch.
@@ -32,14 +32,15 @@ class SampleBuffer:
 
     number: int
     first: int
-    to_repeat: int | None = None
+    place_to_repeat: int | None = None
     samples: list[Any] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     refused: int = 0
-    # Number of the last among the shortest samples: `length_batches.batches` repeats this sample.
+    # Number of the last among the shortest samples: `batches_of` repeats this sample.
     _shortest: int = 0
-    _passed: int = 0  # bit n is set once the sample at place `first + n` was given or refused
+    # Bit n is set once the sample at place `first + n` has been given or refused.
+    _passed: int = 0
 
     def add(self, sample: Any, length: int, place: int) -> None:
         """Append a sample."""
@@ -68,7 +69,7 @@ class SampleBuffer:
         self.add(*previous.shortest_sample)
 
     def take(self, numbers: Sequence[int]) -> list[Any]:
-        """Return samples by number, and keep only a sample that may be repeated."""
+        """Return samples by number, and drop them unless they may be repeated."""
         taken = [self.samples[number] for number in numbers]
         for number in numbers:
             self._mark_passed(self.places[number])
@@ -84,10 +85,10 @@ class SampleBuffer:
 
     @property
     def shortest_place(self) -> int | None:
-        """Place of the sample that is repeated, which may be `to_repeat`; None without a sample."""
+        """Place of the sample that is repeated: of this buffer, or else `place_to_repeat`."""
         if self.places:
             return self.places[self._shortest]
-        return self.to_repeat
+        return self.place_to_repeat
 
     @property
     def gone(self) -> int:
@@ -102,16 +103,18 @@ class SampleBuffer:
 
     def mark(self, given: int) -> Mark:
         """Return the mark (position) of a reader that has given `given` batches of this buffer."""
-        # Before the first batch, all of the group is still to be read. Samples that were refused
-        # are refused again.
-        passed = self._passed if given else 0
-        has_own = bool(self.places) and self.places[-1] >= self.first
-        if has_own or self.to_repeat is None:
+        passed = self._passed
+        if given == 0:
+            # A reader that resumes reads the whole group. Samples that were refused are refused
+            # again.
+            passed = 0
+        has_own_samples = bool(self.places) and self.places[-1] >= self.first
+        if has_own_samples or self.place_to_repeat is None:
             return Mark(self.first, self.number, given, passed)
         # This buffer may get no sample of its own. A reader that resumes must then read the sample
         # to repeat again. So the mark begins at that sample's place, with bits for all places from
         # there to this buffer's first place, whose samples were given.
-        again = self.first - self.to_repeat
+        again = self.first - self.place_to_repeat
         all_before = (1 << again) - 1
         beyond = (passed << again) | all_before
-        return Mark(self.to_repeat, self.number, given, beyond, again)
+        return Mark(self.place_to_repeat, self.number, given, beyond, again)

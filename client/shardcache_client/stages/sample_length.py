@@ -21,29 +21,33 @@ def length_of(sample: Any, value: Any, max_tokens: int) -> int:
     Raises SampleError if the length is above `max_tokens`, or not a whole number.
 
     Args:
+        sample: the sample, for messages.
         value: what the user's function returned for the sample.
+        max_tokens: maximum length.
     """
     try:
         # The value may be a scalar of numpy or torch, which `plain` turns into a number.
         length: int = whole().converted(plain(value))
     except (TypeError, ValueError):
-        what = f"length {shown(value)}, which is not a whole number"
-        raise length_error(sample, what, "let the function return one") from None
+        flaw = f"length {shown(value)}, which is not a whole number"
+        raise length_error(sample, flaw, "let the function return one") from None
     if length > max_tokens:
-        what = f"length {shown(length)}, more than max_tokens={max_tokens}"
-        raise length_error(sample, what, "raise max_tokens")
+        flaw = f"length {shown(length)}, more than max_tokens={max_tokens}"
+        raise length_error(sample, flaw, "raise max_tokens")
     return length
 
 
-def length_error(sample: Any, what: str, remedy: str) -> SampleError:
+def length_error(sample: Any, flaw: str, remedy: str) -> SampleError:
     """Return the error for a sample whose length or tokens are unfit.
 
     Args:
-        what: a phrase for the message, with the length or tokens and the reason why they are unfit.
+        sample: the sample. Its key and url are in the error if it is still a dict.
+        flaw: the length or tokens, and the reason why they are unfit.
+        remedy: advice on how to mend it.
     """
     fields = sample if isinstance(sample, dict) else {}
-    name = fields.get("__key__", "")
-    return SampleError(f"sample {name!r} has {what}", url=fields.get("__url__"), remedy=remedy)
+    key = fields.get("__key__", "")
+    return SampleError(f"sample {key!r} has {flaw}", url=fields.get("__url__"), remedy=remedy)
 
 
 def warn_of_refused(epoch: int, refused: int) -> None:

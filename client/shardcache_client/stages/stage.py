@@ -66,7 +66,7 @@ class EpochFacts:
         reader: the rank, or its worker in a plain DataLoader.
         seed: the dataset's seed.
         epoch: number of the epoch.
-        start: the mark at which the reader resumes, or the start of the epoch.
+        start: the mark from which the epoch is read.
         places: number of the reader's places in the epoch; None if it is unknown.
     """
 

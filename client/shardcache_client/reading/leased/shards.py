@@ -29,7 +29,7 @@ from shardcache_client.samples.column_values import (
     run_decoders_of,
     with_decoders,
 )
-from shardcache_client.samples.row_runs import Rows
+from shardcache_client.samples.row_runs import RowRuns
 from shardcache_client.samples.sample_view import WHOLE, View
 from shardcache_client.samples.slicing import ColumnSpans, Sample, SlicedColumn
 from shardcache_client.samples.token_blocks import BlockCutter
@@ -169,11 +169,11 @@ class MappedShard:
         self._check_members()
         return slicing.cutter(self.index, self._columns(), self.url)
 
-    def _rows(self) -> Rows | None:
+    def _rows(self) -> RowRuns | None:
         """Return the samples as rows, or None if whole rows cannot be decoded at once."""
         if self._decode_rows is None:
             return None
-        return Rows(
+        return RowRuns(
             self.index, self._decode_rows, self.tar, self.url, self._columns, self._check_members
         )
 

@@ -22,7 +22,7 @@ from shardcache_client.order.topology import Topology
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.staged_state import Reached, Resume, StagedState, resume_place
 from shardcache_client.stages.by_length import ByLength
-from shardcache_client.stages.length_batches import batches, fewest
+from shardcache_client.stages.length_batches import batches_of, min_batch_count
 from shardcache_client.stages.stage import Agree, Placed
 from support.cases import examples, first_quick
 from support.programs.guard import GUARD_S
@@ -437,11 +437,11 @@ def test_batches_are_as_few_as_any_shape_allows(buffer: tuple[list[int], int]) -
         for groups in partitions(list(range(len(lengths))))
         if all(len(group) * max(lengths[number] for number in group) <= max_tokens for group in groups)
     )
-    assert fewest(lengths, max_tokens) == min(fits)
+    assert min_batch_count(lengths, max_tokens) == min(fits)
 
 
 def test_the_work_is_spread_over_all_batches() -> None:
     """Asked for one batch more than needed, no batch is left full beside a nearly empty one."""
-    assert [len(batch) for batch in batches([10] * 100, 500, 2)] == [50, 50]
-    assert [len(batch) for batch in batches([10] * 100, 500, 3)] == [34, 34, 32]
-    assert [len(batch) for batch in batches([10] * 51, 500, 2)] == [26, 25]
+    assert [len(batch) for batch in batches_of([10] * 100, 500, 2)] == [50, 50]
+    assert [len(batch) for batch in batches_of([10] * 100, 500, 3)] == [34, 34, 32]
+    assert [len(batch) for batch in batches_of([10] * 51, 500, 2)] == [26, 25]
