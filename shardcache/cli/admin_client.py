@@ -1,8 +1,8 @@
-"""The client of the daemon's admin API, over the daemon's Unix socket, for the commands.
+"""The commands' client of the daemon's admin API, over the daemon's Unix socket.
 
-An answer is one JSON object or, for long work, lines of JSON that arrive one by one. Each line is
-an event; the last event is `done`. A private daemon is one that a single user has started, in
-contrast to the node's.
+An answer is one JSON object, or lines of JSON that arrive one by one. The lines are the rows of a
+list or, for long work, events, of which the last is `done`. A private daemon is one that a single
+user has started, in contrast to the node's.
 """
 
 import json
@@ -27,8 +27,8 @@ from shardcache.shared.unix_socket import connected, health, peer_ids
 Lines = Generator[Json, None, None]
 """Lines of an answer as they arrive.
 
-Close the generator, as with `contextlib.closing`, which frees the connection if the caller stops
-reading early.
+A caller that may stop reading early must close the generator, as with `contextlib.closing`, to free
+the connection.
 """
 
 _CONNECT_LIMIT_S = 10.0
@@ -36,7 +36,7 @@ _SHOWN_CHARS = 200  # errors quote at most this much of an answer that is not a 
 
 
 class AdminClient:
-    """The admin API of one daemon; each request has a connection of its own.
+    """The admin API of one daemon. Each request has a connection of its own.
 
     Every method raises NoDaemonError if nothing answers at the socket, DaemonError if this user may
     not use it, ProtocolError for an answer that is not a daemon's, and any error that the daemon
@@ -44,9 +44,9 @@ class AdminClient:
 
     Args:
         path: path of the daemon's socket; None for the default socket.
-        silence_s: time after which a daemon counts as hung that neither sends bytes of its answer
-            nor answers health checks. Long work, such as warming a whole dataset, has no limit
-            while the daemon answers health checks.
+        silence_s: the daemon counts as hung if for this time it neither sends bytes of its answer
+            nor answers health checks. So long work, such as warming a whole dataset, may take any
+            time while the daemon answers health checks.
     """
 
     def __init__(self, path: Path | None = None, silence_s: float = 10.0) -> None:
@@ -55,43 +55,48 @@ class AdminClient:
         self._silence_s = silence_s
 
     def status(self) -> Json:
-        """Return the daemon's status page."""
-        return self._json("GET", "/v1/status")
+        """Return the state of the daemon, its cache and its readers."""
+        return self._request_json("GET", "/v1/status")
 
     def credentials(self) -> Json:
-        """Return keys of this user for the S3 endpoint, as a credential_process prints them."""
-        return self._json("POST", "/v1/credentials")
+        """Return this user's keys for the S3 endpoint, in the JSON that AWS's SDKs expect."""
+        return self._request_json("POST", "/v1/credentials")
 
     def evict(self, urls: Sequence[str]) -> Json:
-        """Evict the shards that match; return the evicted shards, and the kept with the reason."""
-        return self._json("POST", "/v1/evict", {"urls": urls})
+        """Evict the matching shards; return those `evicted`, and those `kept` with the reason."""
+        return self._request_json("POST", "/v1/evict", {"urls": urls})
 
     def unpin(self, urls: Sequence[str]) -> Json:
-        """Unpin the shards that match; return the unpinned, and the kept with the reason."""
-        return self._json("POST", "/v1/unpin", {"urls": urls})
+        """Unpin the matching shards; return those `unpinned`, and those `kept` with the reason."""
+        return self._request_json("POST", "/v1/unpin", {"urls": urls})
 
     def pins(self) -> Lines:
         """Yield the pinned shards."""
-        return self._lines("GET", "/v1/pins")
+        return self._request_lines("GET", "/v1/pins")
 
     def pin(self, urls: Sequence[str]) -> Lines:
-        """Pin the shards of `urls`, and yield events until each is in the cache or has failed."""
+        """Pin the shards of `urls`, and yield events until each is cached or has failed."""
         return self._until_done("/v1/pin", {"urls": urls})
 
     def shards(self, prefix: str) -> Lines:
         """Yield the cached shards whose url starts with `prefix`."""
-        return self._lines("GET", f"/v1/shards?prefix={quote(prefix, safe='')}")
+        return self._request_lines("GET", f"/v1/shards?prefix={quote(prefix, safe='')}")
 
     def warm(self, urls: Sequence[str], wanted: Wanted = "shards") -> Lines:
-        """Yield events until every shard of `urls`, or every file, is cached or has failed."""
+        """Yield events until everything at `urls` is cached or has failed.
+
+        Args:
+            urls: the shards or files.
+            wanted: "shards" to cache shards of samples, "files" to cache the objects' own bytes.
+        """
         return self._until_done("/v1/warm", {"urls": urls, "wanted": wanted})
 
     def index(self, urls: Sequence[str], tokens: str | None = None) -> Lines:
-        """Yield events until the samples of `urls` are counted in every shard.
+        """Yield events until the samples in every shard of `urls` have been counted.
 
         Args:
             urls: the shards.
-            tokens: the member whose tokens are counted as well, as --tokens; None for no tokens.
+            tokens: the samples' member whose tokens are counted, too; None to count no tokens.
         """
         body: Json = {"urls": urls}
         if tokens is not None:
@@ -99,25 +104,25 @@ class AdminClient:
         return self._until_done("/v1/index", body)
 
     def verify(self, prefix: str) -> Lines:
-        """Yield events until every cached shard below `prefix` has been verified."""
+        """Yield events until every cached shard whose url starts with `prefix` is verified."""
         return self._until_done("/v1/verify", {"prefix": prefix})
 
-    def _json(self, method: str, path: str, body: Json | None = None) -> Json:
+    def _request_json(self, method: str, path: str, body: Json | None = None) -> Json:
         """Return the answer to a request, which is one JSON object.
 
         Args:
             method: "GET" or "POST".
-            path: path of the url, with its query.
+            path: path of the API, with the query.
             body: body of the request; None for a request without a body.
         """
-        with self._request(method, path, body) as response:
+        with self._open_answer(method, path, body) as response:
             answer: Json = _printable_json(json.loads(response.read()))
             return answer
 
-    def _lines(self, method: str, path: str, body: Json | None = None) -> Lines:
+    def _request_lines(self, method: str, path: str, body: Json | None = None) -> Lines:
         """Yield the lines of the answer to a request; raise the error that a line reports.
 
-        The arguments are those of `_json`.
+        The arguments are those of `_request_json`.
         """
         # A POST starts work that may fetch shards. Unless the user named a socket, the work goes to
         # the daemon that has this process's credentials. A private daemon gets the credentials with
@@ -126,8 +131,8 @@ class AdminClient:
             self._path = tool_socket(fetches=True)
             own_credentials = handed_over(os.environ)
             if own_credentials and not node_has_daemon():
-                body = {**(body or {}), "credentials": own_credentials}
-        with self._request(method, path, body) as response:
+                body = dict(body or {}, credentials=own_credentials)
+        with self._open_answer(method, path, body) as response:
             for line in _lines_of(response):
                 event = _printable_json(json.loads(line))
                 if event.get("event") == "failed":
@@ -140,7 +145,7 @@ class AdminClient:
         Raises NoDaemonError if the daemon stopped before that event.
         """
         is_done = False
-        with closing(self._lines("POST", path, body)) as events:
+        with closing(self._request_lines("POST", path, body)) as events:
             for event in events:
                 yield event
                 is_done = event.get("event") == "done"
@@ -151,11 +156,11 @@ class AdminClient:
             )
 
     @contextmanager
-    def _request(self, method: str, path: str, body: Json | None) -> Iterator[HTTPResponse]:
+    def _open_answer(self, method: str, path: str, body: Json | None) -> Iterator[HTTPResponse]:
         """Yield the answer to a request, after its head has been read.
 
-        Errors of the connection become errors with a remedy, also those that occur while the block
-        reads from the answer. The arguments are those of `_json`.
+        Errors of the connection become errors with a remedy, also while the caller's block reads
+        from the answer. The arguments are those of `_request_json`.
         """
         where = str(self._path)
         content: bytes | None = None
@@ -167,7 +172,8 @@ class AdminClient:
         with closing(HTTPConnection("shardcache")) as connection:
             try:
                 connection.sock = self._connect()
-                # A daemon that refuses a connection answers and closes without reading.
+                # A daemon that refuses the connection answers and closes it before it reads the
+                # request, so that sending fails although there is an answer.
                 with suppress(BrokenPipeError):
                     connection.request(method, path, content, headers)
                 with connection.getresponse() as response:
@@ -182,10 +188,16 @@ class AdminClient:
                     remedy=self._how_to_end_the_daemon(),
                 ) from exn
             except (HTTPException, ConnectionError) as exn:
-                reason = f"the connection to the daemon broke: {exn or type(exn).__name__}"
-                raise NoDaemonError(reason, url=where) from exn
-            except ValueError as exn:  # raised by `json.loads` in the block
-                raise ProtocolError(f"the daemon's answer is not JSON: {exn}", url=where) from exn
+                cause = str(exn) or type(exn).__name__
+                raise NoDaemonError(
+                    f"the connection to the daemon broke: {cause}",
+                    url=where,
+                ) from exn
+            except ValueError as exn:  # raised by `json.loads` in the caller's block
+                raise ProtocolError(
+                    f"the daemon's answer is not JSON: {exn}",
+                    url=where,
+                ) from exn
 
     def _connect(self) -> socket:
         """Return a connection to the daemon. Raises DaemonError, NoDaemonError."""
@@ -193,16 +205,18 @@ class AdminClient:
         try:
             sock = connected(self._path, _CONNECT_LIMIT_S)
         except PermissionError as exn:
-            remedy = f"join the group that owns it (ls -l {shlex.quote(where)}), then log in again"
             raise DaemonError(
                 "you may not use the daemon's socket",
                 url=where,
-                remedy=remedy,
+                remedy="join the group that owns it "
+                f"(ls -l {shlex.quote(where)}), then log in again",
             ) from exn
         except BlockingIOError as exn:  # the socket's queue of connections is full
-            reason = "a daemon listens at the socket, but accepts no connections"
-            remedy = self._how_to_end_the_daemon()
-            raise NoDaemonError(reason, url=where, remedy=remedy) from exn
+            raise NoDaemonError(
+                "a daemon listens at the socket, but accepts no connections",
+                url=where,
+                remedy=self._how_to_end_the_daemon(),
+            ) from exn
         except OSError as exn:
             raise NoDaemonError(
                 "no daemon listens at the socket",
@@ -212,7 +226,7 @@ class AdminClient:
         return _WatchedConnection(sock, self._path, self._silence_s)
 
     def _start_command(self) -> str:
-        """Return an example of the command that starts a daemon at this socket."""
+        """Return an example of a command that starts a daemon at this socket."""
         options = "--cache-dir /path/on/local/disk --capacity 500GB"
         if not self._is_default_path:
             options = f"--socket {shlex.quote(str(self._path))} {options}"
@@ -228,7 +242,7 @@ class AdminClient:
 
 
 class _WatchedConnection(socket):
-    """A connection on which a read waits as long as the daemon at its other end is alive.
+    """A connection on which a read waits for as long as the daemon at the other end is alive.
 
     A read raises TimeoutError if the daemon sent nothing, and answered no health check, for
     `silence_s`.
@@ -237,7 +251,7 @@ class _WatchedConnection(socket):
     def __init__(self, connection: socket, path: Path, silence_s: float) -> None:
         super().__init__(fileno=connection.detach())
         self._path = path
-        # Half of the silence passes before a health check, the other half during it.
+        # A silent read times out after half of the time; the health check may take the other half.
         self._half_silence_s = silence_s / 2
         self.settimeout(self._half_silence_s)
 
@@ -282,8 +296,8 @@ def _lines_of(response: HTTPResponse) -> Iterator[bytes]:
     """
     partial_line = b""
     while piece := response.read1():
-        *lines, partial_line = (partial_line + piece).split(b"\n")
-        yield from lines
+        *complete_lines, partial_line = (partial_line + piece).split(b"\n")
+        yield from complete_lines
     if partial_line:
         yield partial_line
 

@@ -1,7 +1,8 @@
 """Commands on cached shards and files: `warm`, `get`, `ls`, `pin`, `unpin`, `evict`, `verify`.
 
 The daemon does the work; `AdminClient` sends the requests. Answers about many shards arrive as
-lines of JSON, each an event or a shard.
+lines of JSON, each an event or a shard. A pinned shard is not evicted until it is unpinned; a lease
+keeps a shard only while it is read.
 """
 
 import os
@@ -14,7 +15,7 @@ import click
 
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
-from shardcache.cli.shard_work import carry_out, print_lines
+from shardcache.cli.shard_work import print_lines, show_work
 from shardcache.shared.protocol import Json, Wanted
 from shardcache.shared.units import age, size, user_name
 from shardcache.shared.urls.local_urls import absolute_url
@@ -45,15 +46,15 @@ def warm(urls: tuple[str, ...], wants_files: bool, as_json: bool, socket: Path |
     )
 
     def advice() -> str:
-        """Return the advice that is shown if some shards fail."""
-        # The import is here because the module imports all formats, which takes time.
+        """Return a hint for urls that look like files that are not shards."""
+        # Imported only after a failure, because the module imports all formats, which takes time.
         from shardcache.shared.urls.url_names import is_common_outside_datasets
 
         if wants_files or not any(map(is_common_outside_datasets, urls)):
             return ""
         return "For programs that open such files themselves: shardcache warm --files URL..."
 
-    carry_out(
+    show_work(
         AdminClient(socket).warm(urls, wanted),
         "warming",
         summary,
@@ -112,52 +113,55 @@ def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
     lines = AdminClient(socket).shards(prefix)
     if as_json:
         print_lines(lines)
-    elif not _show_shards(lines):
-        message = "no shards are cached"
-        if prefix:
-            message = f"no cached shard has a url that starts with {prefix}"
-        click.echo(message)
+        return
+
+    shards = list(lines)
+    if shards:
+        _print_shards(shards)
+    elif prefix:
+        click.echo(f"no cached shard has a url that starts with {prefix}")
+    else:
+        click.echo("no shards are cached")
 
 
 def _url_prefix(text: str) -> str:
-    """Return a path as an absolute path; return a url, or the beginning of a url, unchanged."""
-    # `absolute_url` keeps a text with "://", but would take "s3", which begins a url, for a path.
-    # So a text without a slash counts as a path only if it exists or begins with "file:".
-    may_be_path = "/" in text or text.startswith("file:") or os.path.lexists(text)
-    return absolute_url(text) if may_be_path else text
+    """Make a local path absolute; return a url, or the beginning of one, unchanged."""
+    # `absolute_url` leaves urls alone, but would take the beginning of a url, such as "s3", for a
+    # path. So a text without a slash counts as a path only if that path exists.
+    if "/" in text or text.startswith("file:") or os.path.lexists(text):
+        return absolute_url(text)
+    return text
 
 
-def _show_shards(lines: Iterable[Json]) -> bool:
-    """Print a table of shards; print nothing, and return False, if there are no shards."""
+def _print_shards(shards: list[Json]) -> None:
+    """Print a table of shards, sorted by url."""
     rows = []
     now_s = time.time()
-    for row in sorted(lines, key=itemgetter("url")):
-        age_s = max(0.0, now_s - row["used_at_s"])
+    for shard in sorted(shards, key=itemgetter("url")):
+        idle_s = max(0.0, now_s - shard["used_at_s"])
         rows.append(
             (
-                row["url"],
-                size(row["size_bytes"]),
-                _cached_share(row),
-                "" if row["samples"] is None else f"{row['samples']:,}",
-                f"{row['leases']:,}",
-                "pinned" if row["pinned"] else "",
-                age(age_s),
+                shard["url"],
+                size(shard["size_bytes"]),
+                _cached_share(shard),
+                "" if shard["samples"] is None else f"{shard['samples']:,}",
+                f"{shard['leases']:,}",
+                "pinned" if shard["pinned"] else "",
+                age(idle_s),
             ),
         )
-    if rows:
-        common.print_table(
-            ("url", "size", "cached", "samples", "leases", "pinned", "last used"),
-            rows,
-            numbers=("size", "cached", "samples", "leases"),
-        )
-    return bool(rows)
+    common.print_table(
+        ("url", "size", "cached", "samples", "leases", "pinned", "last used"),
+        rows,
+        numbers=("size", "cached", "samples", "leases"),
+    )
 
 
-def _cached_share(row: Json) -> str:
+def _cached_share(shard: Json) -> str:
     """Return the share of a shard's bytes that are cached, as text."""
-    if row["cached_bytes"] == row["size_bytes"]:
+    if shard["cached_bytes"] == shard["size_bytes"]:
         return "all"
-    return f"{row['cached_bytes'] / row['size_bytes']:.1%}"
+    return f"{shard['cached_bytes'] / shard['size_bytes']:.1%}"
 
 
 @common.examples("evict s3://bucket/train/shard-000000.tar", "evict s3://bucket/val/")
@@ -198,25 +202,38 @@ def pin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     per event or pin. Ctrl-C stops waiting; shards that were pinned by then stay pinned, even those
     that are not fetched yet.
     """
+    client = AdminClient(socket)
     if not urls:
-        show = print_lines if as_json else _show_pins
-        show(AdminClient(socket).pins())
+        if as_json:
+            print_lines(client.pins())
+        else:
+            _print_pins(client.pins())
         return
 
     summary = (
         "{succeeded} pinned: {fetched:,} fetched, {cached:,} already cached; {failed:,} failed\n"
         "{pins[size_bytes]} of at most {pins[limit_bytes]} pinned now"
     )
-    carry_out(
-        AdminClient(socket).pin(urls), "pinning", summary, as_json=as_json, line_per_shard=True
+    show_work(
+        client.pin(urls),
+        "pinning",
+        summary,
+        as_json=as_json,
+        line_per_shard=True,
     )
 
 
-def _show_pins(lines: Iterable[Json]) -> None:
-    rows = []
-    for row in sorted(lines, key=itemgetter("url")):
-        users = ", ".join(map(user_name, row["uids"]))
-        rows.append((row["url"], size(row["size_bytes"]), "yes" if row["cached"] else "no", users))
+def _print_pins(pins: Iterable[Json]) -> None:
+    """Print a table of pinned shards, sorted by url."""
+    rows = [
+        (
+            shard["url"],
+            size(shard["size_bytes"]),
+            "yes" if shard["cached"] else "no",
+            ", ".join(map(user_name, shard["uids"])),
+        )
+        for shard in sorted(pins, key=itemgetter("url"))
+    ]
     if rows:
         common.print_table(("url", "size", "cached", "pinned by"), rows, numbers=("size",))
     else:
@@ -245,11 +262,12 @@ def unpin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
 def _report_removed(answer: Json, action: str, no_match: str, *, as_json: bool) -> None:
     """Print the shards that were kept, with the reason, and the number of removed shards.
 
-    Exit 1 if a shard was kept, or no shard was removed.
+    Exit with code 1 if a shard was kept, or no shard was removed.
 
     Args:
         answer: the daemon's answer.
-        action: "evicted" or "unpinned": the field of the removed shards, and the word for them.
+        action: "evicted" or "unpinned": the answer's field with the removed shards, and the word
+            for them in the summary.
         no_match: the message if no shard matched.
         as_json: True to print the answer as JSON instead.
     """
@@ -258,10 +276,10 @@ def _report_removed(answer: Json, action: str, no_match: str, *, as_json: bool) 
     if as_json:
         common.print_json(answer)
     else:
-        lines = [f"kept  {row['url']}: {row['reason']}" for row in kept]
+        lines = [f"kept  {shard['url']}: {shard['reason']}" for shard in kept]
         summary = no_match
         if removed or kept:
-            summary = f"{common.count(len(removed), 'shard')} {action}"
+            summary = f"{common.quantity(len(removed), 'shard')} {action}"
             if "freed_bytes" in answer:
                 summary += f", {size(answer['freed_bytes'])} freed"
         lines.append(summary)
@@ -286,6 +304,5 @@ def verify(prefix: str, as_json: bool, socket: Path | None) -> None:
     it.
     """
     summary = "{shards} verified ({bytes}), {corrupt:,} corrupt; {refused:,} refused on arrival"
-    carry_out(
-        AdminClient(socket).verify(_url_prefix(prefix)), "verifying", summary, as_json=as_json
-    )
+    events = AdminClient(socket).verify(_url_prefix(prefix))
+    show_work(events, "verifying", summary, as_json=as_json)

@@ -1,7 +1,8 @@
 """`shardcache cluster`: commands for the tier, the cache that the nodes of a cluster share.
 
-The tier is an nginx on each node; the package `shardcache.cluster` does the work. The digest of a
-list of nodes tells whether two nodes have the same list.
+The tier is an nginx on each node; the package `shardcache.cluster` does the work. Shards are cached
+in parts, each part on one node, its owner. Owners are computed from the list of nodes, so all nodes
+need the same list; the list's digest shows whether they have it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import click
 
 from shardcache.cli import common
 from shardcache.cli.cluster_options import (
-    NODES,
-    OWNER_PORT,
-    PATH,
-    TIER,
-    TLS,
+    NODES_OPTION,
+    OWNER_PORT_OPTION,
+    PATH_TYPE,
+    TIER_OPTIONS,
+    TLS_OPTIONS,
     is_file,
     nodes_of,
     option,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from shardcache.cluster.tier_status import NodeReport
 
 _SHOWN_DIGEST_CHARS = 8
-# The options that may name files which `run` reads again when they change.
+# Options of `run` that may name a file, which is read again when it changes.
 _WATCHED_OPTIONS = ("ca", "certificate", "key", "nodes")
 
 
@@ -43,11 +44,11 @@ _WATCHED_OPTIONS = ("ca", "certificate", "key", "nodes")
     "cluster render --nodes nodes.txt --store https://s3.eu-central-1.amazonaws.com --out tier/",
     "cluster render --nodes 10.0.0.[1-8] --plain --store http://10.0.9.9:9000 --out tier/",
 )
-@click.command(short_help="Write the nginx.conf of each node.", params=[*TIER])
+@click.command(short_help="Write the nginx.conf of each node.", params=[*TIER_OPTIONS])
 @click.option(
     "--out",
     required=True,
-    type=PATH,
+    type=PATH_TYPE,
     help="Folder for the files, NODE/nginx.conf each; with --node, the file.",
 )
 @click.option("--node", metavar="NAME", help="Write only the file of this node.")
@@ -64,13 +65,23 @@ def render(out: Path, node: str | None, as_json: bool, **options: Any) -> None:
 
     tier = tier_of(**options)
     if node is not None:
-        texts = {out: nginx_conf(tier, tier.node(node))}
+        configs = {out: nginx_conf(tier, tier.node(node))}
     else:
-        texts = {
+        configs = {
             out / member.name / "nginx.conf": nginx_conf(tier, member) for member in tier.nodes
         }
+    _write_configs(configs)
+    if as_json:
+        common.print_json({"digest": tier.digest, "files": [str(path) for path in configs]})
+    else:
+        for path in configs:
+            click.echo(path)
+
+
+def _write_configs(configs: dict[Path, str]) -> None:
+    """Write nginx's configurations to their paths. Raises ConfigError."""
     try:
-        for path, text in texts.items():
+        for path, text in configs.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
     except OSError as exn:
@@ -78,11 +89,6 @@ def render(out: Path, node: str | None, as_json: bool, **options: Any) -> None:
             f"cannot write {exn.filename}: {exn.strerror}",
             remedy="choose another --out",
         ) from None
-    if as_json:
-        common.print_json({"digest": tier.digest, "files": [str(path) for path in texts]})
-    else:
-        for path in texts:
-            click.echo(path)
 
 
 @common.examples(
@@ -123,8 +129,7 @@ def certificates(nodes: str | None, out: Path, shared: bool, days: int, as_json:
     NODE/ to /etc/shardcache/tier on that node, and reload nginx. Anyone who has ca.key can admit
     nodes, so keep it off the nodes.
     """
-    has_names = nodes is not None
-    if has_names == shared:  # both or neither of the options were given
+    if (nodes is None) != shared:  # neither option was given, or both
         raise click.UsageError("name the nodes with --nodes, or give --shared")
     try:
         from shardcache.cluster.authority import issue
@@ -135,9 +140,10 @@ def certificates(nodes: str | None, out: Path, shared: bool, days: int, as_json:
             "certificates need the package cryptography, which is not installed",
             remedy="pip install 'shardcache[cluster]'",
         ) from None
-    issued = issue(None if nodes is None else nodes_of(nodes), out, days)
+    listed_nodes = None if nodes is None else nodes_of(nodes)
+    issued = issue(listed_nodes, out, days)
     if as_json:
-        rows = [
+        certificates_json = [
             {
                 "node": certificate.node,
                 "folder": str(certificate.folder),
@@ -145,7 +151,7 @@ def certificates(nodes: str | None, out: Path, shared: bool, days: int, as_json:
             }
             for certificate in issued
         ]
-        common.print_json({"certificates": rows})
+        common.print_json({"certificates": certificates_json})
     else:
         for certificate in issued:
             click.echo(f"{certificate.folder}: valid until {certificate.expires:%Y-%m-%d}")
@@ -157,7 +163,7 @@ def certificates(nodes: str | None, out: Path, shared: bool, days: int, as_json:
 )
 @click.command(
     short_help="Run this node's nginx, and apply changes to the list of nodes.",
-    params=[*TIER],
+    params=[*TIER_OPTIONS],
 )
 @click.option(
     "--node",
@@ -191,26 +197,32 @@ def run(node: str | None, wait: bool, as_json: bool, **options: Any) -> None:
         )
     notifier = ServiceNotifier.take(os.environ, os.getpid())
     host_name, _, _domain = socket.gethostname().partition(".")
-    name = node or host_name
-    run_dir = Path(options["run_dir"].replace("{node}", name))
-    say = partial(_say, "message", as_json=as_json)
+    node_name = node or host_name
+    run_dir = Path(options["run_dir"].replace("{node}", node_name))
+    report = partial(_print_event, "message", as_json=as_json)
 
-    def ready(line: str) -> None:
+    def announce_ready(line: str) -> None:
+        """Tell the health probe, the operator and systemd that nginx listens."""
         end_waiting(run_dir)
-        _say("ready", line, as_json=as_json)
+        _print_event("ready", line, as_json=as_json)
         asyncio.run(notifier.notify(READY=1, STATUS=line))
 
     stopping = Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, lambda *_: stopping.set())
 
-    def start() -> int:
-        sources = [options[key] for key in _WATCHED_OPTIONS]
-        watched = tuple(Path(source) for source in sources if is_file(source))
-        tier = NodeTier(partial(tier_of, **options), name, watched, say, ready)
+    def run_tier() -> int:
+        """Run nginx until `stopping` is set; return its exit status."""
+        values = [options[name] for name in _WATCHED_OPTIONS]
+        watched = tuple(Path(value) for value in values if is_file(value))
+        read_options = partial(tier_of, **options)
+        tier = NodeTier(read_options, node_name, watched, report, announce_ready)
         return tier.run(stopping)
 
-    exit_status = run_when_usable(start, run_dir, say, stopping) if wait else start()
+    if wait:
+        exit_status = run_when_usable(run_tier, run_dir, report, stopping)
+    else:
+        exit_status = run_tier()
     if exit_status:
         raise DaemonError(
             f"nginx ended with status {exit_status}",
@@ -218,15 +230,15 @@ def run(node: str | None, wait: bool, as_json: bool, **options: Any) -> None:
         )
 
 
-def _say(event: str, message: str, *, as_json: bool) -> None:
+def _print_event(event: str, message: str, *, as_json: bool) -> None:
     """Print a message for the operator.
 
-    The message that the tier is ready goes to standard output, and all others to standard error.
+    Without `as_json`, "ready" goes to standard output, and every other message to standard error.
 
     Args:
-        event: "ready", or "message" for any other message.
+        event: "ready" when nginx listens; "message" for any other message.
         message: the message.
-        as_json: True to print a line of JSON, always to standard output.
+        as_json: True to print a line of JSON to standard output.
     """
     if as_json:
         common.print_json({"event": event, "message": message})
@@ -244,7 +256,7 @@ def _say(event: str, message: str, *, as_json: bool) -> None:
     short_help="Show every node of the tier: cached parts, hits, and nodes that are down.",
     epilog="Exit codes: 0 all nodes answer and agree; 1 a node is down, or has an old or "
     "different list.",
-    params=[NODES, OWNER_PORT, *TLS],
+    params=[NODES_OPTION, OWNER_PORT_OPTION, *TLS_OPTIONS],
 )
 @common.json_option
 def status(nodes: str, owner_port: int, as_json: bool, **tls: Any) -> None:
@@ -261,35 +273,36 @@ def status(nodes: str, owner_port: int, as_json: bool, **tls: Any) -> None:
     listed_nodes = nodes_of(nodes)
     reports = asyncio.run(ask(listed_nodes, owner_port, tls_of(listed_nodes, **tls)))
     digests = {report.peers["digest"] for report in reports if report.peers}
-    agree = len(digests) <= 1
+    have_same_list = len(digests) <= 1
     if as_json:
         common.print_json(
             {
                 "nodes": [report.to_json() for report in reports],
-                "agree": agree,
+                "agree": have_same_list,
             }
         )
     else:
         _print_reports(reports)
-        if not agree:
+        if not have_same_list:
             click.echo(
                 "The nodes have different lists of nodes: shards are fetched more than once.",
                 err=True,
             )
-    is_incomplete = any(report.peers is None or report.stale for report in reports)
-    if is_incomplete or not agree:
+    # `peers` is None if the node is down.
+    some_down_or_stale = any(report.peers is None or report.stale for report in reports)
+    if some_down_or_stale or not have_same_list:
         common.fail()
 
 
 def _print_reports(reports: list[NodeReport]) -> None:
     """Print a table with a row for each node; a dash stands for a missing figure."""
-    numbers = ("files", "cached", "hit share", "from tier", "from store")
+    number_columns = ("files", "cached", "hit share", "from tier", "from store")
     rows = []
     for report in reports:
         figures = report.figures
-        cells = ["–"] * len(numbers)
+        numbers = ["–"] * len(number_columns)
         if figures is not None:
-            cells = [
+            numbers = [
                 f"{figures['files']:,}",
                 size(figures["cached_bytes"]),
                 "–" if report.hit_share is None else f"{report.hit_share:.1%}",
@@ -300,8 +313,8 @@ def _print_reports(reports: list[NodeReport]) -> None:
         if report.peers is not None:
             digest = report.peers["digest"][:_SHOWN_DIGEST_CHARS]
             peers = f"{report.peers['peers']} ({digest})"
-        rows.append((report.node.name, *cells, peers, report.state))
-    common.print_table(("node", *numbers, "peers", "state"), rows, numbers)
+        rows.append((report.node.name, *numbers, peers, report.state))
+    common.print_table(("node", *number_columns, "peers", "state"), rows, number_columns)
 
 
 @common.examples(
@@ -309,7 +322,7 @@ def _print_reports(reports: list[NodeReport]) -> None:
     "cluster status --nodes nodes.txt",
 )
 @click.group(
-    cls=common.Family,
+    cls=common.OrderedGroup,
     commands=[render, certificates, run, status],
     short_help="Share the nodes' caches, so that a cluster fetches each shard once.",
 )

@@ -1,7 +1,8 @@
 """Options of `shardcache cluster`, and the tier that they describe.
 
-The tier is the cache that the nodes of a cluster share, an nginx on each node. `tier_of` makes the
-tier's configuration out of the options' values.
+The tier is the cache that the nodes of a cluster share, an nginx on each node. Shards are cached in
+parts, each part on one node, its owner. The stores are the object stores and web servers from which
+owners fetch. `tier_of` makes the tier's configuration out of the options' values.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ _MAX_PORT = 65535
 # A public address and the port "discard". Only a route to the address is looked up; nothing is sent
 # to it.
 _PUBLIC_IPV6 = ("2000::", 9)
-# Value of --resolver that makes nginx resolve the stores' names once, when it starts.
-_AT_START = "none"
-# Folder of a node's certificate, unless the options name others.
+# The value of --resolver that makes nginx resolve the stores' names once, when it starts.
+_RESOLVE_AT_START = "none"
+# The folder of a node's certificate, unless the options name others.
 _CERTIFICATE_FOLDER = "/etc/shardcache/tier"
-PATH = click.Path(path_type=Path, readable=False)
+PATH_TYPE = click.Path(path_type=Path, readable=False)
 
+# Help texts by flag, apart from the options, so that the options fit a line each below.
 _HELP = {
     "--nodes": "All nodes, separated by commas: NAME, ADDRESS or NAME=ADDRESS, with ranges such "
     "as node[1-8] or node{1..8}; or a file with such a list, or `-` for stdin.",
@@ -78,10 +80,10 @@ _HELP = {
 }
 
 
-# Values of options
+# Parsers of option values
 
 
-def _address(text: str) -> str:
+def _parse_address(text: str) -> str:
     """Return an IP address in its usual notation. Raises click.BadParameter."""
     try:
         return str(ipaddress.ip_address(text))
@@ -89,16 +91,19 @@ def _address(text: str) -> str:
         raise click.BadParameter(f"{text!r} is not an IP address") from None
 
 
-def _user(text: str) -> str:
-    """Return the name of a user unchanged. Raises click.BadParameter if it is malformed."""
+def _parse_user(text: str) -> str:
+    """Return a user's name unchanged. Raises click.BadParameter if it is malformed."""
     if not _USER.fullmatch(text):
         raise click.BadParameter(f"{text!r} is not the name of a user")
     return text
 
 
-def _resolver(text: str) -> str:
-    """Return the address of a DNS server, with or without a port, in nginx's notation."""
-    if text == _AT_START:
+def _parse_resolver(text: str) -> str:
+    """Return the address of a DNS server, with or without a port, in nginx's notation.
+
+    The value "none" is returned unchanged. Raises click.BadParameter.
+    """
+    if text == _RESOLVE_AT_START:
         return text
     is_bare_ipv6 = text.count(":") > 1 and not text.startswith("[")
     endpoint = f"[{text}]" if is_bare_ipv6 else text
@@ -146,40 +151,41 @@ def option(
     )
 
 
-NODES = option("--nodes", metavar="LIST", required=True)
-OWNER_PORT = option("--owner-port", 9081, "PORT", type=click.IntRange(1, _MAX_PORT))
-TLS = (
+NODES_OPTION = option("--nodes", metavar="LIST", required=True)
+OWNER_PORT_OPTION = option("--owner-port", 9081, "PORT", type=click.IntRange(1, _MAX_PORT))
+TLS_OPTIONS = (
     option("--plain", is_flag=True),
     option("--ca", f"{_CERTIFICATE_FOLDER}/ca.pem", "FILE"),
     option("--certificate", f"{_CERTIFICATE_FOLDER}/node.pem", "FILE"),
     option("--key", f"{_CERTIFICATE_FOLDER}/node.key", "FILE"),
     option("--shared-certificate", is_flag=True),
 )
-_TLS_NAMES = [str(tls_option.name) for tls_option in TLS]
-TIER = (
-    NODES,
+# The arguments of `tls_of` that these options become.
+_TLS_ARGUMENTS = {str(tls_option.name) for tls_option in TLS_OPTIONS}
+TIER_OPTIONS = (
+    NODES_OPTION,
     option("--store", metavar="URL", name="stores", required=True, multiple=True),
-    option("--store-ca", Path("/etc/ssl/certs/ca-certificates.crt"), "FILE", type=PATH),
+    option("--store-ca", Path("/etc/ssl/certs/ca-certificates.crt"), "FILE", type=PATH_TYPE),
     option(
         "--resolver",
         metavar="ADDRESS[:PORT]",
         name="resolvers",
         multiple=True,
-        type=_resolver,
+        type=_parse_resolver,
     ),
     option("--trust-s", 300, "SECONDS", type=click.IntRange(0)),
     option("--same-rights", is_flag=True),
     option("--outage-s", 0, "SECONDS", type=click.IntRange(0)),
     option("--stall-timeout-s", 20.0, "SECONDS", type=click.FloatRange(1)),
-    OWNER_PORT,
-    option("--listen", metavar="ADDRESS", type=_address),
+    OWNER_PORT_OPTION,
+    option("--listen", metavar="ADDRESS", type=_parse_address),
     option("--cache-dir", "/var/cache/shardcache-tier", "FOLDER"),
     option("--run-dir", "/run/shardcache-tier", "FOLDER"),
     option("--max-size", "100GiB", "SIZE", name="max_size_bytes", type=common.parse_size),
     option("--min-free", "5GiB", "SIZE", name="min_free_bytes", type=common.parse_size),
-    option("--user", metavar="NAME", type=_user),
+    option("--user", metavar="NAME", type=_parse_user),
     option("--workers", 4, "N", type=click.IntRange(1, 256)),
-    *TLS,
+    *TLS_OPTIONS,
 )
 
 
@@ -193,7 +199,8 @@ def nodes_of(text: str) -> tuple[Node, ...]:
         return parse(sys.stdin.read())
     is_path = "/" in text or is_file(text)
     try:
-        return parse(Path(text).read_text() if is_path else text)
+        node_list = Path(text).read_text() if is_path else text
+        return parse(node_list)
     except FileNotFoundError:
         raise ConfigError(
             "the list of nodes does not exist",
@@ -208,11 +215,8 @@ def nodes_of(text: str) -> tuple[Node, ...]:
 
 
 def is_file(text: str) -> bool:
-    """Return True for the path of a file.
-
-    Return False, too, for a list of nodes that is too long for a path.
-    """
-    with suppress(OSError):
+    """Return True for the path of a file, and False for a list of nodes."""
+    with suppress(OSError):  # a list of nodes may be too long for a path
         return Path(text).is_file()
     return False
 
@@ -226,9 +230,10 @@ def tls_of(
     key: str,
     shared_certificate: bool,
 ) -> Tls | None:
-    """Return the files of mutual TLS; None for plain HTTP between the nodes.
+    """Return the files for mutual TLS between the nodes, or None for plain HTTP.
 
-    Plain HTTP is used with --plain, and if all nodes are on this machine.
+    Plain HTTP is used with --plain, and if all nodes are on this machine. The keyword arguments are
+    the values of `TLS_OPTIONS`.
     """
     if plain or all(node.is_loopback for node in nodes):
         return None
@@ -241,34 +246,30 @@ def tier_of(
     resolvers: tuple[str, ...],
     **options: Any,
 ) -> Tier:
-    """Return the tier that the options describe. Raises ConfigError."""
+    """Return the tier that the options describe. Raises ConfigError.
+
+    Args:
+        nodes: the value of --nodes.
+        stores: urls of the stores.
+        resolvers: addresses of DNS servers; ("none",) to resolve the stores' names when nginx
+            starts; empty for the DNS servers of this machine.
+        options: values of the other `TIER_OPTIONS`, those of `TLS_OPTIONS` among them.
+    """
+    tls_options = {name: options.pop(name) for name in _TLS_ARGUMENTS}
     listed_nodes = nodes_of(nodes)
     upstreams = tuple(map(Upstream.parse, stores))
-    tls_options = {name: options[name] for name in _TLS_NAMES}
-    other_options = {name: value for name, value in options.items() if name not in tls_options}
-    tls = tls_of(listed_nodes, **tls_options)
-    stores_have_names = not all(store.is_address for store in upstreams)
-    if resolvers == (_AT_START,):
+    if resolvers == (_RESOLVE_AT_START,):
         resolvers = ()
-    elif stores_have_names and not resolvers:
+    elif not resolvers and any(not store.is_address for store in upstreams):
         resolvers = _system_resolvers()
     return Tier(
         nodes=listed_nodes,
         stores=upstreams,
-        tls=tls,
+        tls=tls_of(listed_nodes, **tls_options),
         resolvers=resolvers,
         ipv6=_has_ipv6_route(),
-        **other_options,
+        **options,
     )
-
-
-def _has_ipv6_route() -> bool:
-    """Return True if this machine has a route to public IPv6 addresses."""
-    with suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
-        # Connecting a datagram socket only looks up a route, and sends nothing.
-        probe.connect(_PUBLIC_IPV6)
-        return True
-    return False
 
 
 def _system_resolvers() -> tuple[str, ...]:
@@ -283,4 +284,13 @@ def _system_resolvers() -> tuple[str, ...]:
             remedy="name a DNS server with --resolver, "
             "or resolve the store's name when nginx starts: --resolver none",
         )
-    return tuple(map(_resolver, addresses))
+    return tuple(map(_parse_resolver, addresses))
+
+
+def _has_ipv6_route() -> bool:
+    """Return True if this machine has a route to public IPv6 addresses."""
+    with suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+        # Connecting a datagram socket only looks up a route, and sends nothing.
+        probe.connect(_PUBLIC_IPV6)
+        return True
+    return False

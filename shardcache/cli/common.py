@@ -1,6 +1,7 @@
 """Options, exit codes and output that the commands share.
 
 Output is formatted by rich on a terminal; elsewhere it is plain, and never wrapped or cut.
+Functions import rich and asyncio themselves, as the package's docstring explains.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-# Exit codes.
+# Exit codes
 FAILED = 1
 USAGE = 2
 NO_DAEMON = 3
 INTERRUPTED = 130
 
-_JSON_KEY = "shardcache.json"
+_JSON_KEY = "shardcache.json"  # key in `Context.meta` for the value of --json
 _PIPE_COLUMNS = 10_000  # width of output to a pipe, wider than any url, so that nothing is wrapped
-_ANY_CHARS = 10_000  # longer than any summary of a command
+_MAX_SUMMARY_CHARS = 10_000  # more than any command's summary has, so that none is cut
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 AnyCommand = TypeVar("AnyCommand", bound=click.Command)
 T = TypeVar("T")
 
 
-class Family(click.Group):
-    """A group of commands, listed in order of use with their whole summaries."""
+class OrderedGroup(click.Group):
+    """A group of commands, listed in the order of their definition with their whole summaries."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the command names in order of use, not alphabetically."""
+        """Return the command names in the order of their definition, not alphabetically."""
         return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -49,7 +50,7 @@ class Family(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(
                 [
-                    (name, command.get_short_help_str(_ANY_CHARS))
+                    (name, command.get_short_help_str(_MAX_SUMMARY_CHARS))
                     for name, command in self.commands.items()
                 ]
             )
@@ -59,9 +60,9 @@ def examples(*commands: str) -> Callable[[AnyCommand], AnyCommand]:
     """Add examples to the end of a command's help, before its epilog."""
 
     def add(command: AnyCommand) -> AnyCommand:
-        lines = (f"  shardcache {each}" for each in commands)
-        as_written = "\b"  # a paragraph that begins with this keeps its lines in click's help
-        command.epilog = "\n".join((as_written, "Examples:", *lines, "", command.epilog or ""))
+        lines = [f"  shardcache {each}" for each in commands]
+        keep_lines = "\b"  # click does not rewrap a paragraph that begins with this
+        command.epilog = "\n".join([keep_lines, "Examples:", *lines, "", command.epilog or ""])
         return command
 
     return add
@@ -76,42 +77,49 @@ def parse_size(text: str) -> int:
     """Parse an option's size, such as 256MiB, into bytes. Raises click.BadParameter."""
     from shardcache.config.amounts import DiskAmount
 
-    size_bytes = 0
     with suppress(ValueError):
         size_bytes = DiskAmount.parse(text).value_bytes
-    if size_bytes < 1:
-        raise click.BadParameter(f"{text!r} is not a size; write 256MiB or 1GB")
-    return size_bytes
-
-
-def _remember(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
-    """Record for `report` that the command prints JSON, or does not; return the value."""
-    ctx.meta[_JSON_KEY] = value
-    return value
+        if size_bytes > 0:  # it is 0 for a percentage of a disk, too
+            return size_bytes
+    raise click.BadParameter(f"{text!r} is not a size; write 256MiB or 1GB")
 
 
 def json_option(command: Decorated) -> Decorated:
     """Add `--json` as the argument `as_json`; errors are then printed as JSON too."""
-    option = click.option("--json", "as_json", is_flag=True, callback=_remember, help="Print JSON.")
+    option = click.option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        callback=_record_json_flag,
+        help="Print JSON.",
+    )
     return option(command)
 
 
-def query_options(command: Decorated) -> Decorated:
-    """Add the options of commands that ask the daemon.
+def _record_json_flag(ctx: click.Context, _param: click.Parameter, as_json: bool) -> bool:
+    """Record the value of --json for `report_error`, and return it."""
+    ctx.meta[_JSON_KEY] = as_json
+    return as_json
 
-    These are `json_option`, and `--socket` as the argument `socket`, None if it is not given.
+
+def query_options(command: Decorated) -> Decorated:
+    """Add the options of commands that ask the daemon: `--json` and `--socket`.
+
+    `--socket` is the command's argument `socket`, which is None if the option is not given.
     """
-    help_text = (
-        "The daemon's Unix socket.  [default: $SHARDCACHE_SOCKET, else the standard locations]"
+    socket_option = click.option(
+        "--socket",
+        # The path is not checked here, since connecting gives better errors for a socket that the
+        # user may not use.
+        type=click.Path(path_type=Path, readable=False),
+        help="The daemon's Unix socket.  "
+        "[default: $SHARDCACHE_SOCKET, else the standard locations]",
     )
-    # The path is not checked here, since connecting gives better errors for a socket that the user
-    # may not use.
-    kind = click.Path(path_type=Path, readable=False)
-    return json_option(click.option("--socket", type=kind, help=help_text)(command))
+    return json_option(socket_option(command))
 
 
 def urls_argument(command: Decorated) -> Decorated:
-    """Add `URL...` as the argument `urls`; paths are made absolute."""
+    """Add `URL...` as the argument `urls`; local paths are made absolute."""
     argument = click.argument(
         "urls",
         nargs=-1,
@@ -157,7 +165,7 @@ def fail() -> NoReturn:
     click.get_current_context().exit(FAILED)
 
 
-def report(error: ShardcacheError, ctx: click.Context) -> int:
+def report_error(error: ShardcacheError, ctx: click.Context) -> int:
     """Print an error, the place where it happened and its remedy; return the exit code for it."""
     click.echo(f"{click.style('error:', fg='red', bold=True)} {error.message}", err=True)
     if error.url:
@@ -168,7 +176,9 @@ def report(error: ShardcacheError, ctx: click.Context) -> int:
         print_json({"error": error.to_json()})
     if isinstance(error, NoDaemonError):
         return NO_DAEMON
-    return USAGE if isinstance(error, ConfigError) else FAILED
+    if isinstance(error, ConfigError):
+        return USAGE
+    return FAILED
 
 
 # Text and tables
@@ -187,7 +197,9 @@ def make_console(*, stderr: bool = False) -> Console:
 def make_table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
     """Return a table without borders: unobtrusive on a terminal, easy to `cut` in a pipe.
 
-    Columns of `numbers` are aligned to the right.
+    Args:
+        columns: names of the columns.
+        numbers: names of those columns that hold numbers, which are aligned to the right.
     """
     from rich.table import Table
 
@@ -209,27 +221,29 @@ def print_table(
     rows: Iterable[Iterable[str | Text]],
     numbers: tuple[str, ...] = (),
 ) -> None:
-    """Print a table of plain texts (never markup).
+    """Print a table whose cells are plain text, never rich's markup.
 
-    Columns of `numbers` are aligned to the right.
+    The arguments `columns` and `numbers` are those of `make_table`.
     """
     from rich.text import Text
 
     table = make_table(*columns, numbers=numbers)
     for row in rows:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+        # A str would be parsed as markup.
+        cells = [Text(cell) if isinstance(cell, str) else cell for cell in row]
+        table.add_row(*cells)
     make_console().print(table)
 
 
 def one_line(text: str, style: str = "") -> Text:
-    """Return plain text (never markup) that a narrow column truncates at the end."""
+    """Return plain text, never markup, which a narrow column truncates instead of wrapping."""
     from rich.text import Text
 
     return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 
-def count(number: int, noun: str) -> str:
-    """Return a count as text: `1 shard`, `2,000 shards`."""
+def quantity(number: int, noun: str) -> str:
+    """Return a number of things as text: `1 shard`, `2,000 shards`."""
     if number == 1:
         return f"1 {noun}"
     return f"{number:,} {noun}s"

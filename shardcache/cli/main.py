@@ -1,4 +1,4 @@
-"""The program `shardcache`: the group of all commands, in which errors become exit codes.
+"""The program `shardcache`: the group of all commands, which turns their errors into exit codes.
 
 `app` is the program's entry point. A command may raise any ShardcacheError: `App` prints the error
 with its remedy, and exits with the code for it.
@@ -14,8 +14,8 @@ from shardcache import __version__
 from shardcache.cli import common
 from shardcache.errors import ShardcacheError
 
-# The module of each command, in the order of the help. A module is imported only when its command
-# is used. So a private daemon, for whose start a reader waits, starts in two thirds of the time.
+# The module of each command below shardcache.cli, in the order of the help. The command is the
+# module's attribute of the same name.
 _MODULES = {
     "serve": "starting.serve",
     "stop": "starting.serve",
@@ -41,33 +41,41 @@ _MODULES = {
 }
 
 
-class Commands(MutableMapping[str, click.Command]):
-    """The commands by name, each imported when it is looked up."""
+class LazyCommands(MutableMapping[str, click.Command]):
+    """The commands by name, each imported when it is looked up.
+
+    A daemon would take half as long again to start if all commands were imported, and a training
+    job that starts its own daemon waits for it. The mapping is mutable because `click.Group`
+    requires it.
+
+    Args:
+        modules: the module of each command, as in `_MODULES`.
+    """
 
     def __init__(self, modules: dict[str, str]) -> None:
         self._modules = modules
-        self._added: dict[str, click.Command] = {}
+        self._imported: dict[str, click.Command] = {}
 
     def __getitem__(self, name: str) -> click.Command:
-        if name not in self._added:
+        if name not in self._imported:
             module = import_module(f"shardcache.cli.{self._modules[name]}")
-            self._added[name] = getattr(module, name)
-        return self._added[name]
+            self._imported[name] = getattr(module, name)
+        return self._imported[name]
 
     def __setitem__(self, name: str, command: click.Command) -> None:
-        self._added[name] = command
+        self._imported[name] = command
 
     def __delitem__(self, name: str) -> None:
-        del self._added[name]
+        del self._imported[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys((*self._modules, *self._added)))
+        return iter(self._modules | self._imported)
 
     def __len__(self) -> int:
-        return len(self._modules.keys() | self._added.keys())
+        return len(self._modules | self._imported)
 
 
-class App(common.Family):
+class App(common.OrderedGroup):
     """A group whose commands may raise any ShardcacheError.
 
     The error is shown as a message, never as a traceback.
@@ -78,7 +86,8 @@ class App(common.Family):
         try:
             return super().invoke(ctx)
         except ShardcacheError as exn:
-            ctx.exit(common.report(exn, ctx))
+            exit_code = common.report_error(exn, ctx)
+            ctx.exit(exit_code)
         except KeyboardInterrupt:
             # click itself would print "Aborted!" and exit with 1, but shells and schedulers expect
             # 128 plus the number of SIGINT.
@@ -91,7 +100,7 @@ class App(common.Family):
 )
 @click.group(
     cls=App,
-    commands=Commands(_MODULES),
+    commands=LazyCommands(_MODULES),
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 success; 1 failure; 2 usage error; 3 no daemon at the socket.",
 )

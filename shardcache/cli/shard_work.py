@@ -1,7 +1,8 @@
-"""Long work of the daemon on many shards, as commands show it: progress, failures and a summary.
+"""Output of the commands for long work on many shards: progress, failures and a summary.
 
-`warm`, `pin`, `verify` and `index` pass the events of their work to `carry_out`. An event is a JSON
-object with the field `event`, such as "progress" or "shard"; the last event is "done".
+The daemon does the work, and sends events. `warm`, `pin`, `verify` and `index` pass the events to
+`show_work`. An event is a JSON object with the field `event`, such as "progress" or "shard"; the
+last event is "done".
 """
 
 from __future__ import annotations
@@ -54,38 +55,37 @@ def byte_progress(console: Console, label: str) -> Iterator[Callable[[Json], Non
 
 
 def print_lines(lines: Iterable[Json]) -> int:
-    """Print each line of an answer as JSON; return the number of shards that failed."""
+    """Print each line of an answer as JSON; return the number of failures among the lines."""
     failed = 0
     for line in lines:
         common.print_json(line)
-        # A failure is an event "error", or the event of a shard that has failed, which has `ok`.
+        # A failure is an event "error", or an event "shard" whose `ok` is false.
         if line.get("event") == "error" or line.get("ok") is False:
             failed += 1
     return failed
 
 
-def carry_out(
+def show_work(
     events: Lines,
     label: str,
     summary: str,
     *,
     as_json: bool,
-    advice: Callable[[], str] | None = None,
+    advice: Callable[[], str] = lambda: "",
     line_per_shard: bool = False,
     stderr: bool = False,
 ) -> None:
     """Show the progress of the daemon's work on many shards until it is done.
 
-    Exit 1 if a shard failed.
+    Exit with code 1 if a shard failed.
 
     Args:
         events: the events of the work.
         label: label of the progress bar.
-        summary: the last line to print, as a format string with fields of the `done` event, which
-            `_readable` makes texts of.
+        summary: the last line to print, as a format string for the fields of the `done` event, as
+            `_with_texts` returns them.
         as_json: True to print each event as JSON instead.
-        advice: returns a line to print after the summary if a shard failed, "" for no line; None
-            for no advice.
+        advice: called if a shard failed; returns a line to print after the summary, "" for no line.
         line_per_shard: True to print a line per shard if there is no terminal for a progress bar.
         stderr: True to print to standard error, if the command prints its result to standard
             output.
@@ -96,11 +96,10 @@ def carry_out(
         else:
             console = common.make_console(stderr=stderr)
             done, failed = _follow(events, console, label, line_per_shard=line_per_shard)
-            console.print(summary.format_map(_readable(done)), markup=False)
-            if failed and advice is not None:
-                line = advice()
-                if line:
-                    console.print(line, markup=False)
+            console.print(summary.format_map(_with_texts(done)), markup=False)
+            hint = advice() if failed else ""
+            if hint:
+                console.print(hint, markup=False)
     if failed:
         common.fail()
 
@@ -115,7 +114,7 @@ def _follow(
     """Show the progress, each failure as it occurs, and each remedy once at the end.
 
     Returns the `done` event of the work, and the number of failures. The arguments are those of
-    `carry_out`.
+    `show_work`.
     """
     from rich.text import Text
 
@@ -148,23 +147,25 @@ def _follow(
     return done, len(failures)
 
 
-def _readable(event: Json) -> Json:
+def _with_texts(event: Json) -> Json:
     """Return an event with its sizes and its counts of shards and samples as texts.
 
-    The field `succeeded`, the number of shards that did not fail, is added. Other numbers stay
-    numbers.
+    Other numbers stay numbers. The field `succeeded`, the number of shards that did not fail, is
+    added as text.
     """
     succeeded = event.get("shards", 0) - event.get("failed", 0)
-    shown: Json = {"succeeded": common.count(succeeded, "shard")}
-    shown["refused"] = 0  # the value if a daemon of an earlier release does not count them
+    shown: Json = {
+        "succeeded": common.quantity(succeeded, "shard"),
+        "refused": 0,  # replaced below, unless the daemon is of a release that does not count them
+    }
     for name, value in event.items():
         match value:
             case dict():
-                shown[name] = _readable(value)
+                shown[name] = _with_texts(value)
             case int() if name.endswith("bytes"):
                 shown[name] = size(value)
             case int() if name in ("shards", "samples"):
-                shown[name] = common.count(value, name.removesuffix("s"))
+                shown[name] = common.quantity(value, name.removesuffix("s"))
             case _:
                 shown[name] = value
     return shown

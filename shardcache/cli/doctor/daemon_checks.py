@@ -8,7 +8,7 @@ import os
 import shlex
 from contextlib import suppress
 
-from shardcache.cli.common import count
+from shardcache.cli.common import quantity
 from shardcache.cli.doctor.context import (
     Context,
     Finding,
@@ -125,7 +125,7 @@ def refused(context: Context) -> Finding | None:
     if not errors:
         return None
     last = errors[-1]
-    found = f"{count(len(errors), 'shard')} refused on arrival, last {last['url']}"
+    found = f"{quantity(len(errors), 'shard')} refused on arrival, last {last['url']}"
     return warning(found, f"{last['code']}: {last['message']}", last["remedy"], shards=len(errors))
 
 

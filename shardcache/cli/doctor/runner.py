@@ -159,8 +159,8 @@ def show(findings: Sequence[Finding], counts: Mapping[str, int]) -> None:
             _print_finding(console, finding)
     failures = "no check failed"
     if counts["failed"]:
-        failures = f"{common.count(counts['failed'], 'check')} failed"
-    console.print(Text(f"{failures}, {common.count(counts['warning'], 'warning')}", "bold"))
+        failures = f"{common.quantity(counts['failed'], 'check')} failed"
+    console.print(Text(f"{failures}, {common.quantity(counts['warning'], 'warning')}", "bold"))
     fixable = [finding for finding in findings if finding.remedy]
     failures_to_fix = [finding for finding in fixable if finding.state == "failed"]
     warnings_to_fix = [finding for finding in fixable if finding.state == "warning"]

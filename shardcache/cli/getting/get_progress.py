@@ -177,7 +177,7 @@ class _Display:
                 self._print(text)
             case "done":
                 states = [f"{event[name]:,} {name}" for name in _STATES if event.get(name)]
-                files = common.count(event["files"], "file")
+                files = common.quantity(event["files"], "file")
                 self._print(f"{files}: {', '.join(states) or 'none'}")
             case _:
                 self._advance(event)

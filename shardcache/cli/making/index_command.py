@@ -20,7 +20,7 @@ from shardcache.access.urls import place_of
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient, Lines
 from shardcache.cli.making.member_option import parse_metadata_member, tokens_option
-from shardcache.cli.shard_work import byte_progress, carry_out
+from shardcache.cli.shard_work import byte_progress, show_work
 from shardcache.shared.lists import shardlist
 from shardcache.shared.protocol import ShardRef
 from shardcache.shared.urls.local_urls import absolute_url, local_path
@@ -204,12 +204,12 @@ def _count(events: Lines, output: str, *, as_json: bool) -> list[ShardRef]:
     Exit 1 if a shard failed.
     """
     refs: dict[int, ShardRef] = {}  # the shards by their numbers in the list
-    # `carry_out` fills in the figures of the last event.
+    # `show_work` fills in the figures of the last event.
     summary = (
         "{shards}, {samples}: {fetched:,} fetched, {known:,} already known, {failed:,} failed; "
         "{origin_bytes} from the origin"
     )
-    carry_out(
+    show_work(
         _collecting(events, refs),
         "counting",
         summary,

@@ -173,7 +173,7 @@ def write(
 
         def show(event: Json) -> None:
             if "files" in event:
-                input_ = common.count(event["files"], "file") if event["files"] else "the input"
+                input_ = common.quantity(event["files"], "file") if event["files"] else "the input"
                 stderr.print(f"checking {input_}: shards of an earlier run are there")
             else:
                 show_bytes(event)
@@ -196,8 +196,8 @@ def write(
 def _print_summary(summary: Json) -> None:
     """Print what the shards contain, and an example of reading them."""
     console = common.make_console()
-    shards = common.count(summary["shards"], "shard")
-    samples = common.count(summary["samples"], "sample")
+    shards = common.quantity(summary["shards"], "shard")
+    samples = common.quantity(summary["samples"], "sample")
     numbers = f"{summary['written']:,} written, {summary['kept']:,} already there"
     if not summary["written"]:
         numbers = "all already there, nothing to upload"
@@ -213,9 +213,9 @@ def _print_summary(summary: Json) -> None:
             members.append(f"{name} (in {count:,})")
     console.print(f"members: {', '.join(members)}", markup=False)
     if "tokens" in summary:
-        console.print(common.count(summary["tokens"], "token"))
+        console.print(common.quantity(summary["tokens"], "token"))
     if summary["skipped_files"]:
-        skipped = common.count(summary["skipped_files"], "file")
+        skipped = common.quantity(summary["skipped_files"], "file")
         console.print(f"{skipped} left out: no name of the form KEY.EXTENSION")
 
     arguments = [repr(summary["index"]), "shuffle=True"]

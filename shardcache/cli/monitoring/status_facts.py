@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from shardcache.cli.common import count
+from shardcache.cli.common import quantity
 from shardcache.cli.monitoring.moment import Moment, Row
 from shardcache.cluster.tier_config import expiry_warning
 from shardcache.errors import ShardcacheError
@@ -81,7 +81,7 @@ def _used_space(cache: Row) -> str:
     uses = {"leased_bytes": "leased", "reserved_bytes": "reserved", "parts_bytes": "in parts"}
     texts = [
         f"{size(cache['used_bytes'])} of {size(cache['capacity_bytes'])}",
-        count(cache["shards"], "shard"),
+        quantity(cache["shards"], "shard"),
     ]
     texts += [f"{size(cache[key])} {use}" for key, use in uses.items() if cache.get(key)]
     if cache["free_bytes"] is not None:
@@ -113,7 +113,7 @@ def _pins(state: Row | None) -> str | None:
         return None
     missing = f", {state['missing']:,} of them missing" if state["missing"] else ""
     space = f"{size(state['size_bytes'])} of at most {size(state['limit_bytes'])}"
-    return f"{count(state['shards'], 'shard')}{missing} · {space}"
+    return f"{quantity(state['shards'], 'shard')}{missing} · {space}"
 
 
 def _origin(counters: Row, rates: Row | None) -> str:
@@ -122,7 +122,7 @@ def _origin(counters: Row, rates: Row | None) -> str:
     if rates:
         texts.append(speed(rates["origin_bytes_per_s"]))
         texts.append(f"{rates['origin_requests_per_s']:,.1f} requests/s")
-    requests = count(counters["origin_requests"], "request")
+    requests = quantity(counters["origin_requests"], "request")
     texts.append(f"{size(counters['origin_bytes'])} in {requests} since start")
     return " · ".join(texts)
 
@@ -139,7 +139,8 @@ def _tier(page: Row) -> Text | None:
     if not page.get("tiers"):
         return None
     counters = page["counters"]
-    delivered = f"{size(counters['tier_bytes'])} in {count(counters['tier_requests'], 'request')}"
+    requests = quantity(counters["tier_requests"], "request")
+    delivered = f"{size(counters['tier_bytes'])} in {requests}"
     failures = f" · {counters['tier_failures']:,} failed" if counters["tier_failures"] else ""
     text = Text.assemble(delivered, failures)
     for tier in page["tiers"]:
@@ -164,7 +165,7 @@ def _s3(page: Row) -> str | None:
     if not page.get("s3"):
         return None
     counters = page["counters"]
-    sent = f"{size(counters['s3_bytes'])} in {count(counters['s3_requests'], 'request')}"
+    sent = f"{size(counters['s3_bytes'])} in {quantity(counters['s3_requests'], 'request')}"
     return f"{page['s3']} · {sent} since start"
 
 

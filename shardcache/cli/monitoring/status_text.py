@@ -15,7 +15,7 @@ from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from shardcache.cli.common import count, make_table, one_line
+from shardcache.cli.common import make_table, one_line, quantity
 from shardcache.cli.monitoring.moment import Moment, Row, job_key
 from shardcache.cli.monitoring.status_facts import bar, facts_table, speed
 from shardcache.shared.units import duration, size, user_name
@@ -97,7 +97,7 @@ def _idle_jobs(jobs: Sequence[Row]) -> list[RenderableType]:
     if not jobs:
         return []
     names = ", ".join(job["name"] + _unmatched(job) for job in jobs)
-    return [one_line(f"{count(len(jobs), 'job')} without readers: {names}", "dim")]
+    return [one_line(f"{quantity(len(jobs), 'job')} without readers: {names}", "dim")]
 
 
 def _first_rows(columns: Columns, max_rows: int, *, is_cut: bool) -> list[RenderableType]:
@@ -237,7 +237,7 @@ def _waiting_now(job: Row) -> str:
     readers = job.get("waiting", 0)
     if not readers:
         return ""
-    text = count(readers, "reader")
+    text = quantity(readers, "reader")
     if job.get("waiting_s"):
         text += f" for {duration(job['waiting_s'])}"
     if job["waiting_for"]:

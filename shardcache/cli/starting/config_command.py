@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @common.examples("config show", "config check shardcache.toml")
 @click.group(
-    cls=common.Family,
+    cls=common.OrderedGroup,
     short_help="Show the daemon's options and their sources, or check a config file.",
 )
 def config() -> None:

@@ -123,7 +123,7 @@ def _readers_warning(page: Json, *, is_private: bool) -> str:
     readers = sum(job["sessions"] for job in page["jobs"])
     if not readers:
         return ""
-    attached = f"{common.count(readers, 'reader')} attached"
+    attached = f"{common.quantity(readers, 'reader')} attached"
     pronoun = "it" if readers == 1 else "they"
     if is_private:
         return f"{attached}; {pronoun} will start another"

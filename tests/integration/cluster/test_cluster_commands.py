@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
-from shardcache.cli.cluster_options import _resolver
+from shardcache.cli.cluster_options import _parse_resolver
 from shardcache.cluster.authority import issue
 from shardcache.cluster.node_list import Node, parse
 from shardcache.cluster.tier_config import PEER_NAME, Tls
@@ -49,7 +49,7 @@ def test_each_node_gets_its_files(tmp_path: Path) -> None:
 def test_a_resolver_is_an_address(wrong: str) -> None:
     """Anything else could be a piece of nginx's syntax."""
     with pytest.raises(click.BadParameter, match="neither ADDRESS"):
-        _resolver(wrong)
+        _parse_resolver(wrong)
 
 
 def test_a_store_by_name_needs_a_resolver_and_admits_its_buckets(tmp_path: Path) -> None:
