@@ -1,7 +1,9 @@
 """Findings for errors of object stores: the cause of each kind of error, with the endpoint.
 
-`store_checks` calls `failure`. The endpoint is the url of the store's server. If it is not the
-provider's, the finding names the setting that sets it, since a wrong endpoint is a common cause.
+A finding is a line of the doctor's report; `store_checks` calls `store_failure` to get one. The
+endpoint is the url of the store's server. If an option or a variable sets it, the finding names
+that, since a wrong endpoint is a common cause. An [[origin]] table of the config file has options
+for the urls that begin with its `match`.
 """
 
 from collections.abc import Mapping
@@ -10,11 +12,11 @@ from dataclasses import dataclass, replace
 from shardcache import errors
 from shardcache.access.protocols import row_of
 from shardcache.access.urls import protocol_of
-from shardcache.cli.doctor.context import Finding, finding_of
+from shardcache.cli.doctor.context import Finding, error_finding
 from shardcache.config.origin_table import OriginTable
 from shardcache.errors import ShardcacheError
 
-# The cause of each class of errors. Subclasses come before their base classes.
+# The cause of each class of errors; the first class that fits counts, so subclasses come first.
 _CAUSES: tuple[tuple[type[ShardcacheError], str], ...] = (
     (errors.NotFoundError, "nothing is stored under this url: it is misspelt, or was not uploaded"),
     (errors.AccessDeniedError, "the credentials are wrong, or may not read this url"),
@@ -27,25 +29,27 @@ _CAUSES: tuple[tuple[type[ShardcacheError], str], ...] = (
     (errors.ConfigError, "the daemon refuses such urls, or cannot use an option for them"),
 )
 
-# Name of the endpoint's setting, in an [[origin]] table and in its `storage_options`.
+# Name of the option for the endpoint, in an [[origin]] table and in its `storage_options`.
 _ENDPOINT_SETTING = "endpoint_url"
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An object store's endpoint that is not its provider's.
+    """An endpoint of an object store that an option or a variable sets.
 
     Attributes:
         url: url of the endpoint.
-        setting: the setting that names the endpoint, in words or as a variable.
+        setting: what sets the endpoint: the name of a variable, or an option in words.
     """
 
     url: str
     setting: str
 
 
-def endpoint_of(url: str, table: OriginTable, environment: Mapping[str, str]) -> Endpoint | None:
-    """Return the endpoint that is set for a url.
+def configured_endpoint(
+    url: str, table: OriginTable, environment: Mapping[str, str]
+) -> Endpoint | None:
+    """Return the endpoint that an option or a variable sets for a url.
 
     Returns None if requests go to the provider's endpoint, or to a host that the url names.
 
@@ -62,19 +66,21 @@ def endpoint_of(url: str, table: OriginTable, environment: Mapping[str, str]) ->
         or client_options.get(_ENDPOINT_SETTING)
     )
     if in_table:
-        place = f"the [[origin]] table for {table.match}" if table.match else "the [[origin]] table"
+        place = "the [[origin]] table"
+        if table.match:
+            place += f" for {table.match}"
         return Endpoint(str(in_table), f"`{_ENDPOINT_SETTING}` in {place}")
-    row = row_of(protocol_of(url))
-    uses_provider = environment.get(row.provider_variable, "").lower() == "true"
-    if uses_provider:
+    protocol = row_of(protocol_of(url))
+    ignores_variables = environment.get(protocol.provider_variable, "").lower() == "true"
+    if ignores_variables:
         return None
-    for name in row.endpoint_variables:
+    for name in protocol.endpoint_variables:
         if environment.get(name):
             return Endpoint(environment[name], name)
     return None
 
 
-def failure(
+def store_failure(
     error: ShardcacheError,
     url: str,
     *,
@@ -89,15 +95,25 @@ def failure(
         table: the [[origin]] table of the url.
         environment: variables of the process that made the request.
     """
-    cause_of_kind = next((cause for kind, cause in _CAUSES if isinstance(error, kind)), "")
-    causes = [cause_of_kind]
-    if table.match:
-        causes.append(f"accessed through the [[origin]] table for {table.match}")
-    endpoint = endpoint_of(url, table, environment)
+    causes = []
     remedy = error.remedy
+    endpoint = configured_endpoint(url, table, environment)
     if endpoint is not None and isinstance(error, errors.OriginError):
-        causes.insert(0, f"the endpoint {endpoint.url} is set by {endpoint.setting}")
+        causes.append(f"the endpoint {endpoint.url} is set by {endpoint.setting}")
         if isinstance(error, errors.OriginUnavailableError):
             remedy = f"correct {endpoint.setting}, if {endpoint.url} is wrong; else {remedy}"
-    finding = finding_of(error, "; ".join(filter(None, causes)), remedy)
+    cause_of_class = _cause_of_class(error)
+    if cause_of_class:
+        causes.append(cause_of_class)
+    if table.match:
+        causes.append(f"accessed through the [[origin]] table for {table.match}")
+    finding = error_finding(error, "; ".join(causes), remedy)
     return replace(finding, code=error.code)
+
+
+def _cause_of_class(error: ShardcacheError) -> str:
+    """Return the cause of an error's class; empty for a class that is not in `_CAUSES`."""
+    for error_class, cause in _CAUSES:
+        if isinstance(error, error_class):
+            return cause
+    return ""

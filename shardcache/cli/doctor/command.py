@@ -1,4 +1,4 @@
-"""The command `shardcache doctor`: a node's problems, their causes and fixes."""
+"""The command `shardcache doctor`, which reports a node's problems, their causes and fixes."""
 
 from collections import Counter
 from dataclasses import asdict
@@ -43,12 +43,14 @@ def doctor(
     import asyncio
 
     from shardcache.cli.doctor.context import Context
-    from shardcache.cli.doctor.runner import SIGNS, examine, show
+    from shardcache.cli.doctor.runner import SIGNS, examine, print_report
 
-    context = Context(given_options(flags), config, tuple(map(absolute_url, urls)), quick=quick)
+    absolute_urls = tuple(map(absolute_url, urls))
+    context = Context(given_options(flags), config, absolute_urls, quick=quick)
     with common.make_console(stderr=True).status("checking"):  # shown only on a terminal
         findings = asyncio.run(examine(context))
-    counts = dict.fromkeys(SIGNS, 0) | Counter(finding.state for finding in findings)
+    counted = Counter(finding.state for finding in findings)
+    counts = {state: counted[state] for state in SIGNS}  # with a 0 for states that do not occur
     if as_json:
         common.print_json(
             {
@@ -60,7 +62,7 @@ def doctor(
             }
         )
     else:
-        show(findings, counts)
+        print_report(findings, counts)
     if counts["failed"]:
         click.get_current_context().exit(common.FAILED)
     if context.status is None:

@@ -1,7 +1,7 @@
 """Findings and the `Context`, which all checks of `shardcache doctor` share.
 
 A finding is one line of the doctor's report. The context has the options that the doctor was given,
-and the answers of the daemon at the socket, if there is one. The operator is the user who runs the
+and the status of the daemon at the socket, if there is one. The operator is the user who runs the
 daemon, or would run it; other users only read from its cache.
 """
 
@@ -32,7 +32,8 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        check: stable name of the check, `family.check`; empty until `named` is called.
+        check: name of the check, `family.check`, which does not change between releases; empty
+            until `named` is called.
         state: `ok`, `warning`, `failed` or `skipped`; only `failed` makes the command fail.
         found: the observation, a phrase without a full stop.
         cause: the reason for the observation, or its consequence; may be empty.
@@ -56,11 +57,17 @@ class Finding:
 
     @property
     def family(self) -> str:
-        """Heading of the finding in the report."""
-        return "store" if self.subject else self.check.partition(".")[0]
+        """The first word of the check's name, or "store" for a finding about a url.
+
+        It is the finding's heading in the report.
+        """
+        if self.subject:
+            return "store"
+        family, _, _ = self.check.partition(".")
+        return family
 
     def named(self, check: str) -> Self:
-        """Return the finding with the name of a check; a finding that has a name keeps it."""
+        """Return the finding with the name of a check, or unchanged if it already has a name."""
         return replace(self, check=self.check or check)
 
     def about(self, url: str) -> Self:
@@ -68,15 +75,21 @@ class Finding:
         return replace(self, subject=printable(redact(url)))
 
 
-def finding(state: str, found: str, cause: str = "", remedy: str = "", **figures: float) -> Finding:
-    """Return a finding without a name; secrets and control characters are removed from its texts.
+def _make_finding(
+    state: str,
+    found: str,
+    cause: str = "",
+    remedy: str = "",
+    **figures: float,
+) -> Finding:
+    """Return a finding without a name. Secrets and control characters are removed from its texts.
 
     Args:
         state: as `Finding.state`.
         found: the observation.
         cause: the reason or the consequence.
         remedy: the command or advice that fixes the problem.
-        figures: measurements.
+        figures: measurements, with the unit in each name.
     """
     return Finding(
         check="",
@@ -88,40 +101,43 @@ def finding(state: str, found: str, cause: str = "", remedy: str = "", **figures
     )
 
 
-ok = partial(finding, "ok")
-skipped = partial(finding, "skipped")
-warning = partial(finding, "warning")  # the node works, but poorly or not for long
-failed = partial(finding, "failed")  # the problem keeps shards from being fetched, cached or read
+# Functions that return a finding in a state.
+ok = partial(_make_finding, "ok")
+skipped = partial(_make_finding, "skipped")
+warning = partial(_make_finding, "warning")  # the node works, but poorly or not for long
+failed = partial(_make_finding, "failed")  # shards cannot be fetched, cached or read
 
 
 def measured(found: str, figures: Mapping[str, float]) -> Finding:
-    """Return the finding of measurements that show no problem."""
+    """Return the `ok` finding of measurements that show no problem."""
     return replace(ok(found), figures=figures)
 
 
-def finding_of(error: ShardcacheError, cause: str = "", remedy: str | None = None) -> Finding:
-    """Return the failed finding for an error.
+def error_finding(error: ShardcacheError, cause: str = "", remedy: str | None = None) -> Finding:
+    """Return the `failed` finding for an error.
 
     Args:
         error: the error.
         cause: the reason or the consequence.
         remedy: remedy of the finding; None for the error's own.
     """
-    return failed(error.message, cause, error.remedy if remedy is None else remedy)
+    if remedy is None:
+        remedy = error.remedy
+    return failed(error.message, cause, remedy)
 
 
 class Context:
-    """Facts that all checks share: the options, and the daemon's answers.
+    """The options, and the daemon's status: the facts that all checks share.
 
     Attributes:
-        flags: options from the command line.
+        flags: options of `serve` from the command line, by name.
         urls: urls to probe; empty to probe one url of each store.
         quick: True to leave out measurements, which take long.
         config: path of the config file, which need not exist.
         settings: settings from flags, environment and config file; None if they are invalid.
         config_error: reason why the settings are invalid; None if they are valid.
         socket: path at which to look for a daemon.
-        status: status page of the daemon at `socket`; None if no daemon answers.
+        status: status of the daemon at `socket`, as JSON; None if no daemon answers.
         daemon_error: reason why no daemon answers; None if one answers.
         uid: id of the user that the daemon runs as; None if unknown.
         pid: process id of the daemon; None if the process is not visible from this PID namespace.
@@ -148,11 +164,10 @@ class Context:
         self.pid: int | None = None
         try:
             self.settings = Settings.load(flags, config)
+            named_socket = self.settings.socket
         except ConfigError as exn:
             self.config_error = exn
-        named_socket = flags.get("socket")
-        if self.settings is not None:
-            named_socket = self.settings.socket
+            named_socket = flags.get("socket")
         self.socket = tool_socket(named_socket)
         try:
             self.status = AdminClient(self.socket).status()
@@ -162,7 +177,7 @@ class Context:
             self._find_process(self.status["pid"])
 
     def _find_process(self, pid: int) -> None:
-        """Set `uid` and `pid` to the user and the process id of the daemon.
+        """Set `uid` and `pid` to the user and the process id of the daemon, if they can be found.
 
         Args:
             pid: the daemon's process id in its status. If the daemon runs in another PID namespace,
@@ -172,7 +187,7 @@ class Context:
         with suppress(OSError):  # the daemon has stopped since
             listener_pid, self.uid = listener_of(self.socket)
         process = Path(f"/proc/{pid}")
-        with suppress(OSError):
+        with suppress(OSError):  # no process has this id here
             # The process is the daemon's if it listens at the socket. A service manager may have
             # opened the socket instead; the process is then recognised by its command line.
             if pid == listener_pid or b"shardcache" in (process / "cmdline").read_bytes():
@@ -181,7 +196,7 @@ class Context:
 
     @property
     def is_operator(self) -> bool:
-        """True if the current user runs the daemon, or would run it."""
+        """True if the current user runs the daemon, would run it, or is root."""
         return self.status is None or os.geteuid() in (0, self.uid)
 
     @property
@@ -189,33 +204,35 @@ class Context:
         """The daemon's cache folder; if no daemon answers, the folder that it would use."""
         if self.status is not None:
             return Path(self.status["cache"]["dir"])
-        return None if self.settings is None else self.settings.cache_dir
+        if self.settings is not None:
+            return self.settings.cache_dir
+        return None
 
     @property
     def own_cache_dir(self) -> Path | None:
-        """The cache folder if the current user is its operator; otherwise None."""
+        """The cache folder if the current user is the operator; otherwise None."""
         return self.cache_dir if self.is_operator else None
 
     @cached_property
     def environment(self) -> Mapping[str, str] | None:
-        """The daemon's `store_variables`; None if this user may not read them.
+        """The daemon's environment, as far as it concerns stores (see `store_variables`).
 
-        Only the daemon's user and root may read them.
+        None if it cannot be read: only the daemon's user and root may read it.
         """
         if self.pid is None:
             return None
         try:
-            data = Path(f"/proc/{self.pid}/environ").read_bytes()
+            environ = Path(f"/proc/{self.pid}/environ").read_bytes()
         except OSError:
             return None
-        entries = data.decode(errors="replace").split("\0")
+        entries = environ.decode(errors="replace").split("\0")
         variables = dict(entry.split("=", 1) for entry in entries if "=" in entry)
-        return self.store_variables(variables)
+        return store_variables(variables)
 
-    @staticmethod
-    def store_variables(environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that select object stores, credentials, proxies and certificates."""
-        return {name: value for name, value in environment.items() if reaches_stores(name)}
+
+def store_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that select object stores, credentials, proxies and certificates."""
+    return {name: value for name, value in environment.items() if reaches_stores(name)}
 
 
 def start_command(context: Context, proposed: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -226,15 +243,17 @@ def start_command(context: Context, proposed: Mapping[str, str] = MappingProxyTy
         proposed: better values of options, by name.
     """
     words = ["shardcache", "serve"]
-    for flag, value in {**context.flags, **proposed}.items():
-        values = value if isinstance(value, tuple) else (value,)
-        for word in values:
-            words += ["--" + flag.replace("_", "-"), str(word)]
+    options = {**context.flags, **proposed}
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        values = value if isinstance(value, tuple) else (value,)  # a tuple for a repeated flag
+        for each in values:
+            words += [flag, str(each)]
     return shlex.join(words)
 
 
 def listener_of(socket: Path) -> tuple[int, int]:
-    """Connect to a socket; return process id and user id of its listener.
+    """Connect to a socket; return the process id and the user id of its listener.
 
     The listener is the daemon, or a service manager that has opened the socket for the daemon.
     """

@@ -1,7 +1,7 @@
 """Checks of the daemon for `shardcache doctor`: its socket, its state, and its options.
 
 `runner` calls the public functions. Each returns a finding, a line of the report, or None if there
-is nothing to check.
+is nothing to check. A shard is refused if what the object store sent for it is invalid.
 """
 
 import os
@@ -12,30 +12,30 @@ from shardcache.cli.common import quantity
 from shardcache.cli.doctor.context import (
     Context,
     Finding,
+    error_finding,
     failed,
-    finding_of,
     listener_of,
     ok,
     skipped,
     start_command,
     warning,
 )
-from shardcache.cli.doctor.path_access import access_fix, barrier, permissions_of
+from shardcache.cli.doctor.path_access import access_fix, blocking_path, permissions_of
 from shardcache.errors import DaemonError
 from shardcache.shared.private import tool_socket
 from shardcache.shared.socket_paths import SOCKET_ENV
 from shardcache.shared.units import duration, user_name
 from shardcache.shared.unix_socket import MAX_SOCKET_BYTES
 
-_SILENT_S = 10.0  # a disk that has not responded for longer counts as hung
+_MAX_SILENCE_S = 10.0  # a disk that has not responded for longer counts as hung
 
 
-def socket_place(context: Context) -> Finding:
+def check_socket_path(context: Context) -> Finding:
     """Check the socket's path, and that clients look for the socket there."""
     socket = context.socket
-    length = len(os.fsencode(socket))
-    if length > MAX_SOCKET_BYTES:
-        cause = f"the path has {length} bytes; the kernel's limit is {MAX_SOCKET_BYTES}"
+    path_bytes = len(os.fsencode(socket))
+    if path_bytes > MAX_SOCKET_BYTES:
+        cause = f"the path has {path_bytes} bytes; the kernel's limit is {MAX_SOCKET_BYTES}"
         return failed(
             f"{socket} is too long for a socket",
             cause,
@@ -50,20 +50,19 @@ def socket_place(context: Context) -> Finding:
         cause = "only the config file names it, which training processes do not read"
         remedy = f"export {SOCKET_ENV}={shlex.quote(str(socket))}   # where training runs"
         return warning(f"{socket}, but clients look at {clients_socket}", cause, remedy)
-    named_by = "where clients look by default"
     if os.environ.get(SOCKET_ENV):
-        named_by = f"${SOCKET_ENV}"
-    return ok(f"{socket} ({named_by})")
+        return ok(f"{socket} (${SOCKET_ENV})")
+    return ok(f"{socket} (where clients look by default)")
 
 
-def listener(context: Context) -> Finding:
-    """Connect to the socket as clients do."""
+def check_listener(context: Context) -> Finding:
+    """Check that a daemon listens at the socket, and that this user may connect to it."""
     socket = context.socket
     start = start_command(context)  # the remedy if no daemon runs
     try:
         listener_of(socket)
     except PermissionError:
-        blocking = barrier(socket, os.W_OK)
+        blocking = blocking_path(socket, os.W_OK)
         cause = "the kernel denies access"
         remedy = f"ls -l {shlex.quote(str(socket))}"
         if blocking:
@@ -94,51 +93,48 @@ def listener(context: Context) -> Finding:
     return ok(f"shardcache {version}, pid {pid}, run by {user}; {permissions_of(socket)}")
 
 
-def health(context: Context) -> Finding | None:
-    """Check the state of the daemon and of its disk, as its status page reports it."""
+def check_health(context: Context) -> Finding | None:
+    """Check the state of the daemon and of its disk, as the daemon reports it."""
     if context.status is None:
         return None
     disk = context.status.get("disk") or {}
-    if disk.get("silent_s", 0) > _SILENT_S:
+    if disk.get("silent_s", 0) > _MAX_SILENCE_S:
         found = f"the cache disk has not responded for {duration(disk['silent_s'])}"
         cause = "a device or a network filesystem hangs; all disk operations are blocked"
         return failed(found, cause, "dmesg | tail -50")
-    if error := disk.get("error"):
-        return failed(
-            error["message"],
-            "cached shards are served, but nothing new is fetched",
-            error["remedy"],
-        )
+    error = disk.get("error")
+    if error:
+        cause = "cached shards are served, but nothing new is fetched"
+        return failed(error["message"], cause, error["remedy"])
     if context.status.get("draining"):
-        cause = "it is shutting down, and finishes running requests"
         return failed(
             "the daemon is stopping",
-            cause,
+            "it is shutting down, and finishes running requests",
             "systemctl start shardcache   # once it has stopped",
         )
     return ok("it is serving, and its disk is healthy")
 
 
-def refused(context: Context) -> Finding | None:
-    """Report the shards that the daemon refused on arrival: their number, and the last of them."""
-    errors = None if context.status is None else context.status.get("refused")
-    if not errors:
+def check_refused_shards(context: Context) -> Finding | None:
+    """Report the number of shards that the daemon refused on arrival, and the last refusal."""
+    if context.status is None or not context.status.get("refused"):
         return None
+    errors = context.status["refused"]
     last = errors[-1]
     found = f"{quantity(len(errors), 'shard')} refused on arrival, last {last['url']}"
-    return warning(found, f"{last['code']}: {last['message']}", last["remedy"], shards=len(errors))
+    cause = f"{last['code']}: {last['message']}"
+    return warning(found, cause, last["remedy"], shards=len(errors))
 
 
-def options(context: Context) -> Finding:
-    """Check that the options are valid."""
+def check_options(context: Context) -> Finding:
+    """Check that the options of config file, environment and flags are valid."""
     config = context.config
-    error = context.config_error
-    blocking = barrier(config, os.R_OK)
-    is_denied = blocking is not None and os.path.lexists(blocking)
-    if is_denied:
+    blocking = blocking_path(config, os.R_OK)
+    is_missing = blocking is not None and not os.path.lexists(blocking)
+    if blocking is not None and not is_missing:
         return skipped(f"you may not read {config}; its contents are not checked")
-    if error is not None:
-        return finding_of(error, "the daemon does not start with it")
-    if blocking is not None:  # the file does not exist
+    if context.config_error is not None:
+        return error_finding(context.config_error, "the daemon does not start with it")
+    if is_missing:
         return ok(f"no file at {config}: options come from flags and environment")
     return ok(f"{config} is valid")

@@ -1,5 +1,6 @@
 """Checks of the kernel's limits on open files and shared memory, for `shardcache doctor`."""
 
+import re
 from pathlib import Path
 from shutil import disk_usage
 
@@ -10,29 +11,28 @@ from shardcache.shared.units import size
 
 # Number of readers on a large node: 8 accelerators with 16 workers each, training and validation.
 _READERS = 256
+_OPEN_FILES = re.compile(r"^Max open files\s+(\d+)\s+(\d+)", re.MULTILINE)
 _SHM = Path("/dev/shm")
 _MIN_SHM_BYTES = 1024**3
-_MIN_FREE_DIVISOR = 10  # a tenth of /dev/shm should be free
+_MIN_FREE_DIVISOR = 10  # at least a tenth of /dev/shm should be free
 
 
-def open_files(context: Context) -> Finding:
+def check_open_files(context: Context) -> Finding:
     """Check the limit on open files of the daemon, or of a daemon that would be started here."""
     if context.status is not None and context.pid is None:
         return skipped("the daemon's process is not visible from here")
-    lines = Path(f"/proc/{context.pid or 'self'}/limits").read_text().splitlines()
-    line = next(line for line in lines if line.startswith("Max open files"))
-    *_, soft_text, hard_text, _unit = line.split()
-    soft = int(soft_text)
-    hard = int(hard_text)
-    # The soft limit counts for a running daemon. A daemon that starts raises it to the hard limit.
-    limit = hard if context.pid is None else soft
-    needed = own_files(context.settings or Settings.model_construct())
-    remedy = "ulimit -n 65536   # before serve; permanently: LimitNOFILE=65536 in the unit"
-    if context.pid is not None:
+    if context.pid is None:
+        # A daemon that starts raises the soft limit of this environment to the hard limit.
+        _, limit = _open_file_limits("self")
+        remedy = "ulimit -n 65536   # before serve; permanently: LimitNOFILE=65536 in the unit"
+    else:
+        limit, _ = _open_file_limits(str(context.pid))
         remedy = (
             f"prlimit --pid {context.pid} --nofile=65536:65536   # now; "
             "permanently: LimitNOFILE=65536 in the unit"
         )
+    settings = context.settings or Settings.model_construct()  # the defaults
+    needed = own_files(settings)
     found = f"limit {limit:,}; the daemon needs up to {needed:,}, plus one per reader"
     if limit <= needed:
         return failed(
@@ -46,7 +46,18 @@ def open_files(context: Context) -> Finding:
     return ok(found, limit=limit)
 
 
-def shared_memory(_context: Context) -> Finding:
+def _open_file_limits(process: str) -> tuple[int, int]:
+    """Return the soft and the hard limit on open files of a process.
+
+    Args:
+        process: a process id, or "self".
+    """
+    limits = Path(f"/proc/{process}/limits").read_text()
+    [(soft, hard)] = _OPEN_FILES.findall(limits)
+    return int(soft), int(hard)
+
+
+def check_shared_memory(_context: Context) -> Finding:
     """Check the size and free space of /dev/shm."""
     cause = "DataLoader workers pass tensors through it, and die with 'Bus error' when it is full"
     if not _SHM.is_dir():

@@ -18,16 +18,16 @@ def permissions_of(path: Path) -> str:
     return f"{user_name(status.st_uid)}:{group_name(status.st_gid)} {mode:04o}"
 
 
-def barrier(path: Path, mode: int) -> Path | None:
-    """Return the first path on the way to `path` that keeps this user from it; None if none does.
+def blocking_path(path: Path, mode: int) -> Path | None:
+    """Return the first path on the way to `path` that denies this user access, or does not exist.
 
-    The result is `path` itself or a folder above it: it denies the access, or does not exist.
+    It is `path` itself or a folder above it; None if this user has access.
 
     Args:
         path: path of a file or folder.
         mode: the access that is needed, as for `os.access`.
     """
-    for folder in reversed(path.parents):
+    for folder in reversed(path.parents):  # from the root down
         if not os.access(folder, os.X_OK):
             return folder
     if not os.access(path, mode):
@@ -38,9 +38,9 @@ def barrier(path: Path, mode: int) -> Path | None:
 def access_fix(path: Path) -> tuple[str, str]:
     """Return the reason why this user may not access a path, and the command that gives access."""
     status = path.stat()
-    group_has_rights = bool(status.st_mode & stat.S_IRWXG)
-    # Joining the path's group is no fix if the group is root's, or has no rights.
-    if status.st_gid == 0 or not group_has_rights:
+    is_roots_group = status.st_gid == 0
+    has_group_rights = bool(status.st_mode & stat.S_IRWXG)
+    if is_roots_group or not has_group_rights:  # joining the group would not help
         cause = f"only its owner may access {path} ({permissions_of(path)})"
         return cause, "shardcache serve --group NAME   # the group of the training users"
     user = this_user()

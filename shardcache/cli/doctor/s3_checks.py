@@ -6,28 +6,28 @@ from http.client import HTTPConnection, HTTPException
 
 from shardcache.cli.doctor.context import Context, Finding, failed, ok
 
-_ANSWER_S = 5.0
-_REFUSAL = b"<Code>AccessDenied</Code>"
+_LIMIT_S = 5.0
+_ACCESS_DENIED = b"<Code>AccessDenied</Code>"  # part of S3's answer to an unsigned request
 
 
-def endpoint(context: Context) -> Finding | None:
+def check_endpoint(context: Context) -> Finding | None:
     """Check that the daemon's S3 endpoint answers; None if the daemon has no endpoint.
 
-    The request is not signed. The endpoint has to refuse it as S3 does.
+    The request is not signed, so the endpoint has to refuse it as S3 does.
     """
-    address = None if context.status is None else context.status.get("s3")
-    if not address:
+    if context.status is None or not context.status.get("s3"):
         return None
+    address = context.status["s3"]
     where = f"the S3 endpoint at {address}"
     try:
-        with closing(HTTPConnection(address, timeout=_ANSWER_S)) as connection:
+        with closing(HTTPConnection(address, timeout=_LIMIT_S)) as connection:
             connection.request("GET", "/")
             answer = connection.getresponse()
             body = answer.read()
     except (OSError, HTTPException) as exn:
         cause = str(exn) or type(exn).__name__
         return failed(f"{where} does not answer", cause, "read the daemon's log, or restart it")
-    if answer.status != HTTPStatus.FORBIDDEN or _REFUSAL not in body:
+    if answer.status != HTTPStatus.FORBIDDEN or _ACCESS_DENIED not in body:
         cause = f"the status is {answer.status}, where an unsigned request is refused by 403"
         return failed(
             f"another program answers in place of {where}",

@@ -1,9 +1,9 @@
 """Checks of the object stores for `shardcache doctor`, by requests from this process.
 
-`runner` calls `probe`. A store is named by the beginning of its urls, such as "s3://bucket". It is
-checked in three steps: its credentials, the time to the first byte of one shard, and the rate of a
-longer read. If the caller may read the environment of the running daemon, the daemon's variables
-about stores and credentials are used in place of the caller's.
+`runner` calls `probe_stores`. A store is named by the beginning of its urls, such as "s3://bucket".
+It is checked in three steps: its credentials, the time to the first byte of one shard, and the rate
+of a longer read. An origin is the client of a store. If this user may read the environment of the
+running daemon, the daemon's variables about stores and credentials are used in place of the user's.
 
 An [[origin]] table of the config file has options for the urls that begin with its `match`. A
 finding is one line of the doctor's report; its name is the check's, such as "origin.reach".
@@ -21,13 +21,14 @@ from shardcache.access.protocols import STORES, WEB
 from shardcache.access.rules import AllowList, Peer
 from shardcache.access.urls import protocol_of, store_of
 from shardcache.cli.admin_client import AdminClient
-from shardcache.cli.doctor.causes import failure
+from shardcache.cli.doctor.causes import store_failure
 from shardcache.cli.doctor.context import (
     Context,
     Finding,
     measured,
     ok,
     skipped,
+    store_variables,
     this_user,
     warning,
 )
@@ -50,15 +51,15 @@ _MAX_CACHED = 10_000  # maximum number of cached shards that are searched for st
 _FIRST_BYTES = 64 * 1024
 _SLOW_FIRST_BYTE_S = 1.0
 
-# The measurement of the rate reads up to a number of bytes and a time. Connections have to ramp up
-# before a rate means something.
+# Limits on the measurement of the rate.
 _MAX_BYTES = 128 * 1024**2
 _READ_LIMIT_S = 5.0
-_MIN_ELAPSED_S = 1.0  # a shorter read says little about the rate
+# A shorter read says little about the rate, since connections take time to reach their speed.
+_MIN_ELAPSED_S = 1.0
 _SLOW_BYTES_PER_S = 20e6
 
 
-async def probe(context: Context) -> list[Finding]:
+async def probe_stores(context: Context) -> list[Finding]:
     """Probe one shard of each store.
 
     Stores are probed one after another, since concurrent measurements would share the bandwidth.
@@ -67,24 +68,27 @@ async def probe(context: Context) -> list[Finding]:
         return [
             skipped("without valid options, object stores cannot be probed as the daemon would"),
         ]
-    with _environment_of(context) as owner:
-        stores = _Stores(context.settings, owner, quick=context.quick)
+    urls = context.urls or _one_url_per_store(context, context.settings)
+    if not urls:
+        return [
+            skipped(
+                "nothing to probe: no url given, nothing cached, no [[origin]] table; add a URL",
+            ),
+        ]
+    findings: list[Finding] = []
+    with _daemon_environment(context) as owner:
+        prober = _StoreProber(context.settings, owner, quick=context.quick)
         try:
-            urls = context.urls or _one_url_per_store(context, context.settings)
-            findings = []
             for url in urls:
-                store_findings = await stores.findings(url)
-                findings += [finding.about(url) for finding in store_findings]
+                url_findings = await prober.probe(url)
+                findings += [finding.about(url) for finding in url_findings]
         finally:
-            await stores.close()
-    return findings or [
-        # There were no urls: each url has a finding at least.
-        skipped("nothing to probe: no url given, nothing cached, no [[origin]] table; add a URL"),
-    ]
+            await prober.close()
+    return findings
 
 
 @contextmanager
-def _environment_of(context: Context) -> Iterator[str]:
+def _daemon_environment(context: Context) -> Iterator[str]:
     """Put the daemon's variables about stores and credentials into this process's environment.
 
     The environment stays as it is if the daemon's may not be read. Yields the owner of the
@@ -96,7 +100,7 @@ def _environment_of(context: Context) -> Iterator[str]:
     original = dict(os.environ)
     uid = context.uid or 0  # never None here: the user is known if the environment is
     try:
-        for name in context.store_variables(original):
+        for name in store_variables(original):
             del os.environ[name]
         os.environ.update(context.environment)
         yield f"the daemon's, run as {user_name(uid)}"
@@ -108,10 +112,10 @@ def _environment_of(context: Context) -> Iterator[str]:
 def _one_url_per_store(context: Context, settings: Settings) -> list[str]:
     """Return a url for each store that has cached shards or an [[origin]] table. Blocks.
 
-    A cached shard's url is used if the store has a cached shard, and otherwise a url from the
-    table.
+    The url is that of a cached shard if the store has one; otherwise it is made of the table's
+    `match`.
     """
-    urls = {}  # by store
+    urls = {}  # by store; urls of cached shards replace those of tables
     for table in settings.origin:
         listable = _listable_url(table.match)
         if listable:
@@ -119,13 +123,9 @@ def _one_url_per_store(context: Context, settings: Settings) -> list[str]:
     if context.status is not None:
         # The empty prefix stands for all cached shards.
         with closing(AdminClient(context.socket).shards("")) as cached:
-            for row in islice(cached, _MAX_CACHED):
-                url = row["url"]
-                # A url whose secrets are hidden cannot be requested, and objects of the protocol
-                # memory:// exist only in the daemon's process.
-                is_redacted = HIDDEN in url
-                is_of_other_process = protocol_of(url) == "memory"
-                if not (is_redacted or is_of_other_process):
+            for shard in islice(cached, _MAX_CACHED):
+                url = shard["url"]
+                if _can_be_requested(url):
                     urls[store_of(url)] = url
     return list(urls.values())
 
@@ -147,8 +147,15 @@ def _listable_url(match: str) -> str | None:
     return match[: match.rindex("/") + 1]
 
 
-class _Stores:
-    """The object stores as a daemon with these settings reaches them.
+def _can_be_requested(url: str) -> bool:
+    """Return True if this process can request a url that the daemon lists."""
+    is_redacted = HIDDEN in url
+    is_in_daemons_memory = protocol_of(url) == "memory"
+    return not (is_redacted or is_in_daemons_memory)
+
+
+class _StoreProber:
+    """Probes object stores as a daemon with these settings reaches them.
 
     Args:
         settings: the daemon's settings.
@@ -172,7 +179,7 @@ class _Stores:
         """Close the connections."""
         await self._origins.close()
 
-    async def findings(self, url: str) -> list[Finding]:
+    async def probe(self, url: str) -> list[Finding]:
         """Return the findings for a url, up to the first failure."""
         findings: list[Finding] = []
         # Before each step, `check` is set to the name that the finding gets if the step fails.
@@ -185,32 +192,34 @@ class _Stores:
                 source = await self._origins.origin(url).obtain_credentials(url)
                 if source:
                     findings.append(ok(f"{source} ({self._owner})").named(check))
-                check = "origin.reach"
-            obj = await self._object(url)
-            origin = self._origins.origin(obj.url)
-            reach_finding = await _reach(origin, obj)
-            findings.append(reach_finding.named(check))
-            if obj.size_bytes and not self._quick:
+
+            check = "origin.reach"
+            shard = await self._find_shard(url)
+            origin = self._origins.origin(shard.url)
+            first_byte = await _measure_first_byte(origin, shard)
+            findings.append(first_byte.named(check))
+
+            if shard.size_bytes and not self._quick:
                 check = "origin.speed"
-                speed_finding = await _speed(origin, obj, self._settings)
-                findings.append(speed_finding.named(check))
+                rate = await _measure_rate(origin, shard, self._settings)
+                findings.append(rate.named(check))
         except ShardcacheError as exn:
             table = self._origins.table(url)
-            findings.append(failure(exn, url, table=table, environment=os.environ).named(check))
+            failure = store_failure(exn, url, table=table, environment=os.environ)
+            findings.append(failure.named(check))
         return findings
 
-    async def _object(self, url: str) -> RemoteObject:
+    async def _find_shard(self, url: str) -> RemoteObject:
         """Return one shard that a url, a pattern or an index file names.
 
         Raises as `expand` and `Origin.stat`.
         """
         try:
             async with asyncio.timeout(_LIMIT_S):
-                # Progress is ignored: the function is called as objects and bytes arrive.
-                shards = await expand(url, self._origins, lambda _count: None)
-                shard = shards[0].url
-                self._allow.check(shard, self._peer)
-                return await self._origins.origin(shard).stat(shard)
+                shards = await expand(url, self._origins)
+                shard_url = shards[0].url
+                self._allow.check(shard_url, self._peer)
+                return await self._origins.origin(shard_url).stat(shard_url)
         except TimeoutError:
             raise OriginUnavailableError(
                 "the object store did not answer, or did not finish its listing, "
@@ -221,25 +230,24 @@ class _Stores:
             ) from None
 
 
-async def _reach(origin: Origin, obj: RemoteObject) -> Finding:
+async def _measure_first_byte(origin: Origin, obj: RemoteObject) -> Finding:
     """Measure the time to the first byte of an existing object.
 
     Raises OriginUnavailableError if no byte arrives, and the errors of reading.
     """
     timing = await _read_beginning(origin, obj)
-    if obj.size_bytes and not timing.done_bytes:
+    if obj.size_bytes and not timing.read_bytes:
         raise OriginUnavailableError(
             "the object store lists the object but sends none of its bytes",
             url=obj.url,
         )
-    if obj.ranges:
+    if obj.ranges:  # the origin supports range requests
         # The time is measured a second time, since the first request had to connect. Without range
         # requests, this would read the whole object again.
         timing = await _read_beginning(origin, obj)
     first_byte_s = timing.first_byte_s
-    found = (
-        f"first byte after {duration(first_byte_s)}; tried with a shard of {size(obj.size_bytes)}"
-    )
+    shard_size = size(obj.size_bytes)
+    found = f"first byte after {duration(first_byte_s)}; tried with a shard of {shard_size}"
     figures = {"first_byte_s": round(first_byte_s, 4), "size_bytes": float(obj.size_bytes)}
     if not obj.ranges:
         cause = (
@@ -255,11 +263,8 @@ async def _reach(origin: Origin, obj: RemoteObject) -> Finding:
     return measured(found, figures)
 
 
-async def _speed(origin: Origin, obj: RemoteObject, settings: Settings) -> Finding:
-    """Measure the rate over as many connections as the daemon uses for a shard.
-
-    The measurement takes a few seconds.
-    """
+async def _measure_rate(origin: Origin, obj: RemoteObject, settings: Settings) -> Finding:
+    """Measure the rate over as many connections as the daemon uses for a shard."""
     connections = settings.shard_connections
     timing = await _read(
         origin,
@@ -268,17 +273,15 @@ async def _speed(origin: Origin, obj: RemoteObject, settings: Settings) -> Findi
         part_bytes=settings.part_size,
         max_bytes=_MAX_BYTES,
     )
-    rate = timing.done_bytes / timing.elapsed_s
+    rate = timing.read_bytes / timing.elapsed_s
     figures = {
         "bytes_per_s": round(rate),
-        "read_bytes": timing.done_bytes,
+        "read_bytes": timing.read_bytes,
         "elapsed_s": round(timing.elapsed_s, 3),
     }
-    amount = f"{size(timing.done_bytes)} in {duration(timing.elapsed_s)}"
+    amount = f"{size(timing.read_bytes)} in {duration(timing.elapsed_s)}"
     found = f"{size(rate)}/s over up to {connections} connections ({amount})"
-    is_too_short = timing.elapsed_s < _MIN_ELAPSED_S
-    # The rate of a short read may be low even if the network is fast, so there is no warning then.
-    if rate >= _SLOW_BYTES_PER_S or is_too_short:
+    if rate >= _SLOW_BYTES_PER_S or timing.elapsed_s < _MIN_ELAPSED_S:
         return measured(found, figures)
     cause = "training that reads faster than this will wait for the network"
     remedy = (
@@ -291,12 +294,12 @@ class _ReadTiming(NamedTuple):
     """Bytes and times of one read.
 
     Attributes:
-        done_bytes: number of bytes that arrived.
+        read_bytes: number of bytes that arrived.
         first_byte_s: seconds until the first byte arrived.
         elapsed_s: seconds until the read ended.
     """
 
-    done_bytes: int
+    read_bytes: int
     first_byte_s: float
     elapsed_s: float
 
@@ -331,31 +334,30 @@ async def _read(
         part_bytes: number of bytes per request.
         max_bytes: number of bytes after which to stop before the time limit.
     """
-    step = obj.size_bytes
-    stop = obj.size_bytes
     if obj.ranges:
-        step = part_bytes
         stop = min(obj.size_bytes, max_bytes)
-    step = max(1, step)  # the step of a range must not be 0, even for an empty object
-    starts = iter(range(0, stop, step))  # all connections take their parts from this iterator
-    done_bytes = 0
+    else:
+        stop = obj.size_bytes
+        part_bytes = max(1, obj.size_bytes)  # an empty object, too, needs a part size
+    starts = iter(range(0, stop, part_bytes))  # all connections take their parts from this iterator
+    read_bytes = 0
     first_byte_s = 0.0
     start_s = time.monotonic()
 
     def on_received(count: int) -> None:
-        nonlocal done_bytes, first_byte_s
-        if not done_bytes:
+        nonlocal read_bytes, first_byte_s
+        if not read_bytes:
             first_byte_s = time.monotonic() - start_s
-        done_bytes += count
+        read_bytes += count
 
     async def fetch_parts() -> None:
         for start in starts:
             part = Parts(
                 path=os.devnull,  # the bytes are discarded
                 journal_path=None,
-                part_bytes=step,
+                part_bytes=part_bytes,
                 start=start,
-                size_bytes=min(step, obj.size_bytes - start),
+                size_bytes=min(part_bytes, obj.size_bytes - start),
             )
             flow = Flow(on_received)
             flow.prompt = True  # otherwise, a short part would be reported only at its end
@@ -367,9 +369,13 @@ async def _read(
                 for _ in range(connections):
                     group.create_task(fetch_parts())
         except ExceptionGroup as exn:
-            # The exception of a task may itself be a group, so the first leaf is looked for.
-            error: Exception = exn
-            while isinstance(error, ExceptionGroup):
-                error = error.exceptions[0]
-            raise error from None
-    return _ReadTiming(done_bytes, first_byte_s, time.monotonic() - start_s)
+            raise _first_error(exn) from None
+    return _ReadTiming(read_bytes, first_byte_s, time.monotonic() - start_s)
+
+
+def _first_error(group: ExceptionGroup[Exception]) -> Exception:
+    """Return the first error of a group, whose members may be groups themselves."""
+    error: Exception = group
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error

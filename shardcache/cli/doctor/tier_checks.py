@@ -1,7 +1,8 @@
 """Checks of the cluster's tier for `shardcache doctor`, if an [[origin]] table names a tier.
 
 The tier is a cache that the nodes of a cluster share: an nginx on each node, between the daemons
-and the object store. A daemon bypasses the tier if its options do not allow it to use the tier.
+and the object store. nginx listens at a socket, which an [[origin]] table names as its `tier`. A
+daemon bypasses the tier if other options of the table do not allow it to use the tier.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ _COMPARE_NODES = (
 )
 
 
-def bypasses(context: Context) -> list[Finding]:
+def check_bypasses(context: Context) -> list[Finding]:
     """Return a warning for each [[origin]] table that names a tier and cannot use it."""
     findings = []
     tables = () if context.settings is None else context.settings.origin
@@ -35,15 +36,21 @@ def bypasses(context: Context) -> list[Finding]:
     return findings
 
 
-def reach(context: Context) -> list[Finding]:
+def check_nginx(context: Context) -> list[Finding]:
     """Check this node's nginx. The nodes of a cluster are compared by `cluster status`."""
     tables = () if context.settings is None else context.settings.origin
-    addresses = dict.fromkeys(table.tier for table in tables if table.tier)
-    return [finding for address in addresses for finding in _nginx_findings(address, context.uid)]
+    addresses = {table.tier: None for table in tables if table.tier}  # each once, in order
+    findings: list[Finding] = []
+    for address in addresses:
+        findings += _nginx_findings(address, context.uid)
+    return findings
 
 
 def _nginx_findings(address: str, uid: int | None) -> Iterator[Finding]:
     """Yield the findings about the nginx at a socket.
+
+    nginx serves two pages, JSON objects: PEERS, its view of the cluster, and STATUS, the figures
+    that `shardcache cluster run` publishes.
 
     Args:
         address: path of the socket.
@@ -59,31 +66,32 @@ def _nginx_findings(address: str, uid: int | None) -> Iterator[Finding]:
         return
     except (OSError, ValueError) as exn:
         cause = f"{exn}; shards come from the object store"
-        yield failed(
-            f"the tier at {address} does not answer", cause, "systemctl status shardcache-tier"
-        )
+        remedy = "systemctl status shardcache-tier"
+        yield failed(f"the tier at {address} does not answer", cause, remedy)
         return
-    view = f"nginx at {address} is one of {peers['peers']} nodes, digest {peers['digest']}"
+    found = f"nginx at {address} is one of {peers['peers']} nodes, digest {peers['digest']}"
     if not figures:
-        yield warning(
-            view, "it was started without `shardcache cluster run`: no figures", _COMPARE_NODES
-        )
+        cause = "it was started without `shardcache cluster run`: no figures"
+        yield warning(found, cause, _COMPARE_NODES)
         return
+
+    free = size(figures["free_bytes"])
     if figures["free_bytes"] < _MIN_FREE_BYTES:
-        cause = f"{size(figures['free_bytes'])} are free on its disk: parts are evicted early"
-        yield warning(view, cause, "lower --max-size of the tier, or the daemon's --capacity")
+        cause = f"{free} are free on its disk: parts are evicted early"
+        yield warning(found, cause, "lower --max-size of the tier, or the daemon's --capacity")
     else:
-        yield ok(
-            f"{view}; {size(figures['cached_bytes'])} cached, {size(figures['free_bytes'])} free"
-        )
-    if reason := figures.get("stale"):
+        yield ok(f"{found}; {size(figures['cached_bytes'])} cached, {free} free")
+    stale_reason = figures.get("stale")
+    if stale_reason:
         yield failed(
-            "this node uses an old list of nodes, or old certificates", str(reason), _COMPARE_NODES
+            "this node uses an old list of nodes, or old certificates",
+            str(stale_reason),
+            _COMPARE_NODES,
         )
-    if expiring := expiry_warning(figures.get("certificate_expires_s")):
-        cause = "without one, no other node gets shards from it, nor it from them"
+    expiry = expiry_warning(figures.get("certificate_expires_s"))
+    if expiry:
         yield warning(
-            f"this node: {expiring}",
-            cause,
+            f"this node: {expiry}",
+            "without a valid certificate, it exchanges no shards with other nodes",
             "shardcache cluster certificates; then copy the nodes' folders",
         )
