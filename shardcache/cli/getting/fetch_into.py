@@ -1,7 +1,8 @@
-"""`fetch_into`: the work of `shardcache get`, files through the cache into a folder.
+"""`fetch_into`: the work of `shardcache get`, which fetches files through the cache into a folder.
 
 The command asks a daemon to fetch the files into its cache, waits for one file after another, and
-puts each into the destination as a link or a copy. A target is a file with its names below the
+puts each into the destination as a link or a copy. A `ShardRef` stands for a file: it has its url,
+version and size. The `names` of a file are the folders and the name of its path below the
 destination.
 """
 
@@ -17,7 +18,7 @@ from pathlib import Path
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.getting.get_progress import GetProgress, progress_display
-from shardcache.cli.getting.placed_files import Names, folder_of, is_copy_of, put
+from shardcache.cli.getting.placed_files import Names, is_copy_of, open_folder, place_file
 from shardcache.cli.getting.wanted_files import PATIENCE, find_files
 from shardcache.errors import CacheError, ConfigError, OriginError, ShardcacheError, ShardError
 from shardcache.redact import redact
@@ -28,7 +29,7 @@ from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.files.cached_file import CachedFile, session_of
 from shardcache_client.order.shards.manifest import Manifest
 
-_JOB = "shardcache get"
+_JOB = "shardcache get"  # name of the command's job in the daemon's status
 
 
 def fetch_into(
@@ -39,11 +40,11 @@ def fetch_into(
     links: bool | None,
     as_json: bool,
 ) -> None:
-    """Fetch files and put them below a folder; exit 1 if some failed.
+    """Fetch files and put them below a folder. Exits with code 1 if some failed.
 
     Args:
-        source: argument of the command: a url, a pattern or an absolute path.
-        dest: argument of the command: the folder or, for a single file, a new name.
+        source: the command's SOURCE: a url, a pattern or an absolute path.
+        dest: the command's DEST: the folder or, for a single file, a new name.
         socket: path of the daemon's socket; None for the default socket.
         links: value of the option --link/--copy; None if the option was not given.
         as_json: True to print events as JSON.
@@ -51,17 +52,18 @@ def fetch_into(
     choice = DaemonChoice.of(socket)
     reader = ReaderIdentity(_JOB)
     folder = Path(dest)
-    files = find_files(source, choice, reader)
-    targets = files.by_names
+    wanted = find_files(source, choice, reader)
+    files = wanted.by_names
     # A single file may get a new name, as with `cp`.
     is_new_name = not folder.is_dir() and not dest.endswith("/")
-    if files.is_alone and is_new_name:
-        (ref,) = targets.values()
-        targets = {(folder.name,): ref}
+    if wanted.is_alone and is_new_name:
+        [ref] = files.values()
+        files = {(folder.name,): ref}
         folder = folder.parent
+
     with ExitStack() as stack:
         try:
-            folder_fd = stack.enter_context(folder_of(folder))
+            folder_fd = stack.enter_context(open_folder(folder))
         except OSError as exn:
             raise ConfigError(
                 f"cannot use the folder {folder} ({exn.strerror})",
@@ -70,24 +72,24 @@ def fetch_into(
         show = common.print_json if as_json else stack.enter_context(progress_display())
         # If the node has no daemon, `find_files` has started a private one.
         daemon = AdminClient(choice.node_socket or PrivatePlace.find().socket)
-        progress = GetProgress([*targets.values(), *files.refused], daemon, show)
+        progress = GetProgress([*files.values(), *wanted.refused], daemon, show)
         run = _Run(folder, folder_fd, progress, show)
-        missing = run.without_present(targets)
+        missing = run.skip_present(files)
         progress.show_event("resolved")
-        run.refuse(files.refused)
-        show_progress = partial(progress.show_event, "progress")
-        for names, ref, file in _open_files(missing, choice, reader, show_progress):
-            run.put(names, ref, file, links=links)
+        run.report_refused(wanted.refused)
+        on_wait = partial(progress.show_event, "progress")
+        for names, ref, file in _open_files(missing, choice, reader, on_wait):
+            run.place(names, ref, file, links=links)
         progress.show_event("done", run.counts)
     if run.counts["failed"]:
         common.fail()
 
 
 class _Run:
-    """The files of one run, put in place one after another.
+    """One run of the command, in which files are put in place one after another.
 
     Attributes:
-        counts: number of files by state. A state is a result of `placed_files.put`, or "failed".
+        counts: number of files by state. A state is a result of `place_file`, or "failed".
     """
 
     def __init__(
@@ -102,8 +104,8 @@ class _Run:
         Args:
             folder: path of the destination, for messages.
             folder_fd: descriptor of the destination.
-            progress: told of each file that is in place or has failed.
-            show: called with the event of each file.
+            progress: records each file that is in place or has failed.
+            show: called with an event for each file.
         """
         self.counts = Counter[str]()
         self._folder = folder
@@ -111,25 +113,25 @@ class _Run:
         self._progress = progress
         self._show = show
 
-    def without_present(self, targets: Mapping[Names, ShardRef]) -> dict[Names, ShardRef]:
-        """Return the files that are not in the destination yet; count the others as present."""
+    def skip_present(self, files: Mapping[Names, ShardRef]) -> dict[Names, ShardRef]:
+        """Count the files that have been copied to the destination before; return the others."""
         missing: dict[Names, ShardRef] = {}
-        for names, ref in targets.items():
+        for names, ref in files.items():
             if is_copy_of(self._folder_fd, names, ref):
-                self._progress.end(ref)
+                self._progress.record_end(ref)
                 self.counts["present"] += 1
             else:
                 missing[names] = ref
         return missing
 
-    def refuse(self, refused: Mapping[ShardRef, ConfigError]) -> None:
-        """Report as failed the files whose names are not possible in the destination."""
-        for ref, refusal in refused.items():
-            self._show({"event": "error", "error": refusal.to_json()})
+    def report_refused(self, refused: Mapping[ShardRef, ConfigError]) -> None:
+        """Report the files as failed that cannot have a path below the destination."""
+        for ref, reason in refused.items():
+            self._show({"event": "error", "error": reason.to_json()})
             self.counts["failed"] += 1
-            self._progress.end(ref)
+            self._progress.record_end(ref)
 
-    def put(self, names: Names, ref: ShardRef, file: CachedFile, *, links: bool | None) -> None:
+    def place(self, names: Names, ref: ShardRef, file: CachedFile, *, links: bool | None) -> None:
         """Wait until a file is cached, put it into the destination, and close it.
 
         An error of a single file is reported and counted; the run goes on.
@@ -139,10 +141,11 @@ class _Run:
         try:
             with closing(file):
                 cached = file.wait_whole()
-                state = put(cached, self._folder_fd, names, ref, on_copied, links=links)
+                state = place_file(cached, self._folder_fd, names, ref, on_copied, links=links)
         except (OriginError, ShardError, CacheError, OSError) as exn:
             state = "failed"
-            self._show({"event": "error", "error": _failure(exn, path, ref).to_json()})
+            error = _reported_error(exn, path, ref)
+            self._show({"event": "error", "error": error.to_json()})
         else:
             self._show(
                 {
@@ -154,13 +157,14 @@ class _Run:
                 },
             )
         self.counts[state] += 1
-        self._progress.end(ref)
+        self._progress.record_end(ref)
 
 
-def _failure(exn: ShardcacheError | OSError, path: Path, ref: ShardRef) -> ShardcacheError:
-    """Return the error of one file, to be reported.
+def _reported_error(exn: ShardcacheError | OSError, path: Path, ref: ShardRef) -> ShardcacheError:
+    """Return the error to report for one file.
 
-    Raises ShardcacheError, which ends the run, if the destination has no space for any file.
+    Raises ShardcacheError, which ends the run, if the destination has no space left, since no other
+    file would fit either.
     """
     if getattr(exn, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         raise ShardcacheError(
@@ -180,15 +184,15 @@ def _open_files(
     reader: ReaderIdentity,
     on_wait: Callable[[], None],
 ) -> Iterator[tuple[Names, ShardRef, CachedFile]]:
-    """Yield names, reference and open file of each target, in order.
+    """Yield each file with its names, in order; the daemon fetches all of them meanwhile.
 
-    The daemon fetches all files in the meantime. The caller waits for each file and closes it.
+    The caller has to wait for each file, and to close it.
 
     Args:
-        files: the targets.
-        choice: the choice of a daemon.
+        files: the files by their names.
+        choice: which daemon to use, the node's or a private one.
         reader: identity of this command towards the daemon.
-        on_wait: called each second while a file is waited for.
+        on_wait: called each second while the caller waits for a file.
     """
     if not files:
         return

@@ -1,9 +1,9 @@
 """Progress of one run of `get`: its events, and bars or lines that show them.
 
-A pending file is one that is not yet in place in the destination, and has not failed. Each file
-first arrives in the cache, and is then linked or copied. `fetch_into` reports to a `GetProgress`,
-which makes events; an event is a JSON object, printed by --json and shown as a bar or line
-otherwise.
+Each file first arrives in the cache, and is then linked or copied into the destination. A file is
+pending until it is in place there, or has failed. `fetch_into` reports to a `GetProgress`, which
+makes events. An event is a JSON object; --json prints it, otherwise a bar or a line shows it. A
+`ShardRef` stands for a file: it has its url, version and size.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 _LINE_INTERVAL_S = 30.0
 # Minimum interval between events while a file is copied.
 _EVENT_INTERVAL_S = 1.0
-# Fields that an event has about each file that arrives or is copied.
-_FIELDS = ("url", "done_bytes", "total_bytes", "rate_bytes_per_s", "stage")
+# Fields of an event for each file that arrives or is copied.
+_FILE_FIELDS = ("url", "done_bytes", "total_bytes", "rate_bytes_per_s", "stage")
 _MIN_ELAPSED_S = 1e-3  # divisor of a rate at the first event, when no time has passed
-# Fields of the last event with numbers of files, each of which it may lack.
-_STATES = ("linked", "cloned", "copied", "present", "failed")
+# States of files that are not pending. The last event has the number of files in each, if any.
+_FINAL_STATES = ("linked", "cloned", "copied", "present", "failed")
 
 
 class GetProgress:
@@ -49,40 +49,38 @@ class GetProgress:
 
         Args:
             refs: the files.
-            daemon: the daemon that fetches them, whose status tells the arrived bytes.
+            daemon: the daemon that fetches them, whose status has the number of arrived bytes.
             show: called with each event.
         """
-        # Size in bytes of each pending file, by its url as the daemon's status shows it.
-        self._pending = {redact(ref.url): ref.size_bytes or 0 for ref in refs}
-        self._files = len(self._pending)
-        self._total_bytes = sum(self._pending.values())
-        self._ended_bytes = 0  # bytes of the files that are not pending any more
-        self._done: dict[str, int] = {}  # arrived or copied bytes of each pending file
-        self._copying: list[Json] = []  # the file that is being copied, if any
+        # Size of each pending file, by its url as the daemon's status shows it.
+        self._pending_bytes = {redact(ref.url): ref.size_bytes or 0 for ref in refs}
+        self._files = len(self._pending_bytes)
+        self._total_bytes = sum(self._pending_bytes.values())
+        self._ended_bytes = 0  # size of the files that are not pending any more
+        self._done_bytes: dict[str, int] = {}  # arrived or copied bytes of each pending file
+        self._copying: Json | None = None  # the file that is being copied, as in an event
         self._daemon = daemon
         self._show = show
         # The time of the first event, and the number of bytes that were done then.
         self._start: tuple[float, int] | None = None
         self._shown_s = 0.0  # time of the last event
 
-    def end(self, ref: ShardRef) -> None:
+    def record_end(self, ref: ShardRef) -> None:
         """Record that a file is in place, or has failed."""
         url = redact(ref.url)
-        self._ended_bytes += self._pending.pop(url, 0)
-        self._done.pop(url, None)
-        self._copying = []
+        self._ended_bytes += self._pending_bytes.pop(url, 0)
+        self._done_bytes.pop(url, None)
+        self._copying = None
 
     def record_copied(self, ref: ShardRef, done_bytes: int) -> None:
         """Record the bytes of a file that have been copied; show an event every second or so."""
-        self._copying = [
-            {
-                "url": redact(ref.url),
-                "done_bytes": done_bytes,
-                "total_bytes": ref.size_bytes,
-                "rate_bytes_per_s": 0,
-                "stage": "copying",
-            },
-        ]
+        self._copying = {
+            "url": redact(ref.url),
+            "done_bytes": done_bytes,
+            "total_bytes": ref.size_bytes,
+            "rate_bytes_per_s": 0,
+            "stage": "copying",
+        }
         if time.monotonic() - self._shown_s > _EVENT_INTERVAL_S:
             self.show_event("progress")
 
@@ -91,24 +89,20 @@ class GetProgress:
 
         Args:
             kind: kind of the event: "resolved", "progress" or "done".
-            counts: further fields of the event; None for no others.
+            counts: number of files by state, as further fields of the event; None for no others.
         """
-        arriving = list(self._copying)
-        # The transfers are left out while the daemon is restarting.
-        with suppress(ShardcacheError):
-            transfers = self._daemon.status()["transfers"]
-            arriving += [row for row in transfers if row["url"] in self._pending]
+        arriving = self._arriving_files()
         # A file that has arrived is not among the transfers any more, but its bytes still count
         # until it is in place. So the largest number so far is remembered for each pending file.
-        for row in arriving:
-            url = row["url"]
-            self._done[url] = max(row["done_bytes"], self._done.get(url, 0))
+        for file in arriving:
+            url = file["url"]
+            self._done_bytes[url] = max(file["done_bytes"], self._done_bytes.get(url, 0))
+        done_bytes = self._ended_bytes + sum(self._done_bytes.values())
 
-        done_bytes = self._ended_bytes + sum(self._done.values())
         now_s = time.monotonic()
+        self._shown_s = now_s
         if self._start is None:
             self._start = now_s, done_bytes
-        self._shown_s = now_s
         start_s, start_bytes = self._start
         rate_bytes_per_s = (done_bytes - start_bytes) / max(now_s - start_s, _MIN_ELAPSED_S)
         left_s = None
@@ -116,15 +110,28 @@ class GetProgress:
             left_s = round((self._total_bytes - done_bytes) / rate_bytes_per_s)
         event = {
             "event": kind,
-            "done_files": self._files - len(self._pending),
+            "done_files": self._files - len(self._pending_bytes),
             "files": self._files,
             "done_bytes": done_bytes,
             "total_bytes": self._total_bytes,
             "rate_bytes_per_s": round(rate_bytes_per_s),
             "left_s": left_s,
-            "arriving": [{name: row[name] for name in _FIELDS} for row in arriving],
+            "arriving": arriving,
         }
         self._show({**event, **(counts or {})})
+
+    def _arriving_files(self) -> list[Json]:
+        """Return the pending files that are being copied or fetched, with their `_FILE_FIELDS`."""
+        files = [] if self._copying is None else [self._copying]
+        # The files that are being fetched are left out while the daemon is restarting.
+        with suppress(ShardcacheError):
+            transfers = self._daemon.status()["transfers"]
+            files += [
+                {name: transfer[name] for name in _FILE_FIELDS}
+                for transfer in transfers
+                if transfer["url"] in self._pending_bytes
+            ]
+        return files
 
 
 @contextmanager
@@ -154,7 +161,7 @@ def progress_display() -> Iterator[Callable[[Json], None]]:
 
 
 class _Display:
-    """Bars, or lines, that follow a run's events."""
+    """Bars or lines that show a run's events."""
 
     def __init__(self, console: Console, bars: Bars) -> None:
         self._console = console
@@ -176,10 +183,10 @@ class _Display:
                     text += f"\n  What to do: {error['remedy']}"
                 self._print(text)
             case "done":
-                states = [f"{event[name]:,} {name}" for name in _STATES if event.get(name)]
+                counts = [f"{event[name]:,} {name}" for name in _FINAL_STATES if event.get(name)]
                 files = common.quantity(event["files"], "file")
-                self._print(f"{files}: {', '.join(states) or 'none'}")
-            case _:
+                self._print(f"{files}: {', '.join(counts) or 'none'}")
+            case "resolved" | "progress":
                 self._advance(event)
 
     def _print(self, line: str) -> None:
@@ -206,21 +213,20 @@ class _Display:
             line += f", {event['left_s']:,} s left"
         self._print(line)
 
-    def _show_arriving(self, rows: list[Json]) -> None:
-        """Show one bar for each file that arrives or is copied."""
-        arriving = {row["url"]: row for row in rows}
+    def _show_arriving(self, files: list[Json]) -> None:
+        """Show one bar for each file that arrives or is copied, and remove the other bars."""
+        arriving = {file["url"]: file for file in files}
         for url in self._tasks.keys() - arriving.keys():
             self._bars.remove_task(self._tasks.pop(url))
-        for url, row in arriving.items():
-            total_bytes = row["total_bytes"]
+        for url, file in arriving.items():
             if url not in self._tasks:
-                self._tasks[url] = self._bars.add_task("", total=total_bytes)
+                self._tasks[url] = self._bars.add_task("", total=None)
             _, _, name = printable(url).rpartition("/")
-            if row["stage"] == "copying":
+            if file["stage"] == "copying":
                 name = f"copying {name}"
             self._bars.update(
                 self._tasks[url],
                 description=name,
-                completed=row["done_bytes"],
-                total=total_bytes,
+                completed=file["done_bytes"],
+                total=file["total_bytes"],
             )

@@ -1,7 +1,9 @@
-"""The files that the SOURCE of `shardcache get` names, and their names below the destination.
+"""The files that the SOURCE of `shardcache get` names, and their paths below the destination.
 
-The daemon lists the files of a url or pattern. Each file keeps its folders below the base, which is
-the url up to the last slash before any wildcard.
+The source is a url or pattern, and the daemon lists its files. Each file keeps its folders below
+the base, which is the source up to the last slash before any wildcard. A `ShardRef` stands for a
+file: it has its url, version and size. The `names` of a file are the folders and the name of its
+path below the destination.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ A daemon that stops finishes its requests for at most 20 s, and the next daemon 
 """
 
 _WILDCARD = re.compile(r"[*?\[{]")
-_NO_NAMES = ("", ".", "..")  # components of a path that are not names of a file or folder
+_NO_NAMES = ("", ".", "..")  # components of a path that do not name a file or folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class WantedFiles:
 
     Attributes:
         by_names: the files by their names below the destination.
-        refused: the files whose names are not possible below the destination, with the reason.
+        refused: the files that cannot have a path below the destination, with the reason.
         is_alone: True if the source is the url of a single file, for which DEST may be a new name.
     """
 
@@ -50,11 +52,11 @@ class WantedFiles:
 
 
 def find_files(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> WantedFiles:
-    """Return the files of a source. Raises ConfigError if two files would have the same name.
+    """Return the files of a source. Raises ConfigError if two files would have the same path.
 
     Args:
         source: a url or pattern.
-        choice: the choice of a daemon.
+        choice: which daemon to ask, the node's or a private one.
         reader: identity of this command towards the daemon.
     """
     refs = _list_files(source, choice, reader)
@@ -68,22 +70,7 @@ def find_files(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> Wan
             refs = _list_files(folder, choice, reader)
             source = folder
 
-    base = _base_of(source)
-    by_names: dict[Names, ShardRef] = {}
-    refused: dict[ShardRef, ConfigError] = {}
-    for ref in refs:
-        try:
-            checked(ref.url)  # raises ConfigError
-            names = _names(ref.url, base)
-        except ConfigError as exn:
-            refused[ref] = exn
-            continue
-        other = by_names.setdefault(names, ref)
-        if other != ref:
-            raise ConfigError(
-                f"two files would be written to {'/'.join(names)}: this one and {other.url}",
-                url=ref.url,
-            )
+    by_names, refused = _name_files(refs, _base_of(source))
     is_one_url = not source.endswith("/") and _WILDCARD.search(path_of(source)) is None
     is_alone = is_one_url and len(refs) == len(by_names) == 1
     return WantedFiles(by_names, refused, is_alone)
@@ -100,14 +87,40 @@ def _base_of(source: str) -> str:
     if protocol_of(source) in WEB:
         # Web servers have no listings, so braces are the only pattern.
         path, _, _query = source.partition("?")
-        literal, _, _braces = path.partition("{")
+        before_wildcard, _, _braces = path.partition("{")
     else:
-        literal, *_ = _WILDCARD.split(path_of(source), maxsplit=1)
-    return source[: literal.rfind("/") + 1]
+        before_wildcard, *_ = _WILDCARD.split(path_of(source), maxsplit=1)
+    return source[: before_wildcard.rfind("/") + 1]
 
 
-def _names(url: str, base: str) -> Names:
-    """Return the names of a file below the destination: of its folders, and its own.
+def _name_files(
+    refs: list[ShardRef],
+    base: str,
+) -> tuple[dict[Names, ShardRef], dict[ShardRef, ConfigError]]:
+    """Return the files by their names, and the refused files with the reasons, as `WantedFiles`.
+
+    Raises ConfigError if two files would have the same path.
+    """
+    by_names: dict[Names, ShardRef] = {}
+    refused: dict[ShardRef, ConfigError] = {}
+    for ref in refs:
+        try:
+            checked(ref.url)  # raises ConfigError for a url that is deceptive
+            names = _names_below(ref.url, base)
+        except ConfigError as exn:
+            refused[ref] = exn
+            continue
+        other = by_names.setdefault(names, ref)
+        if other != ref:
+            raise ConfigError(
+                f"two files would be written to {'/'.join(names)}: this one and {other.url}",
+                url=ref.url,
+            )
+    return by_names, refused
+
+
+def _names_below(url: str, base: str) -> Names:
+    """Return the names of a file.
 
     Raises ConfigError for names that lead outside of the destination.
 
@@ -116,14 +129,14 @@ def _names(url: str, base: str) -> Names:
         base: base of the source.
     """
     path = local_path(url) or url
-    root = local_path(base) or base
+    base_path = local_path(base) or base
     if protocol_of(url) in WEB:
         path = urlsplit(path)._replace(query="", fragment="").geturl()
     else:
         path = path_of(path)
-    if path.startswith(root):
-        relative_path = path.removeprefix(root)
-    else:
+    if path.startswith(base_path):
+        relative_path = path.removeprefix(base_path)
+    else:  # an index file may list files that are elsewhere
         _, _, relative_path = path.rpartition("/")
     names = tuple(relative_path.split("/"))
     if any(name in _NO_NAMES or "\0" in name for name in names):

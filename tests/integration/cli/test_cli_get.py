@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cli.getting.placed_files import folder_of, is_copy_of, put
-from shardcache.cli.getting.wanted_files import _base_of, _names
+from shardcache.cli.getting.placed_files import is_copy_of, open_folder, place_file
+from shardcache.cli.getting.wanted_files import _base_of, _names_below
 from shardcache.errors import ConfigError
 from shardcache.shared.protocol import ShardRef
 from support.cases import first_quick
@@ -234,9 +234,9 @@ def test_links_in_the_destination_lead_nowhere(daemon: Daemon, model: Path, dest
 def test_key_that_is_no_path_below_the_folder_is_refused(key: str) -> None:
     """Whatever the store or an index says."""
     with pytest.raises(ConfigError):
-        _names(f"s3://bucket/model/{key}", "s3://bucket/model/")
-    assert _names("s3://bucket/model/..a/b", "s3://bucket/model/") == ("..a", "b")
-    assert _names("https://host/a/b.bin?sig=x/../y", "https://host/a/") == ("b.bin",)
+        _names_below(f"s3://bucket/model/{key}", "s3://bucket/model/")
+    assert _names_below("s3://bucket/model/..a/b", "s3://bucket/model/") == ("..a", "b")
+    assert _names_below("https://host/a/b.bin?sig=x/../y", "https://host/a/") == ("b.bin",)
 
 
 def test_folders_of_braces_are_kept() -> None:
@@ -282,11 +282,11 @@ def test_copies_need_no_files_without_a_name(model: Path, dest: Path, monkeypatc
     """As on a filesystem that has none, where opening one is refused."""
     monkeypatch.setattr(os, "O_TMPFILE", 0)
     dest.mkdir(parents=True)
-    with folder_of(dest) as place:
+    with open_folder(dest) as place:
         source = model / "model.safetensors"
         ref, done = ShardRef(str(source), "1", source.stat().st_size), list[int]()
         for _ in range(2):
-            assert put(source, place, ("sub", "a"), ref, done.append, links=False) == "copied"
+            assert place_file(source, place, ("sub", "a"), ref, done.append, links=False) == "copied"
         assert is_copy_of(place, ("sub", "a"), ref)
         assert done[-1] == ref.size_bytes
     assert contents(dest) == {"sub/a": MODEL["model.safetensors"]}
