@@ -1,8 +1,8 @@
 """`shardcache dashboard`: the daemon's dashboard for a browser, over a loopback port.
 
 Browsers cannot open Unix sockets. So the command runs a bridge, a small HTTP server on 127.0.0.1
-that passes requests on to the daemon's socket. Every user who may use the socket can run it. Other
-users of the machine can reach the port, too, so the live data needs a token.
+that passes requests on to the daemon's socket. Every user who may use the socket can run the
+command. Other users of the machine can reach the port, too, so the live data needs a token.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _PASSED_HEADERS = (
     "X-Content-Type-Options",
 )
 _TOKEN_BYTES = 24
-_CONNECT_S = 10.0
-# Time to wait at the end for open connections, such as those of the live updates.
-_CLOSE_S = 0.5
+_CONNECT_LIMIT_S = 10.0
+# Time to wait, at the end, for connections that are still open, such as those of the live updates.
+_CLOSE_LIMIT_S = 0.5
 
 
 @common.examples("dashboard", "dashboard --no-open --port 9301")
@@ -55,9 +55,14 @@ _CLOSE_S = 0.5
     default=0,
     help="Port on 127.0.0.1.  [default: a free one]",
 )
-@click.option("--open/--no-open", "to_open", default=True, help="Open the page in a local browser.")
+@click.option(
+    "--open/--no-open",
+    "opens_browser",
+    default=True,
+    help="Open the page in a local browser.",
+)
 @common.query_options
-def dashboard(port: int, to_open: bool, as_json: bool, socket: Path | None) -> None:
+def dashboard(port: int, opens_browser: bool, as_json: bool, socket: Path | None) -> None:
     """Show the dashboard in a browser, until Ctrl-C.
 
     Serves the page on this machine only, at a url with a token, which it prints. The page shows
@@ -68,13 +73,13 @@ def dashboard(port: int, to_open: bool, as_json: bool, socket: Path | None) -> N
     import asyncio
 
     AdminClient(socket).status()  # raises, with a remedy, if no daemon answers
-    has_desktop = any(map(os.environ.get, _DESKTOP_VARIABLES))
-    to_open = to_open and has_desktop
-    asyncio.run(_serve(tool_socket(socket), port, to_open=to_open, as_json=as_json))
+    has_desktop = any(os.environ.get(name) for name in _DESKTOP_VARIABLES)
+    opens_browser = opens_browser and has_desktop
+    asyncio.run(_serve(tool_socket(socket), port, opens_browser=opens_browser, as_json=as_json))
 
 
-async def _serve(socket: Path, port: int, *, to_open: bool, as_json: bool) -> None:
-    """Serve the dashboard until Ctrl-C; print its url, and open it in a browser if `to_open`."""
+async def _serve(socket: Path, port: int, *, opens_browser: bool, as_json: bool) -> None:
+    """Serve the dashboard until Ctrl-C; print its url, and open it if `opens_browser`."""
     import asyncio
 
     async with _bridge(socket, port) as url:
@@ -82,17 +87,27 @@ async def _serve(socket: Path, port: int, *, to_open: bool, as_json: bool) -> No
             common.print_json({"url": url, "socket": str(socket)})
         else:
             click.echo(f"Dashboard of {socket}:\n\n    {url}\n\nPress Ctrl-C to stop.")
-        # The browser opens a file that leads to the url. The url itself would be on the browser's
-        # command line, which every user can read, and would show the token.
         with TemporaryDirectory(prefix="shardcache-dashboard-") as folder:
-            if to_open:
-                import webbrowser
-
-                head = "<!doctype html><title>shardcache</title>"
-                page = Path(folder) / "dashboard.html"
-                page.write_text(f'{head}<meta http-equiv="refresh" content="0; url={url}">')
-                await asyncio.to_thread(webbrowser.open, page.as_uri())
+            if opens_browser:
+                await _open_browser(url, Path(folder))
             await asyncio.Event().wait()  # until Ctrl-C
+
+
+async def _open_browser(url: str, folder: Path) -> None:
+    """Open a file in a browser that leads to the url.
+
+    The url itself would be on the browser's command line, which every user can read, and would show
+    the token.
+    """
+    import asyncio
+    import webbrowser
+
+    page = folder / "dashboard.html"
+    page.write_text(
+        "<!doctype html><title>shardcache</title>"
+        f'<meta http-equiv="refresh" content="0; url={url}">',
+    )
+    await asyncio.to_thread(webbrowser.open, page.as_uri())
 
 
 @asynccontextmanager
@@ -107,20 +122,26 @@ async def _bridge(socket: Path, port: int) -> AsyncIterator[str]:
     token = secrets.token_urlsafe(_TOKEN_BYTES)
     connector = aiohttp.UnixConnector(str(socket), limit=0)  # 0 allows any number of connections
     # There is no total time limit, since the answer with the live updates never ends.
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_LIMIT_S)
     async with aiohttp.ClientSession(
-        "http://shardcache",
+        "http://shardcache",  # for the header Host only
         connector=connector,
         timeout=timeout,
     ) as daemon:
-        runner = web.AppRunner(_make_app(daemon, token), access_log=None, shutdown_timeout=_CLOSE_S)
+        runner = web.AppRunner(
+            _make_app(daemon, token),
+            access_log=None,
+            shutdown_timeout=_CLOSE_LIMIT_S,
+        )
         await runner.setup()
         try:
             try:
                 await web.TCPSite(runner, _HOST, port).start()
             except OSError as exn:
-                reason = f"cannot listen on {_HOST}:{port}: {exn.strerror}"
-                raise ConfigError(reason, remedy="choose another --port") from exn
+                raise ConfigError(
+                    f"cannot listen on {_HOST}:{port}: {exn.strerror}",
+                    remedy="choose another --port",
+                ) from exn
             _, bound_port = runner.addresses[0]
             # The token is in the url's fragment, which browsers never send. The page reads the
             # token there, and sends it in a header.
@@ -130,13 +151,18 @@ async def _bridge(socket: Path, port: int) -> AsyncIterator[str]:
 
 
 def _make_app(daemon: aiohttp.ClientSession, token: str) -> web.Application:
-    """Return the application that passes the dashboard's requests on to the daemon."""
+    """Return the application that passes the dashboard's requests on to the daemon.
+
+    Args:
+        daemon: session for requests to the daemon.
+        token: token that requests for the live updates must carry.
+    """
     from aiohttp import web
 
     expected = f"Bearer {token}".encode()
 
     async def live(request: web.Request) -> web.StreamResponse:
-        """Stream the live updates, which need the token.
+        """Stream the live updates if the request carries the token.
 
         The page itself needs no token, as it has no data.
         """
@@ -156,12 +182,13 @@ def _make_app(daemon: aiohttp.ClientSession, token: str) -> web.Application:
 async def _pass_on(daemon: aiohttp.ClientSession, request: web.Request) -> web.StreamResponse:
     """Stream the daemon's answer to the browser; the status is 502 if no daemon answers.
 
-    If the answer is cut short, so is the browser's connection: browsers cache only whole files.
+    If the daemon's answer breaks off, the browser's connection is aborted, so that the browser does
+    not cache a part of a file as the whole.
     """
     import aiohttp
     from aiohttp import web
 
-    conditions = {}
+    conditions = {}  # headers with which the daemon may answer "not modified"
     if "If-None-Match" in request.headers:
         conditions["If-None-Match"] = request.headers["If-None-Match"]
     response = web.StreamResponse()

@@ -1,7 +1,8 @@
-"""`shardcache probe`: is the daemon started, ready and alive?
+"""`shardcache probe`: checks whether the daemon is started, ready or alive.
 
 The probes are those of Kubernetes: startup, readiness and liveness. The daemon reports its health
-in one word: "ok"; "degraded", its disk has a problem; or "draining", it is stopping.
+in one word, its state: "ok"; "degraded", if its disk has a problem; or "draining", if it is
+stopping.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from shardcache.errors import DaemonError, NoDaemonError
 from shardcache.shared.socket_paths import socket_path
 from shardcache.shared.unix_socket import health
 
-# The health states in which each probe passes. No state depends on an origin.
-PASSES = {
+# The states in which each probe passes. No state depends on an object store.
+PASSING_STATES = {
     # The daemon has started to serve.
     "startup": frozenset({"ok", "degraded"}),
     # The daemon's disk is healthy, and the daemon is not stopping.
@@ -32,18 +33,18 @@ LIMIT_S = 5.0
 # or broken disk still responds.) The value is that of server/process/service_notifier.py.
 HUNG_S = 120.0
 _SECONDS = click.FloatRange(min=0)
-_PAUSE_S = 0.2
+_POLL_S = 0.2
 
 
-def ask(path: Path | None = None, limit_s: float = LIMIT_S) -> dict[str, Any]:
-    """Return the health that the daemon reports.
+def ask_health(path: Path | None = None, limit_s: float = LIMIT_S) -> dict[str, Any]:
+    """Return the health that the daemon reports: its state as `status`, and facts on its `disk`.
 
     Raises NoDaemonError if nothing answers in time, DaemonError if this user may not ask, or
     another program answers.
 
     Args:
         path: path of the daemon's socket; None for the default socket.
-        limit_s: time limit of each step of the exchange.
+        limit_s: time limit for connecting, for sending and for each read.
     """
     where = socket_path(path)
     try:
@@ -61,18 +62,20 @@ def ask(path: Path | None = None, limit_s: float = LIMIT_S) -> dict[str, Any]:
         ) from None
 
 
-def passes(what: str, reported: dict[str, Any]) -> bool:
-    """Return True if a daemon with this health passes the probe `what`, one of `PASSES`."""
-    if reported["status"] not in PASSES[what]:
+def passes(probe_name: str, reported: dict[str, Any]) -> bool:
+    """Return True if a daemon with this health passes a probe, one of `PASSING_STATES`."""
+    if reported["status"] not in PASSING_STATES[probe_name]:
         return False
-    is_disk_hung = reported.get("disk", {}).get("silent_s", 0.0) > HUNG_S
-    fails_live = what == "live" and is_disk_hung
-    return not fails_live
+    if probe_name != "live":
+        return True
+    disk = reported.get("disk", {})
+    is_disk_hung: bool = disk.get("silent_s", 0.0) > HUNG_S
+    return not is_disk_hung
 
 
 @common.examples("probe ready --wait-s 60", "probe live")
 @click.command()
-@click.argument("what", type=click.Choice(list(PASSES)))
+@click.argument("probe_name", type=click.Choice(list(PASSING_STATES)))
 @click.option(
     "--timeout-s",
     type=_SECONDS,
@@ -87,42 +90,48 @@ def passes(what: str, reported: dict[str, Any]) -> bool:
     help="Keep asking for this many seconds, until the probe passes.  [default: ask once]",
 )
 @common.query_options
-def probe(what: str, timeout_s: float, wait_s: float, as_json: bool, socket: Path | None) -> None:
+def probe(
+    probe_name: str,
+    timeout_s: float,
+    wait_s: float,
+    as_json: bool,
+    socket: Path | None,
+) -> None:
     """Exit 0 if the daemon passes the probe, 1 if it does not, 3 if no daemon answers.
 
     startup passes once the daemon has started to serve; ready, while its disk is healthy and it is
     not stopping; live, while it answers and its disk does not hang. No probe depends on an object
     store.
     """
-    reported = _ask_until(what, socket, timeout_s, time.monotonic() + wait_s)
+    reported = _ask_until(probe_name, socket, timeout_s, time.monotonic() + wait_s)
     if as_json:
         common.print_json(reported)
     else:
         click.echo(reported["status"])
-    if not passes(what, reported):
+    if not passes(probe_name, reported):
         common.fail()
 
 
 def _ask_until(
-    what: str,
+    probe_name: str,
     socket: Path | None,
     timeout_s: float,
     deadline_s: float,
 ) -> dict[str, Any]:
     """Return the first answer that passes the probe, or else the answer at the deadline.
 
-    At the deadline, raises as `ask` does.
+    At the deadline, raises as `ask_health` does.
 
     Args:
-        what: the probe, a key of `PASSES`.
+        probe_name: the probe, a key of `PASSING_STATES`.
         socket: path of the daemon's socket; None for the default socket.
-        timeout_s: time limit of each step of asking.
+        timeout_s: the `limit_s` of `ask_health`.
         deadline_s: time of the monotonic clock until which to keep asking.
     """
     while time.monotonic() < deadline_s:
         with suppress(NoDaemonError):
-            reported = ask(socket, timeout_s)
-            if passes(what, reported):
+            reported = ask_health(socket, timeout_s)
+            if passes(probe_name, reported):
                 return reported
-        time.sleep(_PAUSE_S)  # the daemon is polled, since nothing signals its start
-    return ask(socket, timeout_s)
+        time.sleep(_POLL_S)  # the daemon is polled, since nothing signals its start
+    return ask_health(socket, timeout_s)

@@ -1,7 +1,7 @@
-"""`shardcache status` and `shardcache top`: the daemon's status page, once and live.
+"""`shardcache status` and `shardcache top`: the daemon's status, once and live.
 
-The status page is a JSON object that the daemon returns. `status_text` draws it, and `top_screen`
-shows it at an interval.
+The daemon returns its status as a JSON object, the status page. `status_text` makes text of it, and
+`top_screen` shows the text at an interval.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def status(as_json: bool, socket: Path | None) -> None:
     if as_json:
         common.print_json(page)
     else:
-        from shardcache.cli.monitoring.moment import Moment
+        from shardcache.cli.monitoring.status_frame import StatusFrame
         from shardcache.cli.monitoring.status_text import draw
 
         console = common.make_console()
-        console.print(draw(Moment(page), console.width))
+        console.print(draw(StatusFrame(page), console.width))
 
 
 @common.examples("top", "top --once --interval 5")
@@ -54,6 +54,6 @@ def top(interval_s: float, once: bool, as_json: bool, socket: Path | None) -> No
     """
     import asyncio
 
-    from shardcache.cli.monitoring.top_screen import show_node
+    from shardcache.cli.monitoring.top_screen import show_daemon
 
-    asyncio.run(show_node(socket, interval_s, once=once, as_json=as_json))
+    asyncio.run(show_daemon(socket, interval_s, once=once, as_json=as_json))

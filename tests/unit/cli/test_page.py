@@ -9,8 +9,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from shardcache.cli.monitoring.moment import Moment, rates_between
-from shardcache.cli.monitoring.status_text import ahead, draw
+from shardcache.cli.monitoring.status_frame import StatusFrame, rates_between
+from shardcache.cli.monitoring.status_text import draw, time_ahead
 from shardcache.errors import NoDaemonError
 
 Page = dict[str, Any]
@@ -40,19 +40,19 @@ def page(uptime_s: float = 100.0, pid: int = 42, **changes: Any) -> Page:
     return head | changes | {"counters": dict.fromkeys(COUNTERS, 0) | changes.get("counters", {})}
 
 
-def drawn(page: Page | Moment, width: int = 200, height: int | None = None) -> list[str]:
+def drawn(page: Page | StatusFrame, width: int = 200, height: int | None = None) -> list[str]:
     console = Console(file=io.StringIO(), width=width)
-    console.print(draw(page if isinstance(page, Moment) else Moment(page), width, height))
+    console.print(draw(page if isinstance(page, StatusFrame) else StatusFrame(page), width, height))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 
 
-def lines(page: Page | Moment, width: int = 200, height: int | None = None) -> list[str]:
+def lines(page: Page | StatusFrame, width: int = 200, height: int | None = None) -> list[str]:
     """Return the lines of a page, with single spaces."""
     return [" ".join(line.split()) for line in drawn(page, width, height)]
 
 
-def line(prefix: str, page: Page | Moment, width: int = 200) -> str:
+def line(prefix: str, page: Page | StatusFrame, width: int = 200) -> str:
     """Return the line that begins with `prefix`; an empty string if there is none."""
     return next((line for line in lines(page, width) if line.startswith(prefix)), "")
 
@@ -121,7 +121,7 @@ def test_rates_come_before_totals() -> None:
     counters = {"origin_bytes": 10**12, "origin_requests": 8, "hits": 90, "misses": 10}
     former = page(98.0, counters=counters | {"origin_bytes": 10**12 - 10**9, "origin_requests": 0, "hits": 70})
     now = page(100.0, counters=counters)
-    moment = Moment(now, rates_between(former, now))
+    moment = StatusFrame(now, rates_between(former, now))
     assert line("origin", moment) == "origin 500.0 MB/s · 4.0 requests/s · 1.0 TB in 8 requests since start"
     assert line("leases", moment) == "leases 10.0/s · 90 hits (90%) · 10 misses"
 
@@ -164,7 +164,7 @@ def test_savings_scrub_and_pins_are_shown_where_there_are_any() -> None:
 
 def test_last_page_stays_while_the_daemon_is_away() -> None:
     """A line says why there is none newer; as JSON it is the error."""
-    lost = Moment(page(jobs=[job()]), trouble=NoDaemonError("no daemon listens at the socket", url="/run/s.sock"))
+    lost = StatusFrame(page(jobs=[job()]), error=NoDaemonError("no daemon listens at the socket", url="/run/s.sock"))
     assert line("daemon", lost) == "daemon no daemon listens at the socket; retrying"
     assert line("resnet", lost)
     assert lost.to_json()["error"]["code"] == "no_daemon"
@@ -178,7 +178,7 @@ def test_job_row_shows_progress_pace_and_waiting() -> None:
     waited = {"network_s": 2.5, "disk_s": 0.5, "space_s": 0.0}
     waiting = job(ahead_s=0.0, waited_s=3.0, waited=waited, waiting=1, waiting_for="downloading from the object store")
     now = page(100.0, jobs=[waiting])
-    row = line("resnet", Moment(now, rates_between(page(98.0, jobs=[job(waited_s=2.0)]), now)))
+    row = line("resnet", StatusFrame(now, rates_between(page(98.0, jobs=[job(waited_s=2.0)]), now)))
     assert row.startswith("resnet root 2 ━")
     assert " 40 of 100 2 0 s 25% " in row
     assert row.endswith(" 3.0 s: network 2.5 s, disk 500 ms 1 reader: downloading from the object store")
@@ -198,7 +198,7 @@ def test_job_row_shows_progress_pace_and_waiting() -> None:
 )
 def test_colour_shows_how_far_ahead_a_job_is(facts: Page, text: str, colour: str) -> None:
     """Red where readers wait and nothing is cached, yellow where that is near, green else."""
-    found = ahead(job(**facts))
+    found = time_ahead(job(**facts))
     assert (found.plain, found.style) == (text, colour)
 
 
@@ -212,7 +212,7 @@ def test_waiting_job_shows_for_how_long_and_its_share() -> None:
 
 def test_job_without_a_plan_has_nothing_cached() -> None:
     """It has just connected."""
-    found = ahead(job(ahead_s=None, shards_planned=0))
+    found = time_ahead(job(ahead_s=None, shards_planned=0))
     assert (found.plain, found.style) == ("no plan yet", "dim")
 
 

@@ -49,7 +49,7 @@ def answering(path: Path, *texts: str) -> Iterator[None]:
 def test_each_probe_passes_what_it_is_for(path: Path, status: str, passed: set[str]) -> None:
     """A bad disk and an end in good order are no reason to restart a daemon; only one that is well is ready."""
     with answering(path, *[json.dumps({"status": status})] * 3):
-        outcomes = {what: shardcache("probe", what) for what in probing.PASSES}
+        outcomes = {what: shardcache("probe", what) for what in probing.PASSING_STATES}
     assert {what for what, outcome in outcomes.items() if outcome.code == 0} == passed
     assert {outcome.out.strip() for outcome in outcomes.values()} == {status}
 
@@ -87,7 +87,7 @@ def test_an_answer_of_no_daemon_is_an_error(path: Path) -> None:
         listener.bind(str(path))
         listener.listen()
         with pytest.raises(NoDaemonError, match="no answer within"):
-            probing.ask(limit_s=0.05)
+            probing.ask_health(limit_s=0.05)
     path.unlink()
     with answering(path, "hello"), pytest.raises(DaemonError, match="not a shardcache daemon"):
-        probing.ask()
+        probing.ask_health()
