@@ -1,9 +1,10 @@
-"""Simulation of `shuffle="global"`: samples that are read by their ranges of the shards.
+"""Simulation of `shuffle="global"`: samples that are read by their ranges in the shards.
 
 `simulate` uses this module with --global-shuffle. All samples are permuted, so that a rank reads
-single samples from everywhere. A node's cache then holds parts, ranges of an object that are
-fetched as a unit; if most parts of an object are wanted, the whole object is fetched. A rank asks
-for its next samples ahead of time, within a budget of cache space.
+single samples from everywhere. A node's cache then holds parts of an object, pieces of a fixed size
+that are fetched as a unit; if most parts of an object are wanted, the whole object is fetched. A
+rank asks for its next samples ahead of time, within a budget of cache space. The client's deal
+assigns the samples of an epoch to ranks; a share is what one rank gets.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class _SampleRange(NamedTuple):
     Attributes:
         shard: number of the shard.
         start: offset of the sample's first byte.
-        stop: offset of the byte after its last.
+        stop: offset of the byte after the sample's last.
     """
 
     shard: int
@@ -48,7 +49,7 @@ class _SampleRange(NamedTuple):
 class SamplePositions:
     """Ranges of a dataset's samples in its shards, from the sample table next to the index file.
 
-    The ranges have the order of the file, and take 16 bytes of memory per sample.
+    The ranges take 16 bytes of memory per sample.
 
     Args:
         sizes: size of each shard in bytes.
@@ -72,12 +73,13 @@ class SamplePositions:
         from shardcache.shared.urls.url_names import beside_index
         from shardcache.tarindex.contents import SUFFIX
 
+        # The table is a tar archive, in which each file is a row as JSON.
         table = Path(beside_index(str(index), SUFFIX))
         positions = cls(manifest.shards.sizes)
         try:
-            with tarfile.open(table) as rows:
-                for member in rows:
-                    file = rows.extractfile(member)
+            with tarfile.open(table) as archive:
+                for member in archive:
+                    file = archive.extractfile(member)
                     if file is not None:
                         positions._add_row(json.load(file))
         except (OSError, tarfile.TarError, KeyError, TypeError, ValueError, IndexError) as exn:
@@ -86,7 +88,8 @@ class SamplePositions:
                 url=str(table),
                 remedy=_REMEDY,
             ) from None
-        if [len(starts) for starts in positions._starts] != list(manifest.counts or ()):
+        counts = [len(starts) for starts in positions._starts]
+        if counts != list(manifest.counts or ()):
             raise ConfigError(
                 "the table of samples does not match the index file",
                 url=str(table),
@@ -101,10 +104,13 @@ class SamplePositions:
     @property
     def all_bytes(self) -> int:
         """Size of all samples together."""
-        return sum(map(sum, self._stops)) - sum(map(sum, self._starts))
+        total = 0
+        for starts, stops in zip(self._starts, self._stops, strict=True):
+            total += sum(stops) - sum(starts)
+        return total
 
     def _add_row(self, row: dict[str, Any]) -> None:
-        """Add the samples of one row of the table, which lists some samples of one shard."""
+        """Add the samples of a row of the table, which lists some samples of one shard in order."""
         from shardcache.tarindex.spans import RowSpans
 
         shard = row["shard"]
@@ -119,11 +125,11 @@ class SamplePositions:
 
 @dataclass(slots=True)
 class _AheadBudget:
-    """Space in a node's cache for ranges that its readers have asked for and do not need yet.
+    """Space in a node's cache for ranges that its readers have asked for and not read yet.
 
     Attributes:
         limit_bytes: size of the space.
-        taken_bytes: size of the ranges that are in it.
+        taken_bytes: size of these ranges.
     """
 
     limit_bytes: int
@@ -138,7 +144,7 @@ class _SampleReader:
         ranges: ranges of the samples, in the order in which they are read.
         idle_steps: number of steps to wait before the first sample.
         budget: the budget that all readers of the node share.
-        max_asked: maximum number of samples that are asked for and not yet read.
+        max_asked: maximum number of samples that are asked for and not read yet.
     """
 
     def __init__(
@@ -171,7 +177,7 @@ class _SampleReader:
         return True
 
     def _ask_ahead(self) -> None:
-        """Ask for the next samples: for at least one sample, even if the budget is used up."""
+        """Ask for the next samples within the budget, but always for one at least."""
         while self._next_range is not None and len(self._asked) < self._max_asked:
             if self._asked and self._budget.taken_bytes >= self._budget.limit_bytes:
                 return
@@ -204,10 +210,11 @@ class SampleSimulation:
         from shardcache.store.space import footprint_bytes, typical_sidecar_bytes
 
         self._run = run
-        self._samples = run.manifest.samples or 0  # never None for the manifest of an index file
+        # It is never None for the manifest of an index file.
+        self._sample_count = run.manifest.samples or 0
         self._positions = positions
         self._rules = PartRules(
-            capacity_bytes=run.disk,
+            capacity_bytes=run.disk_bytes,
             part_bytes=part_bytes,
             max_share=whole_from_percent / 100,
             reserved_bytes=footprint_bytes,
@@ -227,17 +234,19 @@ class SampleSimulation:
         run = self._run
         cache = PartReplay(run.manifest.shards.sizes, self._rules)
         budget = _AheadBudget(self._rules.capacity_bytes // AHEAD_DIVISOR)
-        # The client asks for the samples of the batch being read, and of the next batches.
+        # A rank asks for the samples of the batch that it reads, and of the next batches.
         max_asked = min(MAX_ASKED, (1 + RUNS_AHEAD) * run.batch_size)
         readers = []
         for job in range(run.jobs):
             # Unless they run together, the jobs start at equal intervals within an epoch.
-            idle_steps = 0 if run.together else job * self._epoch_samples // run.jobs
+            idle_steps = 0
+            if not run.start_together:
+                idle_steps = job * self._samples_per_epoch // run.jobs
             for rank in self._ranks_of(node):
                 ranges = self._ranges(job, rank)
                 readers.append(_SampleReader(cache, ranges, idle_steps, budget, max_asked))
 
-        # All readers go one step at a time, and drop out when they have read all of their samples.
+        # All readers go one step at a time, and drop out once they have read all of their samples.
         while readers:
             readers = [reader for reader in readers if reader.step()]
         return cache
@@ -245,12 +254,13 @@ class SampleSimulation:
     def first_batch_bytes(self, node: int) -> int:
         """Return the bytes that a node receives until each rank of the first job has a batch."""
         run = self._run
-        # So early, no object is fetched as a whole; only the parts with these samples are fetched.
+        # No object is fetched whole yet: only the parts with these samples are fetched.
         rules = replace(self._rules, max_share=1.0)
         cache = PartReplay(run.manifest.shards.sizes, rules)
         for rank in self._ranks_of(node):
             for sample_range in islice(self._ranges(0, rank), run.batch_size):
-                cache.read(cache.ask(*sample_range))
+                asked = cache.ask(*sample_range)
+                cache.read(asked)
         return cache.store_bytes
 
     def forecast(self, line_bytes_per_s: int, table: OriginTable) -> Json:
@@ -268,8 +278,8 @@ class SampleSimulation:
         misses = sum(cache.misses for cache in caches)
         store_bytes = sum(cache.store_bytes for cache in caches)
         requests = sum(cache.requests for cache in caches)
-        # Without a cache, each read fetches its sample: a mean number of bytes per read.
-        uncached_bytes = self._positions.all_bytes * reads // self._samples
+        # Without a cache, each read fetches its sample, whose size is the mean of all samples.
+        uncached_bytes = self._positions.all_bytes * reads // self._sample_count
         first_batch_bytes = max(map(self.first_batch_bytes, range(run.nodes)))
         return {
             "policies": {
@@ -282,13 +292,13 @@ class SampleSimulation:
         }
 
     def _ranks_of(self, node: int) -> range:
-        """Return the numbers of a node's ranks, which are counted through all nodes."""
+        """Return the numbers of a node's ranks, which are numbered node by node."""
         return range(node * self._run.ranks, (node + 1) * self._run.ranks)
 
     @property
-    def _epoch_samples(self) -> int:
+    def _samples_per_epoch(self) -> int:
         """Number of samples of a rank in an epoch."""
-        return self._samples // (self._run.nodes * self._run.ranks)
+        return self._sample_count // (self._run.nodes * self._run.ranks)
 
     def _ranges(self, job: int, rank: int) -> Iterator[_SampleRange]:
         """Yield the ranges of a rank's samples in all epochs, in the order of the dataset."""
@@ -312,7 +322,7 @@ class SampleSimulation:
 
 
 def _figures(hit_share: float, store_bytes: int, requests: int, table: OriginTable) -> Json:
-    """Return the figures of one policy for a cluster without a tier.
+    """Return the figures of one policy, with the fields of `SimulatedRun.figures`.
 
     Args:
         hit_share: share of the reads that needed no fetch.

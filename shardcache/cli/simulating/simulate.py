@@ -1,4 +1,4 @@
-"""`shardcache simulate`: fetches of a training run, in the real order, by the real schedule.
+"""`shardcache simulate`: computes what a training run would fetch, without its data.
 
 `SimulatedRun` computes the fetches of whole shards, and `SampleSimulation` those of single samples
 (--global-shuffle). A policy is a way in which a node's cache decides what to fetch and evict. The
@@ -25,32 +25,12 @@ if TYPE_CHECKING:
 
 _COUNT = click.IntRange(1)
 _WORKERS_HELP = "Worker processes per rank; all of them visit the same shards. 1 for threads."
-# Formats of the forecast's figures; all others are sizes in bytes.
+# Functions that format the figures of a policy; figures that are not here are sizes in bytes.
 _FORMATS: dict[str, Any] = {
     "hits": "{:.1%}".format,
     "requests": "{:,}".format,
     "cost": "{:,.2f}".format,
 }
-
-
-def _manifest(index: Path) -> Manifest:
-    """Read an index file. Raises ConfigError unless it has each shard's size and sample count."""
-    from shardcache.shared.lists import shardlist
-    from shardcache.shared.lists.shard_columns import Shards
-    from shardcache_client.order.shards.manifest import Manifest
-
-    try:
-        manifest = Manifest(Shards.of_columns(shardlist.read(index.read_bytes())))
-        lacks_sizes = -1 in manifest.shards.sizes  # -1 stands for an unknown size
-        if not manifest.samples or lacks_sizes:
-            raise ValueError("it has no samples, or no sample counts or sizes")
-    except (OSError, ValueError) as exn:
-        raise ConfigError(
-            f"cannot simulate with this index: {exn}",
-            url=str(index),
-            remedy="write it with: shardcache index URL... -o FILE",
-        ) from None
-    return manifest
 
 
 def _checked_picture(
@@ -69,19 +49,6 @@ def _checked_picture(
     return picture
 
 
-def _draw(run: SimulatedRun, file: Path) -> None:
-    """Write the drawing of a run's hit rates to a file. Raises ConfigError."""
-    picture = run.picture()
-    try:
-        file.write_text(picture)
-    except OSError as exn:
-        raise ConfigError(
-            f"cannot write the picture ({exn.strerror})",
-            url=str(file),
-            remedy="name a file that this user may write",
-        ) from exn
-
-
 @common.examples(
     "simulate index.json --disk 500GB --nodes 4",
     "simulate index.json --disk 2TB --tier --picture hits.svg",
@@ -90,6 +57,7 @@ def _draw(run: SimulatedRun, file: Path) -> None:
 @click.argument("index", type=click.Path(path_type=Path))
 @click.option(
     "--disk",
+    "disk_bytes",
     type=common.parse_size,
     required=True,
     metavar="SIZE",
@@ -107,11 +75,13 @@ def _draw(run: SimulatedRun, file: Path) -> None:
 )
 @click.option(
     "--together",
+    "start_together",
     is_flag=True,
     help="Start all jobs at the same time, instead of spread evenly over an epoch.",
 )
 @click.option(
     "--tier",
+    "has_tier",
     is_flag=True,
     help="Simulate a tier: together, the nodes' disks hold each shard once.",
 )
@@ -184,30 +154,60 @@ def simulate(
     With --global-shuffle, samples are read one by one, and hits are reads of samples. This needs
     the table of samples beside the index file.
     """
-    window = shuffle_window if shuffle else 0
-    run = SimulatedRun(manifest=_manifest(index), shuffle=shuffle, window=window, **options)
+    run = SimulatedRun(
+        manifest=_read_manifest(index),
+        is_shuffled=shuffle,
+        window=shuffle_window if shuffle else 0,
+        **options,  # they have the names of the fields
+    )
     if global_shuffle:
-        _check_global(run, picture)
+        _check_global_options(run, picture)
         forecast = _forecast_of_samples(
             run, index, line_bytes_per_s, range_part_size, whole_from_percent
         )
     else:
         forecast = _forecast(run, line_bytes_per_s)
     if picture is not None:
-        _draw(run, picture)
+        _write_picture(run, picture)
     if as_json:
         common.print_json(forecast)
     else:
-        _print_forecast(forecast, has_tier=run.tier)
+        _print_forecast(forecast, has_tier=run.has_tier)
 
 
-def _check_global(run: SimulatedRun, picture: Path | None) -> None:
-    """Raise UsageError for options that a permutation of all samples does not have."""
-    if not run.shuffle or run.canonical_nodes > 1:
+def _read_manifest(index: Path) -> Manifest:
+    """Read an index file. Raises ConfigError unless it has each shard's size and sample count."""
+    from shardcache.shared.lists import shardlist
+    from shardcache.shared.lists.shard_columns import Shards
+    from shardcache_client.order.shards.manifest import Manifest
+
+    try:
+        columns = shardlist.read(index.read_bytes())
+        manifest = Manifest(Shards.of_columns(columns))
+        lacks_sizes = -1 in manifest.shards.sizes  # -1 stands for an unknown size
+        if not manifest.samples or lacks_sizes:
+            raise ValueError("it has no samples, or no sample counts or sizes")
+    except (OSError, ValueError) as exn:
+        raise ConfigError(
+            f"cannot simulate with this index: {exn}",
+            url=str(index),
+            remedy="write it with: shardcache index URL... -o FILE",
+        ) from None
+    return manifest
+
+
+def _check_global_options(run: SimulatedRun, picture: Path | None) -> None:
+    """Raise UsageError for options that contradict --global-shuffle, or are not simulated with it.
+
+    Args:
+        run: the run.
+        picture: the value of --picture.
+    """
+    if not run.is_shuffled or run.canonical_nodes > 1:
         raise click.UsageError(
             "--global-shuffle permutes all samples: omit --no-shuffle and --canonical-nodes",
         )
-    if run.tier or picture is not None:
+    if run.has_tier or picture is not None:
         raise click.UsageError("--tier and --picture do not simulate --global-shuffle: omit them")
 
 
@@ -231,7 +231,7 @@ def _forecast_of_samples(
     from shardcache.config.origin_table import table_of
     from shardcache.config.settings import Settings
 
-    settings = Settings.load({})  # without flags: from environment and config file
+    settings = Settings.load({})  # from environment and config file
     simulation = SampleSimulation(
         run,
         SamplePositions.read(index, run.manifest),
@@ -249,35 +249,54 @@ def _forecast(run: SimulatedRun, line_bytes_per_s: int) -> Json:
         run: the run.
         line_bytes_per_s: bandwidth of each node's network.
     """
-    all_reads = 0
+    read_count = 0
     disk_bytes = 0
     first_batch_s = 0.0
-    fetched = {name: Counter[str]() for name in POLICIES}
+    # For each policy, the number of fetches of each shard by all nodes.
+    fetched = {policy: Counter[str]() for policy in POLICIES}
     for node in range(run.nodes):
         reads = run.reads(node)
-        fetched_by_policy, used_bytes = run.fetches(reads, run.disk)
-        for name, shards in fetched_by_policy.items():
-            fetched[name].update(shards)
-        all_reads += run.process_reads(reads)
-        disk_bytes = max(disk_bytes, used_bytes)
+        fetched_by_policy, peak_bytes = run.fetches(reads, run.disk_bytes)
+        for policy, shards in fetched_by_policy.items():
+            fetched[policy].update(shards)
+        read_count += run.process_reads(reads)
+        disk_bytes = max(disk_bytes, peak_bytes)
         first_batch_s = max(first_batch_s, run.first_batch_bytes(reads) / line_bytes_per_s)
-    policies = {name: run.figures(name, shards, all_reads) for name, shards in fetched.items()}
+    tier_disk_bytes = 0
+    if run.has_tier:
+        tier_disk_bytes = sum(run.manifest.shards.sizes) // run.nodes
     return {
-        "policies": policies,
+        "policies": {
+            policy: run.figures(policy, counts, read_count) for policy, counts in fetched.items()
+        },
         "disk_bytes": disk_bytes,
-        "tier_disk_bytes": sum(run.manifest.shards.sizes) // run.nodes if run.tier else 0,
+        "tier_disk_bytes": tier_disk_bytes,
         "first_batch_s": first_batch_s,
     }
 
 
+def _write_picture(run: SimulatedRun, file: Path) -> None:
+    """Write the drawing of a run's hit rates to a file. Raises ConfigError."""
+    picture = run.picture()
+    try:
+        file.write_text(picture)
+    except OSError as exn:
+        raise ConfigError(
+            f"cannot write the picture ({exn.strerror})",
+            url=str(file),
+            remedy="name a file that this user may write",
+        ) from exn
+
+
 def _print_forecast(forecast: Json, *, has_tier: bool) -> None:
+    """Print a table with a row per figure and a column per policy, and the needs of a node."""
     policies = forecast["policies"]
     rows = []
-    for key in policies["shardcache"]:
-        values = [figures[key] for figures in policies.values()]
+    for name in policies["shardcache"]:
+        values = [figures[name] for figures in policies.values()]
         if any(values):
-            as_text = _FORMATS.get(key, size)
-            rows.append([key.replace("_", " "), *map(as_text, values)])
+            as_text = _FORMATS.get(name, size)
+            rows.append([name.replace("_", " "), *map(as_text, values)])
     common.print_table(["", *policies], rows, tuple(policies))
     disk = size(forecast["disk_bytes"])
     if has_tier:
