@@ -188,7 +188,9 @@ class ItemMaker:
             elif self.substitutes is not None:
                 yield self._substitute(self.substitutes(place))
 
-    def placed(self, first: int, reads: Iterable[ReadResult], bad: BadCounts) -> Iterator[Placed]:
+    def placed_items(
+        self, first: int, reads: Iterable[ReadResult], bad: BadCounts
+    ) -> Iterator[Placed]:
         """Yield the items with their places, without substitutes. See `items`."""
         # Each place before an item has either yielded an item or is counted in `bad`.
         for yielded, item in enumerate(self.items(first, reads, bad)):

@@ -79,7 +79,7 @@ class RankBatches(RankWork):
 
     @property
     def samples(self) -> int:
-        """Number of samples."""
+        """Number of samples in all batches, including a last short batch."""
         return max(0, len(self._order) - self._passed)
 
     @cached_property

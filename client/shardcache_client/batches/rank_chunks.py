@@ -96,7 +96,7 @@ class RankChunks(RankWork):
     Args:
         reading: means of reading the dataset.
         resume: position from which the epoch is read.
-        reader: the reader.
+        reader: the rank or worker that reads.
         size: number of places of a chunk.
 
     Attributes:
@@ -263,7 +263,7 @@ class RankChunks(RankWork):
                 self._reader.rank, self._epoch, tried, first_error, is_filtered=is_filtered
             )
 
-    def placed(self, bad: BadCounts, steps: deque[StepPlace]) -> Generator[Placed]:
+    def placed_items(self, bad: BadCounts, steps: deque[StepPlace]) -> Generator[Placed]:
         """Yield the items one by one, each as soon as it is read.
 
         Args:
@@ -303,7 +303,7 @@ class RankChunks(RankWork):
             maker = self._item_maker(skips)
             reads = with_checks(places_reader.reads(self._start_place, end))
             try:
-                for placed in maker.placed(self._start_place, reads, bad):
+                for placed in maker.placed_items(self._start_place, reads, bad):
                     last_good = Spot(placed.place, _current_share(steps))
                     yield placed
             except StoppedError:
@@ -322,7 +322,7 @@ class ChunkMaker(Maker):
 
     def items_of(self, raw: RawBatch, bad: BadCounts) -> Iterator[Placed]:
         """Yield the items of a chunk, with their places."""
-        return self._item_maker.placed(raw.first, raw.reads, bad)
+        return self._item_maker.placed_items(raw.first, raw.reads, bad)
 
     def gather(self, items: list[Placed], raw: RawBatch) -> Chunk:
         """Return the chunk with these items."""

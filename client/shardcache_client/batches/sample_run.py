@@ -57,7 +57,6 @@ class SampleRun:
 
     Attributes:
         topology: the reader.
-        read: True from the moment at which the last sample is yielded.
     """
 
     counted = True  # samples are dealt to readers, not whole shards; see `StageRun`
@@ -72,17 +71,17 @@ class SampleRun:
     ) -> None:
         part = start.part
         self.topology = reader
-        self.read = False
+        self._is_read = False  # True from the moment at which the last sample is yielded
         self._reading = reading
         self._progress = start.progress
         self._rank = Topology(reader.rank, reader.world_size)
         self._form = form
         self._asked_size = asked_size
         self._was_read = start.is_read
-        # With `even=None`, ranks may have different numbers of samples: bad samples are left out.
-        self._has_substitutes = reading.deal.even is not None
         self._bad = BadCounts()
-        # Bad samples that yield no substitute: none, or all.
+        # With `even=None`, ranks may have different numbers of samples. Bad samples are then left
+        # out. Otherwise each is replaced by a substitute, and none is left out.
+        self._has_substitutes = reading.deal.even is not None
         self._left_out = BadCounts() if self._has_substitutes else self._bad
         self._yielded = 0
         self._passed_before = 0  # places after the progress that were passed before this run
@@ -101,7 +100,7 @@ class SampleRun:
         self._batches = RankBatches(
             self._reading, self._progress, self._rank, form, is_read=self._was_read
         )
-        self._total = self._batches.samples
+        self._total = self._batches.samples  # number of samples of this reader after the progress
         if not self._is_whole_rank:
             worker = self.topology.worker
             workers = self.topology.workers
@@ -149,7 +148,7 @@ class SampleRun:
                         # number of samples does not ask for a further sample.
                         self._end(when_read)
                     yield item
-            if not self.read:  # the last samples were left out
+            if not self._is_read:  # the last samples were left out
                 self._end(when_read)
         finally:  # The report is also logged if the user leaves the epoch early.
             bad = self._bad
@@ -193,7 +192,7 @@ class SampleRun:
 
     def _end(self, when_read: Callable[[], object]) -> None:
         """Record that the last sample has been read, and call `when_read`."""
-        self.read = True
+        self._is_read = True
         when_read()
 
     # State.
@@ -223,7 +222,7 @@ class SampleRun:
 
     def _has_ended(self) -> bool:
         """Return True if this reader has nothing left of the epoch."""
-        return self.read or self.samples_left < 1
+        return self._is_read or self.samples_left < 1
 
 
 def samples_of_worker(samples: int, batch_size: int, worker: int, workers: int) -> int:

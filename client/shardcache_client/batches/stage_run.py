@@ -34,9 +34,6 @@ class StageRun:
         reader: the rank, or its worker.
         quota: number of samples that the reader gets; None for all samples of its share.
         is_over: True if nothing was left of the epoch before this run.
-
-    Attributes:
-        read: True once the last item has been yielded.
     """
 
     def __init__(
@@ -49,7 +46,7 @@ class StageRun:
         *,
         is_over: bool = False,
     ) -> None:
-        self.read = False
+        self._is_read = False  # True once the last item has been yielded, or is known to be next
         self._form = form
         self._reader = reader
         self._was_over = is_over
@@ -92,7 +89,7 @@ class StageRun:
         try:
             if not self._was_over:
                 yield from self._items(when_read)
-            if not self.read:
+            if not self._is_read:
                 self._end(when_read)
         finally:  # The report is also logged if the user leaves the epoch early.
             report_skipped(self._epoch.epoch, self._bad.samples, self._bad.lost, repeated=False)
@@ -100,7 +97,7 @@ class StageRun:
     def _items(self, when_read: Callable[[], object]) -> Generator[Any]:
         """Yield the items, and call `when_read` before an item that is known to be the last."""
         epoch = self._epoch
-        with closing(self._chunks.placed(self._bad, epoch.begun_steps)) as samples:
+        with closing(self._chunks.placed_items(self._bad, epoch.begun_steps)) as samples:
             for item in epoch.items(samples):
                 if epoch.is_read:
                     self._end(when_read)
@@ -108,7 +105,7 @@ class StageRun:
 
     def _end(self, when_read: Callable[[], object]) -> None:
         """Record that the last item has been read, and call `when_read`."""
-        self.read = True
+        self._is_read = True
         when_read()
 
     # State.
@@ -119,10 +116,10 @@ class StageRun:
         Args:
             over: True if no reader has anything left of the epoch.
         """
-        ended = self.read or self._was_over
+        ended = self._is_read or self._was_over
         return self._epoch.state(self._epoch.reached, ended=ended, over=over)
 
     @property
     def is_over(self) -> bool:
         """True if the epoch has nothing left on any rank."""
-        return self.read and self._form.ends_together(self._reader)
+        return self._is_read and self._form.ends_together(self._reader)

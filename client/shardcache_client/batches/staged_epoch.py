@@ -68,7 +68,7 @@ class StagedEpoch:
     Args:
         form: facts about the dataset's staged epochs.
         resume: position from which the epoch is read.
-        reader: the reader.
+        reader: the rank or worker that reads.
         places: number of the reader's places; None if it is unknown.
         quota: number of samples that the reader gets in the epoch, not counting bad samples; None
             for all samples of its share.

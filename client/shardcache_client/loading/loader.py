@@ -205,7 +205,7 @@ class ShardLoader(Generic[B_co]):
                 if number == 2:  # the iterator is more than a look at the data
                     self._make_main(iteration, source)
                 bookmark.take(iteration)
-                position.note(end)  # type: ignore[arg-type]
+                position.move_to(end)  # type: ignore[arg-type]
                 # Done before the last batch is yielded: a loop may not ask for another batch.
                 if position.is_read:
                     self._finish(iteration, source)

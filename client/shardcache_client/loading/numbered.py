@@ -43,7 +43,7 @@ class BatchPosition:
     state_form: StateForm
     next: int = 0
     has_gaps: bool = False
-    _ended: bool = field(default=False, init=False)
+    _has_ended: bool = field(default=False, init=False)
 
     def __repr__(self) -> str:
         return f"BatchPosition({self.batches!r}, next={self.next})"
@@ -56,20 +56,20 @@ class BatchPosition:
     @property
     def is_read(self) -> bool:
         """True if there are known to be no more batches."""
-        return self._ended or self.next >= self.batches.count
+        return self._has_ended or self.next >= self.batches.count
 
     @property
     def batches_left(self) -> int:
         """Number of batches that are left."""
         return max(0, self.batches.count - self.next)
 
-    def note(self, number: int) -> None:
-        """Note that the batches before a number are taken."""
+    def move_to(self, number: int) -> None:
+        """Set the next batch, by its number: the batches before it were taken or left out."""
         self.next = number
 
     def end(self) -> None:
         """Note that there are no more batches."""
-        self._ended = True
+        self._has_ended = True
 
     def skip(self, batches: int) -> None:
         """Leave out the next batches."""
@@ -136,7 +136,7 @@ class NumberedBatches:
     def _read(
         self, position: BatchPosition, bad: BadCounts
     ) -> Generator[tuple[Any, int, BatchTimes]]:
-        """Yield the same as `read`, and note the bad samples."""
+        """Yield the same as `read`, and count the bad samples in `bad`."""
         is_over = False
         # This loop turns once, and once more whenever the user skips batches.
         while not is_over and not position.is_read:
@@ -147,12 +147,12 @@ class NumberedBatches:
                     bad.samples += made.skipped
                     bad.lost |= made.lost
                     if made.batch is None:
-                        position.note(number + 1)
+                        position.move_to(number + 1)
                         position.has_gaps = True
                     else:
                         yield made.batch, number + 1, made.times
                     is_over = made.is_last
-                    # The loader has noted this batch in the position, so the next one is due unless
-                    # the user has skipped batches.
+                    # The loader has moved the position past this batch. So the next batch is due,
+                    # unless the user has skipped batches.
                     if is_over or position.next != number + 1:
                         break

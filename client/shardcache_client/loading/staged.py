@@ -7,7 +7,8 @@ and puts the stage's items together to batches. `ShardLoader` reads them.
 - A stage, such as packing, makes items from groups of samples. Without a stage, each sample is an
   item.
 - A place is the number of a sample in the rank's epoch, before any filter or stage.
-- Uncounted shards are read in shares and steps: see `rank_chunks`.
+- Shards are uncounted if their numbers of samples are unknown. They are read in shares and steps:
+  see `rank_chunks`.
 """
 
 from __future__ import annotations
@@ -75,16 +76,16 @@ class StagedPosition:
 
     Args:
         work: the epoch from this position on.
-        form: the form of the stage's items.
+        staged_form: facts about the dataset's staged epochs.
         batch_form: the form of the batches.
         is_read: True if there are no batches left.
     """
 
     def __init__(
-        self, work: StagedWork, form: StagedForm, batch_form: BatchForm, *, is_read: bool
+        self, work: StagedWork, staged_form: StagedForm, batch_form: BatchForm, *, is_read: bool
     ) -> None:
         self.work = work
-        self._form = form
+        self._staged_form = staged_form
         self._batch_form = batch_form
         self._reached = work.resumes_at
         self._is_read = is_read
@@ -99,8 +100,8 @@ class StagedPosition:
 
     @property
     def deal(self) -> Deal:
-        """The deal of the samples."""
-        return self._form.deal
+        """Division of the samples among the ranks."""
+        return self._staged_form.deal
 
     @property
     def is_read(self) -> bool:
@@ -122,10 +123,10 @@ class StagedPosition:
     @property
     def may_wait_for_ranks(self) -> bool:
         """True if the stage waits for other ranks, so that no thread may run it ahead."""
-        return self._form.stage is not None and self.work.task.rank.world_size > 1
+        return self._staged_form.stage is not None and self.work.task.rank.world_size > 1
 
-    def note(self, end: BatchEnd) -> None:
-        """Note that the batch with this end is taken."""
+    def move_to(self, end: BatchEnd) -> None:
+        """Set the position to the end of a batch that was taken."""
         self._reached, self._is_read = end
 
     def end(self) -> None:
@@ -134,7 +135,7 @@ class StagedPosition:
 
     def to_json(self) -> dict[str, Any]:
         """Return the rank's state as a JSON object."""
-        is_over_for_all = self._is_read and self._form.ends_together(self.work.task.rank)
+        is_over_for_all = self._is_read and self._staged_form.ends_together(self.work.task.rank)
         state = self.work.staged_epoch.state(
             self._reached, ended=self._is_read, over=is_over_for_all
         )
@@ -185,8 +186,7 @@ class StagedBatches:
             with closing(batches):
                 yield from batches
         finally:
-            # An epoch that is left early is reported as well. No samples are repeated in the place
-            # of skipped ones here.
+            # An epoch that is left early is reported as well.
             report_skipped(position.epoch, samples.skipped, samples.lost, repeated=False)
 
     def _uncollated_batches(
@@ -201,7 +201,7 @@ class StagedBatches:
         """
         chunks = self._workers.parts(work.task, work.chunks, start=0)
         with closing(chunks):
-            items = work.staged_epoch.items(samples.of(chunks, check))
+            items = work.staged_epoch.items(samples.from_chunks(chunks, check))
             size = self._form.places_per_batch
             while batch := list(islice(items, size)):
                 if len(batch) < size and self._form.drop_last:
@@ -299,7 +299,7 @@ class _ChunkSamples:
         self._work = work
         self._times = _ChunkTimes()
 
-    def of(self, made_chunks: Iterator[MadeBatch], check: Check) -> Iterator[Placed]:
+    def from_chunks(self, made_chunks: Iterator[MadeBatch], check: Check) -> Iterator[Placed]:
         """Yield the samples of chunks.
 
         Args:

@@ -127,7 +127,10 @@ class Workers:
         task: Task,
         numbers: range,
     ) -> Generator[MadeBatch]:
-        """Yield parts that worker processes make, until the end or the choice of threads."""
+        """Yield the parts that worker processes make.
+
+        If threads are chosen in the meantime, the parts end early, and the pool is removed.
+        """
         choice = self._choice
         with closing(pool.parts(task, numbers, is_watched=choice.is_open)) as parts:
             for part in parts:

@@ -17,9 +17,9 @@ _ANY_PREFIX = "*."  # the beginning of a pattern
 _MAX_UNREAD = 1000
 
 
-def common_name(alternatives: str) -> str:
-    """Return the name of all alternatives in samples: "jpg" for "jpg", "jpg;png" and "*.jpg"."""
-    first, _, _ = alternatives.lower().partition(";")
+def common_name(entry: str) -> str:
+    """Return the name that an entry's member has: "jpg" for "jpg", "jpg;png" and "*.jpg"."""
+    first, _, _ = entry.lower().partition(";")
     return first.removeprefix(_ANY_PREFIX)
 
 
@@ -65,8 +65,8 @@ class Members:
             self._add(entry)
         if not self.names:
             raise ConfigError("members is empty", remedy="omit it to get all members")
-        # Without alternatives and patterns, each member has the name of its extension, and samples
-        # need no renaming.
+        # Without alternatives and patterns, each member has the name of its extension: nothing is
+        # dropped or renamed.
         self._are_plain: bool = not self._endings and len(self._exact) == len(self.names)
 
     def _add(self, entry: str) -> None:
@@ -74,13 +74,13 @@ class Members:
         name = common_name(entry)
         if name in self.names:
             raise ConfigError(f"the member {name!r} is named twice")
-        for rank, alternative in enumerate(entry.lower().split(";")):
-            extension = alternative.removeprefix(_ANY_PREFIX)
+        for rank, member in enumerate(entry.lower().split(";")):
+            extension = member.removeprefix(_ANY_PREFIX)
             _check_extension(extension, entry)
-            is_pattern = extension != alternative
+            is_pattern = extension != member
             alternatives = self._endings if is_pattern else self._exact
             if extension in alternatives:
-                raise ConfigError(f"the member {alternative!r} is named twice")
+                raise ConfigError(f"the member {member!r} is named twice")
             alternatives[extension] = _Alternative(name, rank)
         self.names = (*self.names, name)
 

@@ -41,7 +41,7 @@ class RowRuns:
     `check_members` is called before.
 
     Args:
-        tables: index of the shard. The members of a sample lie in the shard in this order.
+        tables: index of the shard. The members of each sample have the order of their offsets.
         decode_rows: decodes whole samples.
         data: the shard's bytes.
         url: url of the shard.
@@ -91,7 +91,7 @@ class RowRuns:
                 return self._cut_one(number, sample)
             first_member = member_ends[number - 1] if number else 0
             end_member = member_ends[number]
-            # A sample without members may be a bad sample, for which `_cut_one` raises.
+            # A sample without members may be a bad sample, for which `_cut_one` raises an error.
             if first_member == end_member:
                 return self._cut_one(number)
             begin = starts[first_member]

@@ -301,7 +301,7 @@ def test_a_handler_decides_about_a_shard_that_fails_midway(socket: Path, folder:
         reading = Reading(ShardDeal(len(PLAN.shards)), form, Pipeline(), sessions, on_error)
         chunks = RankChunks(reading, Resume(Progress()), Topology(), size=1)
         with nullcontext() if handler is ignore_and_continue else pytest.raises(CorruptShardError):
-            found += (sample["__key__"] for _, sample in chunks.placed(BadCounts(), deque()))
+            found += (sample["__key__"] for _, sample in chunks.placed_items(BadCounts(), deque()))
     assert found == KEYS[:4] + (["000100", "000101"] if handler is ignore_and_continue else [])
     assert seen == [4]
 
