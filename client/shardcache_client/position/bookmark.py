@@ -49,7 +49,7 @@ class Bookmark:
         self.terms = Terms()
         self.states: Sequence[SavedState] = ()
         self._loads = 0  # number of times that states were loaded
-        # True in a worker that has loaded states itself, which only its next iteration uses.
+        # True in a worker that has loaded states itself. Only its next iteration uses them.
         self._has_own_states = False
         # The epoch that the user has set in this process, or before it was started; -1 if none.
         self._chosen = -1
@@ -275,10 +275,11 @@ class Bookmark:
             count = self.counter.read()
             if self._loads != count.loads and not self._has_own_states:
                 self._take_trainers_states(count.loads)
-            joined = self._join_pass(iteration, loader, count)
-        iteration.epoch = joined.epoch
-        has_own_states_of_epoch = self._has_own_states and self.states[0].epoch == joined.epoch
-        if joined.is_resuming or has_own_states_of_epoch:
+            joined_pass = self._join_pass(iteration, loader, count)
+        epoch = joined_pass.epoch
+        iteration.epoch = epoch
+        has_own_states_of_epoch = self._has_own_states and self.states[0].epoch == epoch
+        if joined_pass.is_resuming or has_own_states_of_epoch:
             iteration.states = self.states
         if self._has_own_states:
             self.states = ()  # the states were for this iteration alone
@@ -297,19 +298,19 @@ class Bookmark:
             self.terms = self.states[0].terms
 
     def _join_pass(self, iteration: Iteration, loader: int, count: Count) -> Pass:
-        """Return the pass to which a worker's iteration belongs, which begins if it has not yet."""
+        """Return the pass to which a worker's iteration belongs. Begin it if no worker has yet."""
         nth = iteration.number
-        joined = count.pass_to_join(loader, nth, iteration.worker)
-        if joined is None:
-            joined = self._begin_pass(iteration, loader, count)
+        joined_pass = count.pass_to_join(loader, nth, iteration.worker)
+        if joined_pass is None:
+            joined_pass = self._begin_pass(iteration, loader, count)
         else:
-            # A `Pass` does not record whether the user has set its epoch. If it is the epoch that
-            # is set now, the user has.
-            iteration.is_epoch_set = count.chosen == joined.epoch
+            # A `Pass` does not record whether the user has set its epoch. It is assumed so if the
+            # user has set the same epoch by now.
+            iteration.is_epoch_set = count.chosen == joined_pass.epoch
         with self.counter.change() as count:
             count.pass_of(loader, nth).note_joined(iteration.worker)
             count.workers = iteration.workers
-        return joined
+        return joined_pass
 
     def _begin_pass(self, iteration: Iteration, loader: int, count: Count) -> Pass:
         """Begin a pass, as its first worker, and count its epoch."""
@@ -353,10 +354,12 @@ class Bookmark:
 
         # 3. The latest pass read the previous epoch and was ended early: the ranks agree on the
         # epoch that follows. If the pass is another loader's, the user may still read on.
-        last = count.passes[-1] if count.passes else None
-        if last is not None and last.epoch + 1 == count.next and not last.is_read:
-            is_held = last.loader != loader and _is_running(last.pid)
-            return self._epochs.epoch_after(last.epoch, counted_next=count.next, is_held=is_held)
+        last_pass = count.passes[-1] if count.passes else None
+        if last_pass is not None and last_pass.epoch + 1 == count.next and not last_pass.is_read:
+            is_held = last_pass.loader != loader and _is_running(last_pass.pid)
+            return self._epochs.epoch_after(
+                last_pass.epoch, counted_next=count.next, is_held=is_held
+            )
 
         # 4. The pass reads the epoch after those that were read.
         return count.next
@@ -413,7 +416,7 @@ class Bookmark:
         with self.counter.change() as count:
             if not iteration.is_epoch_set:
                 count.next = iteration.epoch + 1
-            # No later iteration resumes from states of this epoch, or of one that is over.
+            # Later iterations do not resume from states of this epoch, or of an epoch that is over.
             if self.states and (self.states[0].epoch == iteration.epoch or self.states[0].over):
                 count.is_resumed = True
 

@@ -54,7 +54,7 @@ class MixtureLoad:
         self._deal_options = deal_options.after(first.mixture.change)
         self._manifest = manifest
         self._ranks = ranks
-        # Identifiers are by whether samples are counted. Those of a mixture always are.
+        # The identifier for counted samples; those of a mixture always are counted.
         self._dataset = deal_options.identities(manifest)[True]
 
         current = self._mixture(self._deal_options, first.epoch)
@@ -183,8 +183,8 @@ def change_of(
     """
     epoch = states[0].epoch
     if saved_mixture.change is not None and epoch < saved_mixture.change.epoch:
-        # The states are of an epoch before the change, which was read again with `set_epoch`. Such
-        # an epoch is read as if the mixture had not been changed.
+        # The user has read an epoch before the change again, with `set_epoch`. It is read as if the
+        # mixture had not been changed.
         saved_mixture = replace(saved_mixture, change=None)
     if not keeps_epoch and _are_read(states, saved_mixture, even, global_batches):
         return saved_mixture.change_at_end(epoch)

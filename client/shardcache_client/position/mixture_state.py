@@ -99,7 +99,7 @@ def _section_to_json(section: Section) -> dict[str, Any]:
 
 def _phase_to_json(phase: Phase) -> list[Any]:
     """Return a phase as the fields of a `BatchPhase`, which `phase_of` reads."""
-    # If all ranks have taken equally many, both classes have a single number.
+    # If all ranks have taken equally many samples, there is a single number, as in a `BatchPhase`.
     taken = phase.taken[0] if len(phase.taken) == 1 else list(phase.taken)
     # A `Phase` counts samples, which are batches of one sample.
     batch_size = 1

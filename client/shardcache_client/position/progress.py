@@ -190,8 +190,8 @@ class Progress:
         The object has less than 300 bytes, unless the number of ranks has changed ten times.
 
         Args:
-            dataset: 16 hexadecimal digits that identify the dataset, and everything else on which
-                its order depends.
+            dataset: 16 hexadecimal digits that identify the dataset and everything on which its
+                order depends.
         """
         phases = []
         for phase in self.phases:

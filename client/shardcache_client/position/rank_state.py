@@ -52,8 +52,8 @@ class RankState:
     """The state of a rank, or of one of its workers in a plain DataLoader.
 
     Attributes:
-        dataset: 16 hexadecimal digits that identify the dataset, and everything else on which its
-            order depends.
+        dataset: 16 hexadecimal digits that identify the dataset and everything on which its order
+            depends.
         progress: progress of all ranks, or of this rank alone if they are not in step.
         over: True if no rank has a further batch in the epoch.
         rank: number of the rank that saved the state, and number of ranks; None if the state always
@@ -253,9 +253,10 @@ def progress_of(states: Sequence[RankState], topology: Topology) -> Progress:
     Raises ConfigError if the progress cannot be derived from these states.
     """
     _check_moment(states)
-    own = [state for state in states if state.rank == (topology.rank, topology.world_size)]
-    if own:
-        return _progress_of_rank(own).of_rank(topology.rank)
+    own_rank = (topology.rank, topology.world_size)
+    own_states = [state for state in states if state.rank == own_rank]
+    if own_states:
+        return _progress_of_rank(own_states).of_rank(topology.rank)
     return progress_of_all(states)
 
 

@@ -58,8 +58,8 @@ class StagedState:
     """The state of a reader: a rank, or one of its workers in a plain DataLoader.
 
     Attributes:
-        dataset: 16 hexadecimal digits that identify the dataset, and everything else on which its
-            order depends.
+        dataset: 16 hexadecimal digits that identify the dataset and everything on which its order
+            depends.
         progress: the epoch, with earlier phases, in which there were other numbers of readers.
         reader: number of the reader, `rank * workers + worker`.
         readers: number of readers of all ranks.
@@ -332,7 +332,7 @@ def _mark_in_step(mark: Mark) -> Mark:
         mark: the mark of the other reader.
     """
     # The other reader's `beyond` and `again` do not apply, as they are about its own samples.
-    if not mark.first:
+    if mark.first == 0:  # no sample was given before the group
         return mark._replace(beyond=0)
     return Mark(place=mark.first - 1, group=mark.group, given=mark.given, beyond=1, again=1)
 

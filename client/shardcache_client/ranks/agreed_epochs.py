@@ -132,17 +132,17 @@ class AgreedEpochs(Epochs):
         Logs a warning if this rank has begun the previous epoch, and another rank has not.
         """
         if passes.epoch > 0:
-            before = passes.over(passes.epoch - 1)
-            if before.own_passes and not before.is_begun_by_all():
+            previous = passes.of_epoch(passes.epoch - 1)
+            if previous.own_passes and not previous.is_begun_by_all():
                 log.warning(
                     "rank %d begins epoch %d, but not all ranks have begun epoch %d: they may "
                     "train on different epochs; call set_epoch on every rank before each "
                     "iteration",
                     passes.rank,
                     passes.epoch,
-                    before.epoch,
+                    previous.epoch,
                 )
-            before.close()
+            previous.close()
         passes.begin()
 
     def _decide(self, passes: "_Passes") -> str:
@@ -240,7 +240,7 @@ class _Passes:
         self._own_key = f"{self._key}/of/{self.rank}"
         self.own_passes = store.add(self._own_key, 0)  # Adding 0 returns the number unchanged.
 
-    def over(self, epoch: int) -> "_Passes":
+    def of_epoch(self, epoch: int) -> "_Passes":
         """Return the passes over another epoch."""
         return _Passes(self._store, self._prefix, self._topology, epoch)
 

@@ -195,8 +195,7 @@ class Agreement:
             named += ", …"
         return RankTimeoutError(
             f"rank 0 waited {self._timeout_s:g} s for {len(missing)} of {self._ranks.world_size} "
-            f"ranks, missing: {named} ({value_name} of "
-            f"{self._name})"
+            f"ranks, missing: {named} ({value_name} of {self._name})"
         )
 
 

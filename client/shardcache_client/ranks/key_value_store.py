@@ -72,7 +72,7 @@ class StoreAddress:
 class StoreLocator:
     """Finds the key-value store of the job, for any of its processes, including DataLoader workers.
 
-    These have the store's address, in order of precedence:
+    The store's address comes from the first of these that has one:
 
     1. torch.distributed in this process, or in the process that forked it.
     2. torch.distributed in the process that pickled this object.

@@ -163,8 +163,8 @@ def _instances(module: str, name: str, is_wanted: Callable[[Any], bool]) -> list
     # it found still exist, there are no new ones.
     references = sum(map(sys.getrefcount, classes))
     last_search = _fruitless_searches.get(cls, _Search(0, []))
-    do_all_exist = all(instance() is not None for instance in last_search.instances)
-    if references == last_search.references and do_all_exist:
+    all_exist = all(instance() is not None for instance in last_search.instances)
+    if references == last_search.references and all_exist:
         return []
 
     instances = _all_instances(classes)

@@ -27,7 +27,8 @@ class Resharder(NamedTuple):
         name: name of the function as its users know it.
         remedy: remedy in the error.
         rank_shares: returns the number of shares into which samples are divided among ranks.
-        worker_shares: the same among a rank's workers.
+        worker_shares: returns the number of shares into which samples are divided among a rank's
+            workers.
     """
 
     name: str
@@ -36,8 +37,8 @@ class Resharder(NamedTuple):
     worker_shares: ShareCounter = lambda _: 1
 
 
-def _shares_per_process(variables: Variables) -> int:
-    """Return the number of processes, each of which gets a share."""
+def _shares_of_processes(variables: Variables) -> int:
+    """Return the number of shares, one for each process."""
     return int(variables["self"].num_processes)
 
 
@@ -74,7 +75,7 @@ _RESHARDERS = {
     ("accelerate.data_loader", "IterableDatasetShard.__iter__"): Resharder(
         "Accelerate's IterableDatasetShard",
         _ACCELERATE,
-        rank_shares=_shares_per_process,
+        rank_shares=_shares_of_processes,
     ),
     ("accelerate.data_loader", "DataLoaderDispatcher.__iter__"): Resharder(
         "Accelerate's DataLoaderDispatcher",
@@ -84,7 +85,7 @@ _RESHARDERS = {
     ("transformers.trainer_pt_utils", "IterableDatasetShard.__iter__"): Resharder(
         "transformers' IterableDatasetShard",
         _STAGE,
-        rank_shares=_shares_per_process,
+        rank_shares=_shares_of_processes,
     ),
     ("webdataset.shardlists", "split_by_node"): Resharder(
         "webdataset's split_by_node",

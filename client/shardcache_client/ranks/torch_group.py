@@ -108,8 +108,8 @@ class TorchRankGroup(RankGroup):
     @property
     def ranks_of_job(self) -> Topology:
         """The rank that torch.distributed, Ray Train, or else the launcher gives this process."""
-        # In a spawned worker, torch.distributed is not initialised. It reads for the rank of the
-        # process that started it.
+        # In a spawned worker, torch.distributed is not initialised. The worker reads for the rank
+        # of the process that started it.
         inherited = self._inherited if in_worker() else None
         return distributed.ranks() or inherited or ranks_of_ray_train() or ranks_of_environment()
 
@@ -131,9 +131,9 @@ class TorchRankGroup(RankGroup):
         See `share_manifest`.
         """
         torch_ranks = distributed.ranks()
-        has_torch_ranks = torch_ranks is not None and torch_ranks.world_size > 1
+        has_other_ranks = torch_ranks is not None and torch_ranks.world_size > 1
         store = None
-        if has_torch_ranks and not self.is_alone:
+        if has_other_ranks and not self.is_alone:
             store = KeyValueStore.of_process_group()
         if store is None:
             return resolve()
@@ -172,8 +172,8 @@ class TorchRankGroup(RankGroup):
             return
         # Each process compares the shards once, as all copies of the dataset have the same. A
         # selection may be a copy's own, so it is always compared.
-        is_compared = self._compared.get(_SHARDS) == os.getpid()
-        if not self.has_manifest_of_rank_0 and not is_compared:
+        are_shards_compared = self._compared.get(_SHARDS) == os.getpid()
+        if not self.has_manifest_of_rank_0 and not are_shards_compared:
             self._compare_shards(store, _compared_part(manifest, counted=counted))
             self._compared[_SHARDS] = os.getpid()
         if manifest.selection:

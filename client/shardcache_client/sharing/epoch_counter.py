@@ -287,7 +287,7 @@ class EpochCounter:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Admit one thread or process at a time to a block, for the turn to begin an iteration.
+        """Admit one thread or process at a time to a block, in which it begins an iteration.
 
         The others can still read and change the count.
         """

@@ -45,8 +45,8 @@ class Handover:
     The receiver is the process that created this object, or one that called `acks.receive_here`.
 
     Only workers that the receiver has started send Buffers as references. Other processes, and the
-    receiver itself, send them by value, as it is not known that those who get them can follow
-    references.
+    receiver itself, send them by value, because the process that gets them may not be able to
+    follow references.
     """
 
     def __init__(self, extensions: Collection[str] | None = None) -> None:
@@ -200,7 +200,7 @@ class Loan:
 
 
 def _reduce(value: Buffer) -> tuple[Any, ...]:
-    """Pickle a Buffer: as a reference if it is large and belongs to a loan, otherwise by value."""
+    """Return how to pickle a Buffer: as a reference if it is large and on loan, else by value."""
     span = span_of(value) if value.size >= MIN_BUFFER_BYTES else None
     if span is not None:
         loan = span.whole.loan
