@@ -88,7 +88,7 @@ class Space:
 
     @property
     def possible_bytes(self) -> int:
-        """Upper limit of the effective capacity: `measure` may have missed all unwritten bytes."""
+        """The effective capacity, if all unwritten bytes were allocated when it was measured."""
         return self.effective_bytes(allocating_bytes=self.unwritten_bytes)
 
     @property

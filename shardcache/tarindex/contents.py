@@ -1,6 +1,7 @@
-"""Sample tables: their rows, and the metadata in them, by which samples are chosen.
+"""Sample tables: which samples the shards of a dataset have, for readers that choose among them.
 
-A sample table is a tar of JSON rows, made by `shardcache index --samples`. A row has these fields:
+A sample table is a tar of JSON rows, made by `shardcache index --samples`. A row lists samples of
+one shard; a shard has several rows if it has many samples. A row has these fields:
 
     shard       number of the shard in the index file
     version     version of the shard
@@ -15,12 +16,11 @@ A sample table is a tar of JSON rows, made by `shardcache index --samples`. A ro
     metadata    for each sample, an object from one small JSON member; null for a sample without
                 that member; missing if the table was made without metadata
 
-`select()` of the client chooses samples by their metadata. A shard has several rows if it has many
-samples.
+`select()` of the client chooses samples by their keys, sizes and metadata.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, repeat
 from typing import Any
@@ -39,10 +39,10 @@ SUFFIX = ".samples"
 MAX_METADATA_BYTES = 16 * 1024
 """Limit for the metadata of one sample, as JSON."""
 
-# Limit for a member with metadata, of which only some fields may be metadata.
+# Limit for a member from which metadata is taken: perhaps only some of its fields.
 _MAX_MEMBER_BYTES = 1024 * 1024
-# Maximum number of samples in a row of a table. A shard of text may have millions of samples, and a
-# row should take no more than a few megabytes.
+# Maximum number of samples in a row: a shard of text may have millions of samples, and a row should
+# take no more than a few megabytes.
 _MAX_ROW_SAMPLES = 50_000
 _MAX_ROW_SAMPLES_WITH_METADATA = 1_000  # such a row takes 16 MB at worst
 
@@ -65,25 +65,38 @@ def read_metadata(
         url: url of the shard.
     """
     for sample, (start, end) in enumerate(member_spans(tables, member.extension)):
-        if (start, end) == (0, 0):
+        lacks_member = (start, end) == (0, 0)
+        if lacks_member:
             yield None
             continue
         try:
             _check_size(end - start, _MAX_MEMBER_BYTES)
-            metadata = json.loads(tar[start:end])
-            if not isinstance(metadata, dict):
-                raise TypeError(f"a {type(metadata).__name__}, not an object")
-            if member.fields:
-                metadata = {name: metadata[name] for name in member.fields if name in metadata}
-            compact = json.dumps(metadata, separators=(",", ":"))
-            _check_size(len(compact), MAX_METADATA_BYTES)
+            metadata = _parse_metadata(tar[start:end], member.fields)
         except (ValueError, TypeError, RecursionError) as exn:
             where = f"the member {member.extension!r} of the sample {key_of(tables, sample)!r}"
             raise MetadataError(f"{where} holds no valid metadata: {exn}", url=url) from exn
         yield metadata
 
 
+def _parse_metadata(data: bytes, wanted_fields: Sequence[str]) -> Metadata:
+    """Return the metadata in a member. Raises ValueError, TypeError or RecursionError.
+
+    Args:
+        data: content of the member.
+        wanted_fields: fields to return, if the member has them; empty for all fields.
+    """
+    metadata = json.loads(data)
+    if not isinstance(metadata, dict):
+        raise TypeError(f"a {type(metadata).__name__}, not an object")
+    if wanted_fields:
+        metadata = {name: metadata[name] for name in wanted_fields if name in metadata}
+    compact = json.dumps(metadata, separators=(",", ":"))
+    _check_size(len(compact), MAX_METADATA_BYTES)
+    return metadata
+
+
 def _check_size(size_bytes: int, max_bytes: int) -> None:
+    """Raise ValueError if a size is above its limit."""
     if size_bytes > max_bytes:
         raise ValueError(f"{size_bytes:,} bytes, more than {max_bytes:,}")
 
@@ -96,8 +109,9 @@ class IndexEntry:
         key: the sample's `__key__`.
         sizes: size in bytes of each of the sample's members, by extension.
         url: url of the sample's shard, which is the sample's `__url__`.
-        rows: the sample's row in each `Table` of a `Joined`, by the table's prefix. A row maps
-            columns to values; it is empty if the table has no row for the sample.
+        rows: if the dataset is joined with tables (the client's `Joined`), the sample's row in each
+            of them, by the table's prefix. A row maps columns to values; it is empty if the table
+            has no row for the sample.
     """
 
     key: str
@@ -133,10 +147,10 @@ def rows_of(
 
     Args:
         tables: the samples.
-        metadata: yields the metadata of each sample, or None for a sample without metadata. None
-            in place of the iterator makes a table without metadata.
+        metadata: yields the metadata of each sample, or None for a sample without metadata; None
+            for a table without metadata.
         max_samples: maximum number of samples in a row.
-        blocks: yields the number of blocks of each sample, as `spans.blocks_of` does. None makes a
+        blocks: yields the number of blocks of each sample, as `spans.blocks_of` does; None for a
             table without the places of samples.
     """
     samples = len(tables.member_ends)
@@ -156,7 +170,7 @@ def rows_of(
             row["first_block"] = first_block
             row["blocks"] = list(islice(blocks, len(numbers)))
             row["irregular"] = irregular_in(tables, numbers, row["blocks"], row["sizes"])
-            # A negative number of blocks only marks a sample that needs other bytes as well.
+            # A number is negative if its sample cannot be read from its blocks alone.
             first_block += sum(map(abs, row["blocks"]))
         if metadata is not None:
             row["metadata"] = list(islice(metadata, len(numbers)))
@@ -164,7 +178,7 @@ def rows_of(
 
 
 def _sizes_of(tables: Tables, numbers: range) -> dict[str, list[int | None]]:
-    """Return by extension, for each sample, the size in bytes of its member; None without one."""
+    """Return the row's field `sizes` for the samples with some numbers."""
     sizes: dict[str, list[int | None]] = {}
     for place, number in enumerate(numbers):
         start = tables.member_ends[number - 1] if number else 0
@@ -183,17 +197,16 @@ def entries_of(row: Row, url: str) -> Iterator[IndexEntry]:
     or values of other types.
     """
     columns = row["sizes"].items()
-    samples = zip(row["keys"], _metadata_of(row), strict=True)
-    for place, (key, metadata) in enumerate(samples):
+    keys_and_metadata = zip(row["keys"], _metadata_of(row), strict=True)
+    for place, (key, metadata) in enumerate(keys_and_metadata):
         member_sizes = {name: sizes[place] for name, sizes in columns if sizes[place] is not None}
         yield IndexEntry(key, member_sizes, url, metadata)
 
 
 def _metadata_of(row: Row) -> Iterable[Metadata | None]:
-    """Return the metadata of each sample of a row.
+    """Return the metadata of each sample of a row; empty for a sample without metadata.
 
-    The metadata is empty for a sample without metadata, and None for all samples of a row of a
-    table that was made without metadata.
+    If the table was made without metadata, the result has None for each sample.
     """
     if "metadata" not in row:
         return repeat(None, len(row["keys"]))

@@ -2,7 +2,8 @@
 
 The daemon calls `index_tar` once a shard has arrived, and uses `Grouping` and `Adjacency` while it
 is still arriving. A member's name is split into a key and an extension; consecutive members with
-the same key are one sample. A sample is torn if its members are not adjacent in the tar.
+the same key are one sample. A sample is torn if its members are not adjacent in the tar. A fault is
+the reason why a sample is unusable, although its shard is intact.
 """
 
 import os
@@ -23,7 +24,8 @@ _SHOWN_CHARS = 200
 _MACOS_FOLDER = b"__MACOSX"
 _MACOS_FILE = re.compile(rb"(?:^|/)(?:\._[^/]*|\.DS_Store)\Z")
 
-# Keys that every sample has, or that have a meaning in WebDataset: no member may replace them.
+# Fields that every sample has, or that have a meaning in WebDataset: no member may have one of them
+# as its extension.
 _RESERVED = frozenset({"__key__", "__url__", "__bad__"})
 
 Splitter = Callable[[bytes], tuple[bytes, bytes]]
@@ -45,9 +47,9 @@ def index_tar(
     (`is_of_macos`). A hard link, which WebDataset skips, has the content of the file that it is
     linked to.
 
-    Some samples are recorded as faults, and the others stay usable: a sample with two members of
-    the same extension, for which WebDataset raises, and a sample with a member whose content is not
-    contiguous or not in the tar.
+    Two kinds of samples are recorded with a fault, and the others stay usable: samples with two
+    members of the same extension, for which WebDataset raises; and samples with a member whose
+    content is not contiguous, or not in the tar.
 
     Raises OSError, UnsupportedShardError for too many lines, and what iterating a `Tar` raises.
 
@@ -105,7 +107,7 @@ class Grouping:
 
     def add(self, members: Iterable[Member]) -> None:
         """Add the members that follow in the tar."""
-        # Attributes are copied to locals, since a tar may have millions of members.
+        # Local variables are faster than attributes, and a tar may have millions of members.
         samples = self.samples
         split = self._split
         extensions = self._extensions
@@ -123,9 +125,9 @@ class Grouping:
                 continue
 
             if key != current_key or is_hidden:
-                # Files that macOS adds are hidden, or in its folder. Only the first member of a
-                # sample is tested, and every hidden file: all hidden files of a folder have the
-                # same key, the folder's path with its slash.
+                # Files that macOS adds are hidden, or in its folder. To save time, only the first
+                # member of a sample is tested, and each hidden file: all hidden files of a folder
+                # have the same key, the folder's path with its slash.
                 is_hidden = key[-1] == _SLASH
                 if (is_hidden or _MACOS_FOLDER in key) and is_of_macos(name):
                     continue
@@ -196,7 +198,7 @@ class Adjacency:
             )
 
     def find_torn(self) -> TornMember | None:
-        """Return the first member with which a torn sample goes on.
+        """Return the first member that belongs to an earlier sample.
 
         Only samples that have become complete since the previous call are searched. Returns None if
         none of them continues an earlier sample.
@@ -217,16 +219,16 @@ class Adjacency:
             first = self._first_samples.setdefault(key, number)
             if first == number:
                 continue
-            extension = self._other_extension(first, number)
+            extension = self._extension_if_torn(first, number)
             if extension is not None:
                 member = self._members(number).start
                 return TornMember(key_of(samples, number), extension, samples.starts[member])
         return None
 
     def _are_alike(self, start: int, stop: int) -> bool:
-        """Return True if samples `start` to `stop`, exclusive, have the extensions of sample 0.
+        """Return whether samples `start` to `stop`, exclusive, have the extensions of sample 0.
 
-        The extensions must be in the same order. None of these samples continues another then.
+        The extensions must be in the same order. If so, none of these samples continues another.
         """
         samples = self._samples
         pattern = samples.extension_ids[: samples.member_ends[0]]
@@ -253,14 +255,15 @@ class Adjacency:
         ends = self._samples.member_ends
         return range(ends[number - 1] if number else 0, ends[number])
 
-    def _other_extension(self, first: int, second: int) -> str | None:
-        """Return the extension of the second sample's first member.
+    def _extension_if_torn(self, first: int, second: int) -> str | None:
+        """Return the extension of the second sample's first member, if it continues the first one.
 
-        Returns None if both samples have the same extensions.
+        Returns None if both samples have the same extensions, so that they are two samples.
         """
         first_ids = self._extension_ids(first)
         second_ids = self._extension_ids(second)
-        # A sample lacks members here if each has a fault, which is reported as an error elsewhere.
+        # Members with a fault are not in the tables: if all members of the second sample have one,
+        # that is reported as an error elsewhere.
         if not second_ids or set(first_ids) == set(second_ids):
             return None
         return self._samples.extensions[second_ids[0]]
@@ -270,7 +273,7 @@ class Adjacency:
 
 
 def is_of_macos(name: bytes) -> bool:
-    """Return True for a file that macOS adds to archives.
+    """Return whether a member is a file that macOS adds to archives.
 
     These are AppleDouble files (`._NAME`), `.DS_Store`, and files in a folder `__MACOSX`.
     WebDataset takes them for samples, even between two members of another sample.
@@ -293,7 +296,7 @@ def split_name(name: bytes) -> tuple[bytes, bytes]:
     if stem and dot_or_nothing and b"/" not in extension:
         return stem, extension
 
-    # The slow path is for dots in the names of folders, and for names that begin with a dot.
+    # Slow path, for dots in the names of folders, and for names that begin with a dot.
     line_end = name.find(b"\n")
     if line_end < 0:
         line_end = len(name)
@@ -328,13 +331,17 @@ def splitter_of(url: str) -> Splitter:
 
 
 class _Extensions:
-    """Ids of lower-cased extensions, with the sample in which each was last seen."""
+    """Ids of lower-cased extensions, with the sample in which each was last seen.
+
+    Args:
+        names: the lower-cased extensions, by id; new ones are appended.
+    """
 
     def __init__(self, names: list[str]) -> None:
         self._names = names
         self._ids: dict[bytes, int] = {}  # ids by the extension as spelt in the tar
         self._ids_of_lowered: dict[str, int] = {}
-        self._last_seen: list[int] = []  # by id, the number of the last sample; -1 for none
+        self._last_samples: list[int] = []  # by id, the last sample with it; -1 for none
         self._reserved_ids: set[int] = set()
 
     def id_of(self, extension: bytes) -> int:
@@ -347,7 +354,7 @@ class _Extensions:
         extension_id = self._ids_of_lowered.setdefault(lowered, new_id)
         if extension_id == new_id:
             self._names.append(lowered)
-            self._last_seen.append(-1)
+            self._last_samples.append(-1)
             if lowered in _RESERVED:
                 self._reserved_ids.add(extension_id)
         self._ids[extension] = extension_id
@@ -361,9 +368,9 @@ class _Extensions:
             sample: number of the member's sample, at least that of the previous call.
             member_fault: fault of the member by itself, such as a sparse file; None for none.
         """
-        if self._last_seen[extension_id] == sample:
+        if self._last_samples[extension_id] == sample:
             return Fault.DUPLICATE
-        self._last_seen[extension_id] = sample
+        self._last_samples[extension_id] = sample
         if member_fault is not None:
             return member_fault
         if extension_id in self._reserved_ids:

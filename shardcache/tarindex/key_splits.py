@@ -2,8 +2,8 @@
 
 WebDataset splits a name at its first dot. Other programs, such as WeNet, split it at the last dot:
 the member `spk.01.wav` is then the `wav` of the sample `spk.01`. The key split decides which
-samples a shard has. It is therefore a part of the shard's url, as in `a.tar#key_split=last-dot`,
-and so of the shard's name in the cache, its counts, and the indexes that list it.
+samples a shard has. So it is part of the shard's url, as in `a.tar#key_split=last-dot`, and of
+everything that is kept by url: the shard's cache key, its counts, and the indexes that list it.
 """
 
 from typing import Literal, TypeAlias

@@ -1,8 +1,12 @@
 """Members of a tar: USTAR, old GNU and PAX, interpreted like the standard library's tarfile.
 
-`grouping` iterates a `Tar` to index a shard. Only the headers are read, up to the end of the
-archive, and any damage is an error. An extended header is a header block whose data describes the
-members after it, such as a long name. A block is 512 bytes. Names stay bytes throughout.
+A member is a file in the tar. `grouping` iterates a `Tar` to index a shard. Only the headers are
+read, up to the end of the archive, and any damage is an error. Names stay bytes throughout.
+
+A tar consists of blocks of 512 bytes. A member is a header block, followed by its content. An
+extended header is a header block whose content describes the member after it, such as its long
+name; a global header describes all members after it. The content of a PAX header consists of
+records, each with a keyword and a value.
 
 Formats: POSIX.1-2008, pax, "ustar Interchange Format" and "pax Extended Header"; GNU tar manual,
 "Basic Tar Format".
@@ -36,10 +40,11 @@ PAX_GLOBAL = b"g"
 # These headers describe the members that follow.
 EXTENDED_HEADERS = frozenset({b"x", b"X", PAX_GLOBAL, *GNU_LONG})
 REGULAR = frozenset({b"0", b"\0", b"7", GNU_SPARSE})
-# Links, devices, directories and fifos: no data follows their header, whatever its size field says.
+# Links, devices, directories and fifos: no content follows their header, whatever its size field
+# says.
 DATALESS = frozenset({HARD_LINK, b"2", b"3", b"4", DIRECTORY, b"6"})
 
-# These kinds of headers use the field of the name's prefix for other data.
+# These kinds of headers use the field for the name's prefix for other data.
 _WITHOUT_PREFIX = frozenset({GNU_SPARSE, *GNU_LONG})
 # The fields are name, size, checksum, type and prefix.
 _FIELDS = struct.Struct("100s 24x 12s 12x 8s 1s 188x 155s 12x")
@@ -53,8 +58,8 @@ _PAX_RECORD = re.compile(rb"([0-9]{1,9}) ([^=\n]+)=")
 _IS_EXTENDED_IN_HEADER = 482
 _IS_EXTENDED_IN_MAP = 504
 
-# The headers of several small members are read at once. After a large member, little more than the
-# next header is read.
+# Bytes to read from a header on: several small members together with their headers, but little more
+# than one header after a large member, as another large one may follow.
 _WINDOW_BYTES = 32 * 1024
 _WINDOW_AFTER_LARGE_BYTES = 2 * 1024
 # Zeros after the end of the archive are checked in pieces of this size.
@@ -67,7 +72,7 @@ _EXTENDED_LIMIT_BYTES = 16 * 1024 * 1024
 # the names of a tar of a megabyte could need gigabytes of memory.
 _GLOBAL_LIMIT_BYTES = 4096
 
-# Messages quote at most this much of a name, a size, and the beginning of a file that is no tar.
+# Messages quote at most this much of a name, a size, and the beginning of a file that is not a tar.
 _SHOWN_BYTES = 200
 _SHOWN_DIGITS = 40
 _SHOWN_MAGIC_BYTES = 16
@@ -90,9 +95,9 @@ _MAGIC = {
 
 
 Header = tuple[bytes, int, bytes]
-"""Name, size of the data that follows in bytes, and kind, as a header block gives them.
+"""Name, size of the content in bytes, and kind, as a header block gives them.
 
-No data follows a header whose kind is in DATALESS.
+No content follows a header whose kind is in DATALESS.
 """
 
 Records = dict[bytes, bytes]
@@ -140,16 +145,16 @@ def parse_header(block: bytes) -> Header:
         raise ValueError(f"it gives a size of {size_bytes} bytes")
     name = name.partition(b"\0")[0]
     if kind == b"\0" and name.endswith(b"/"):
-        kind = DIRECTORY  # as old tar programs wrote it, which had no kind for directories
+        kind = DIRECTORY  # old tar programs had no kind for directories
     if prefix[0] and kind not in _WITHOUT_PREFIX:
         name = prefix.partition(b"\0")[0] + b"/" + name
     return name, size_bytes, kind
 
 
 def parse_number(field: bytes) -> int:
-    """Parse octal digits up to the first NUL, or GNU's base-256.
+    """Parse octal digits up to the first NUL, or a big-endian binary number of GNU tar.
 
-    A first byte of 0x80 marks a positive number in base-256, a larger one a signed number.
+    The first byte of a binary number is 0x80 if the number is positive, and larger if it is signed.
     """
     if field[0] < 0x80:
         return int(field.partition(b"\0")[0].strip() or b"0", 8)
@@ -188,8 +193,8 @@ class Tar:
 
     Iterating yields the files of the tar in order. As in tarfile, the first block of zeros ends the
     archive. Unlike in tarfile, nothing else ends the archive, and the rest of the file must be
-    zeros. A member is yielded as soon as its header has been read, and until the archive ends,
-    `_source` is never required to return more than the next header.
+    zeros. A member is yielded as soon as its header has arrived: up to the end of the archive,
+    `_source` never has to return more than the next header.
     """
 
     _source: Read  # reads bytes of the tar; the exceptions that it raises pass through
@@ -217,7 +222,7 @@ class Tar:
         """
         global_records: Records = {}  # records that apply to all members that follow
         own_records: Records = {}  # records from the extended headers of the next member
-        has_extended_header = False
+        has_extended_header = False  # True if the next member has such a header
         at = 0
         begin = 0  # offset of the next member's first header, extended headers included
         while True:
@@ -226,14 +231,14 @@ class Tar:
                 break
             _, _, kind = header
             if kind in EXTENDED_HEADERS:
-                records, end = self._extended_header(header, at)
+                records, next_header = self._extended_header(header, at)
                 if kind == PAX_GLOBAL:
                     self._check_global(records, at)
                     global_records |= records
                 else:
-                    own_records = records | own_records  # the first header takes precedence
+                    own_records = records | own_records  # the earlier header takes precedence
                     has_extended_header = True
-                at = end
+                at = next_header
                 continue
 
             records = own_records
@@ -304,7 +309,7 @@ class Tar:
         if self.ignore_trailing_data:
             return
         at = end + BLOCK_BYTES
-        # At least 1 byte is asked for each time: only the end of the tar gives none.
+        # At least 1 byte is requested each time, so a piece is empty only at the end of the tar.
         piece = self._source(at, 1, _TAIL_BYTES)
         while piece:
             data = piece.lstrip(b"\0")
@@ -337,7 +342,7 @@ class Tar:
             raise self._corrupt(at, f"the PAX header there is damaged ({exn})") from exn
 
     def _check_global(self, records: Records, at: int) -> None:
-        """Raise CorruptShardError if a global header's record is too large for all members."""
+        """Raise CorruptShardError if a record of the global header at `at` is too large."""
         for keyword, value in records.items():
             if len(value) > _GLOBAL_LIMIT_BYTES:
                 raise self._corrupt(
@@ -390,7 +395,7 @@ class Tar:
             begin: offset of the first header that belongs to the link.
             records: records of extended headers that apply to the link.
         """
-        if self._contents is None:
+        if self._contents is None:  # this is the first hard link
             self._contents = self._contents_before(begin)
         header_name, _, _ = header
         name = records.get(b"path", header_name)
@@ -441,9 +446,9 @@ class Tar:
 
     def _read(self, at: int, size_bytes: int) -> bytes:
         """Return bytes of the tar; they are read from the source unless the window has them."""
-        begin = at - self._window_start  # never negative, since the walk only goes forward
+        begin = at - self._window_start  # not negative: the tar is walked in one direction
         if begin + size_bytes > len(self._window):
-            # If the next header is near the end of the window, the last member was small.
+            # After a small member, the walk is still near the window.
             follows_small_member = begin < 2 * _WINDOW_BYTES
             window_bytes = _WINDOW_BYTES if follows_small_member else _WINDOW_AFTER_LARGE_BYTES
             self._window = self._source(at, size_bytes, max(size_bytes, window_bytes))
@@ -487,7 +492,7 @@ def _normalized(name: bytes) -> bytes:
 
 
 def _without_unused(records: Records) -> Records:
-    """Drop unused records to save memory, since a damaged or hostile header may have a million."""
+    """Drop unused records to save memory: a damaged or hostile header may have a million."""
     used = {keyword: value for keyword, value in records.items() if keyword in _USED_KEYWORDS}
     if any(keyword.startswith(_SPARSE) for keyword in records):
         used[_SPARSE] = b""  # only the presence of such records matters

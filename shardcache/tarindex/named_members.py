@@ -10,7 +10,7 @@ from typing import Self
 from shardcache.errors import ConfigError
 
 DTYPES = {"uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "int16": 2, "int32": 4, "int64": 8}
-"""Sizes in bytes of the types that tokens may have; arrays are little-endian."""
+"""The types that tokens may have, with their sizes in bytes; arrays are little-endian."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class MetadataMember:
     fields: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for an extension that no member has."""
+        """Raise ConfigError for an extension that no member can have."""
         _check_extension(self.extension, "json")
 
     @classmethod
@@ -50,7 +50,7 @@ class TokenMember:
     dtype: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a type that tokens cannot have."""
+        """Raise ConfigError for a type or an extension that tokens cannot have."""
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ConfigError(
                 f"tokens cannot be of type {self.dtype!r}",

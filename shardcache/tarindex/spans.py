@@ -1,15 +1,16 @@
-"""Spans of samples in their tar: for most samples, some blocks that are a small tar by themselves.
+"""Spans of samples: the blocks of 512 bytes in the tar from which a sample can be read alone.
 
-A client that reads single samples fetches only these blocks. `shardcache index --samples` and
-`shardcache write` compute them for the sample table (`contents`), a row of which has these fields:
+For most samples, these blocks are a small tar by themselves. A client that reads single samples
+fetches only these. `shardcache index --samples` and `shardcache write` compute them for the sample
+table (`contents`). A row of the table lists some samples of a shard, and has these fields:
 
-    first_block     number of the 512-byte block at which the row's first sample begins
+    first_block     number of the block at which the row's first sample begins
     blocks          for each sample, the number of blocks up to the next sample. The number is
                     negated, or 0, if the sample cannot be read from these blocks alone, such as a
                     line of a member, or a hard link.
-    irregular       the places in the row of irregular samples. A regular sample has one member
-                    after another, in the order of the row's `sizes`, each with a header of one
-                    block; so the place of each member follows from the sizes.
+    irregular       the places of the irregular samples, counted from 0 in the row. A regular sample
+                    has one member after another, in the order of the row's `sizes`, each with a
+                    header of one block. So the offset of each member follows from the sizes.
 """
 
 from array import array
@@ -23,18 +24,18 @@ from shardcache.tarindex.grouping import group, splitter_of
 from shardcache.tarindex.members import BLOCK_BYTES, Tar
 from shardcache.tarindex.tables import Samples, Tables, TarBytes
 
-# Other programs may put something between two samples. The reader of a sample then fetches up to
-# this many such bytes with the sample. If there are more, the sample's span counts as not enough.
+# Other programs may put something between two samples, which is then fetched with the first of
+# them. If it has more bytes than this, the sample counts as one that cannot be read alone.
 _MAX_BETWEEN_BYTES = 64 * 1024
 
 
 def samples_in(data: bytes, url: str) -> Samples:
-    """Return the samples in a span of a tar, which consists of whole members.
+    """Return the samples in a span of a tar.
 
     Raises what iterating a `Tar` raises.
 
     Args:
-        data: the bytes of the span.
+        data: the bytes of the span: whole members, each with its headers.
         url: url of the shard, for errors, and for the way in which it splits names into keys.
     """
 
@@ -46,7 +47,7 @@ def samples_in(data: bytes, url: str) -> Samples:
 
 
 def blocks_of(tables: Tables, tar: TarBytes | None, url: str = "") -> Iterator[int]:
-    """Yield the number of blocks of each sample, negated or 0 if they are not enough to read it.
+    """Yield the number of blocks of each sample, as in a row's field `blocks`.
 
     Args:
         tables: the samples.
@@ -58,7 +59,7 @@ def blocks_of(tables: Tables, tar: TarBytes | None, url: str = "") -> Iterator[i
     first_member = 0
     for number, end_member in enumerate(tables.member_ends):
         end_byte = max(tables.ends[first_member:end_member], default=0)
-        end_block = max(begin_block, _blocks(end_byte))
+        end_block = max(begin_block, _blocks_for(end_byte))
         blocks = end_block - begin_block
         members = range(first_member, end_member)
         if _blocks_suffice(tables, number, members, begin_block, blocks, tar, url):
@@ -78,7 +79,7 @@ def _blocks_suffice(
     tar: TarBytes | None,
     url: str,
 ) -> bool:
-    """Return True if a sample can be read from its blocks alone.
+    """Return whether a sample can be read from its blocks alone.
 
     Args:
         tables: the samples of the shard.
@@ -103,7 +104,7 @@ def _blocks_suffice(
     if tar is None:
         return True
 
-    # The blocks are enough if the same sample is found in them as in the whole tar.
+    # The blocks suffice if they contain the same sample as the whole tar.
     begin_byte = begin_block * BLOCK_BYTES
     end_byte = begin_byte + blocks * BLOCK_BYTES
     try:
@@ -111,8 +112,8 @@ def _blocks_suffice(
     except ShardError:
         return False
     # In the blocks alone, the sample is the first one, and its offsets begin at 0.
-    found = _members_of(samples, number=0, begin_byte=0)
-    return found == _members_of(tables, number, begin_byte)
+    members_in_blocks = _members_of(samples, number=0, begin_byte=0)
+    return members_in_blocks == _members_of(tables, number, begin_byte)
 
 
 def _members_of(
@@ -137,33 +138,30 @@ def _members_of(
     return members
 
 
-def _blocks(size_bytes: int) -> int:
+def _blocks_for(size_bytes: int) -> int:
     """Return the number of blocks that `size_bytes` take, with the last block padded."""
     return (size_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES
 
 
 def _member_blocks(start: int, end: int) -> int:
     """Return the number of blocks of a member with a header of one block."""
-    return 1 + _blocks(end - start)
+    return 1 + _blocks_for(end - start)
 
 
 def irregular_in(
     tables: Tables, numbers: range, blocks: Sequence[int], columns: Iterable[str]
 ) -> list[int]:
-    """Return the irregular samples of a row, as defined in the module's docstring.
+    """Return the places of a row's irregular samples, as in the row's field `irregular`.
 
     Args:
         tables: the samples of the shard.
         numbers: numbers of the row's samples.
-        blocks: the row's field `blocks`: a number for each of these samples.
+        blocks: the row's field `blocks`.
         columns: extensions, in the order in which a regular sample has its members.
-
-    Returns:
-        The places in `numbers` of the irregular samples.
     """
-    place_of_column = {name: place for place, name in enumerate(columns)}
-    # By the extension's id, its place in `columns`; -1 for an extension that is not among them.
-    column_places = [place_of_column.get(name, -1) for name in tables.extensions]
+    rank_of_column = {name: rank for rank, name in enumerate(columns)}
+    # By the extension's id, its rank in `columns`; -1 for an extension that is not among them.
+    column_ranks = [rank_of_column.get(name, -1) for name in tables.extensions]
     irregular = []
     for place, number in enumerate(numbers):
         if blocks[place] <= 0:
@@ -171,17 +169,17 @@ def irregular_in(
         first = tables.member_ends[number - 1] if number else 0
         end = tables.member_ends[number]
         own_blocks = sum(map(_member_blocks, tables.starts[first:end], tables.ends[first:end]))
-        order = [column_places[extension_id] for extension_id in tables.extension_ids[first:end]]
-        # The sample is irregular if it has longer headers or something between its members, or if
-        # its members have another order than the columns.
-        if own_blocks != blocks[place] or order != sorted(order):
+        ranks = [column_ranks[extension_id] for extension_id in tables.extension_ids[first:end]]
+        has_other_blocks = own_blocks != blocks[place]  # longer headers, or something in between
+        is_ordered = ranks == sorted(ranks)
+        if has_other_blocks or not is_ordered:
             irregular.append(place)
     return irregular
 
 
 @dataclass(frozen=True, slots=True)
 class RowSpans:
-    """Ranges of the samples of a row, which take 12 bytes of memory per sample.
+    """Spans of the samples of a row, which take 12 bytes of memory per sample.
 
     Attributes:
         starts: for each sample, the number of the block at which its bytes begin.
@@ -200,8 +198,8 @@ class RowSpans:
 
         Args:
             row: a row of a sample table.
-            wants: returns True for the extension of a member that is read. The spans are narrowed
-                to such members where possible. None if all members are read.
+            wants: returns whether members with an extension are read. The spans are narrowed to
+                these members where possible. None if all members are read.
 
         Raises KeyError, TypeError, ValueError, IndexError, AttributeError or OverflowError for a
         row with other fields, or values of other types.
@@ -211,7 +209,8 @@ class RowSpans:
         starts = array("I")
         stops = array("I")
         begin = row.get("first_block", 0)
-        for blocks in row.get("blocks") or [0] * len(keys):
+        blocks_of_samples = row.get("blocks") or [0] * len(keys)
+        for blocks in blocks_of_samples:
             starts.append(begin)
             # A negative number marks a sample that needs other bytes, too: its span is empty.
             stops.append(begin + max(blocks, 0))
@@ -227,9 +226,12 @@ class RowSpans:
         return len(self.key_hashes)
 
     def span(self, place: int) -> tuple[int, int] | None:
-        """Return start and end in the tar, in bytes, of the sample at a place in the row.
+        """Return the offsets in the tar at which a sample starts and ends.
 
         Returns None if the sample cannot be read from its own blocks alone.
+
+        Args:
+            place: place of the sample in the row.
         """
         start = self.starts[place]
         stop = self.stops[place]
@@ -247,27 +249,46 @@ class RowSpans:
             return
         irregular = frozenset(row.get("irregular", ()))
         for place, start in enumerate(self.starts):
-            # The place of a member is unknown in an irregular sample, and a sample with an empty
+            # In an irregular sample, the offsets of the members are unknown. A sample with an empty
             # span cannot be read from its blocks anyway.
             if place in irregular or start == self.stops[place]:
                 continue
-            begin = start
-            read_blocks: list[tuple[int, int]] = []  # start and stop of each member that is read
-            for is_read, sizes in columns:
-                size_bytes = sizes[place]
-                if size_bytes is None:
-                    continue  # the sample has no such member
-                end = begin + _member_blocks(0, size_bytes)
-                if is_read:
-                    read_blocks.append((begin, end))
-                begin = end
+            read_span = _read_span(columns, place, start)
             # If no member is read, the span stays whole, so that the error for the missing members
             # can name those that the sample has.
-            if read_blocks:
-                first_start, _ = read_blocks[0]
-                _, last_stop = read_blocks[-1]
+            if read_span is not None:
+                first_start, last_stop = read_span
                 self.starts[place] = first_start
                 self.stops[place] = last_stop
+
+
+def _read_span(
+    columns: Iterable[tuple[bool, Sequence[int | None]]],
+    place: int,
+    begin: int,
+) -> tuple[int, int] | None:
+    """Return the first block of the first member that is read, and the block after the last one.
+
+    Returns None if the sample has no member that is read.
+
+    Args:
+        columns: for each column of a row, whether its members are read, and their sizes.
+        place: place of the sample in the row.
+        begin: number of the sample's first block.
+    """
+    first_start: int | None = None
+    last_stop = begin
+    for is_read, sizes in columns:
+        size_bytes = sizes[place]
+        if size_bytes is None:
+            continue  # the sample has no such member
+        end = begin + _member_blocks(0, size_bytes)
+        if is_read:
+            if first_start is None:
+                first_start = begin
+            last_stop = end
+        begin = end
+    return None if first_start is None else (first_start, last_stop)
 
 
 def key_hash(key: str) -> int:

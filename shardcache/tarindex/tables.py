@@ -1,6 +1,7 @@
 """The samples of a tar as flat tables: cheap to build, write and read, and to look samples up in.
 
-A sidecar is the index file that the cache keeps next to a shard. It has these sections, in order:
+A table is an array with a number for each member, sample or extension. A sidecar is the index file
+that the cache keeps next to a shard. It has these sections, in order:
 
     prologue        magic, seven counts, CRC-32 of the tables
     header          JSON, `header_bytes` long
@@ -10,9 +11,9 @@ A sidecar is the index file that the cache keeps next to a shard. It has these s
                     faults u64[3 x faults]    extension_ids u32[members]
                     keys u8[key_bytes]        extensions u8[extension_bytes]
 
-Numbers are in native byte order, since a sidecar never leaves its node. The header can be read
-without the tables, so that a daemon with many shards can look one up quickly. Nothing in the file
-is executed, and every number in it is checked before use.
+`Samples` describes the tables. Numbers are in native byte order, since a sidecar never leaves its
+node. The header can be read without the tables, so that a daemon with many shards can look one up
+quickly. Nothing in the file is executed, and every number in it is checked before use.
 """
 
 import enum
@@ -29,20 +30,20 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, Self, TypeAlias
 
 from shardcache.errors import CorruptShardError
-from shardcache.tarindex.number_tables import NumberTable, are_below, are_ranges, partitions
+from shardcache.tarindex.number_tables import NumberTable, are_below, are_ranges, is_partition
 
 _SHOWN_CHARS = 200  # messages quote at most this much of a name
 _MAGIC = b"shardix1"
 _PROLOGUE = struct.Struct("=8s7QI")
-_BLOCK_BYTES = 256 * 1024
+_READ_BYTES = 256 * 1024
 _CRC = struct.Struct("=I")
-_NUMBERS_PER_FAULT = 3  # number of the sample, `Fault`, index of the extension
+_NUMBERS_PER_FAULT = 3  # number of the sample, `Fault`, id of the extension
 
 Tables: TypeAlias = "Samples | TarIndex"
 
 
 class Fault(enum.IntEnum):
-    """A reason why a sample is unusable although its shard is intact."""
+    """A reason why a sample is unusable although its shard is intact; see `_REASONS`."""
 
     DUPLICATE = 1
     RESERVED = 2
@@ -92,7 +93,7 @@ def keys_of(tables: Tables) -> list[bytes]:
 
 
 def fault_of(tables: Tables, sample: int) -> str | None:
-    """Return the reason why a sample is unusable, or None if it is usable."""
+    """Return in words why a sample is unusable, or None if it is usable."""
     if sample not in tables.faults:
         return None
     fault, extension_id = tables.faults[sample]
@@ -109,12 +110,12 @@ def fault_remedy(tables: Tables, sample: int) -> str:
 
 
 def member_spans(tables: Tables, extension: str) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each sample's member `extension`; (0, 0) if a sample lacks it.
+    """Yield start and end of the member with an extension, for each sample; (0, 0) if it has none.
 
-    The last one counts if a sample has several, as a line of JSON may.
+    If a sample has several, as a line of JSON may, the last one counts.
     """
     extension = extension.lower()
-    lowered = [each.lower() for each in tables.extensions]
+    lowered = [name.lower() for name in tables.extensions]
     wanted_id = -1  # an id that no member has
     if extension in lowered:
         wanted_id = lowered.index(extension)
@@ -147,12 +148,13 @@ class Samples:
     Attributes:
         starts: for each member, the offset in the tar at which its content begins, in bytes.
         ends: for each member, the offset of the byte after its content.
-        extension_ids: for each member, the index of its extension in `extensions`.
+        extension_ids: for each member, the id of its extension: its index in `extensions`.
         member_ends: for each complete sample, the number of the member after its last one.
         keys: the keys of all samples, concatenated.
         key_ends: for each sample, the offset in `keys` of the byte after its key.
         extensions: the lower-cased extensions, each once, in order of appearance.
-        faults: by the number of an unusable sample, its fault and the index of the extension.
+        faults: for each unusable sample, by its number: the fault, and the id of the extension of
+            the member that has it.
         encodings: for each extension, how its values are stored; empty if all are plain bytes.
     """
 
@@ -182,7 +184,7 @@ class Samples:
 
 
 class _Counts(NamedTuple):
-    """Lengths of a sidecar's sections: in bytes for names in `_bytes`, otherwise in entries."""
+    """Lengths of a sidecar's sections: in bytes if the name ends in `_bytes`, else in entries."""
 
     header_bytes: int
     samples: int
@@ -207,6 +209,7 @@ class _Counts(NamedTuple):
         ]
 
     def file_bytes(self) -> int:
+        """Return the size of the sidecar in bytes."""
         return _PROLOGUE.size + self.header_bytes + _CRC.size + sum(self.table_sizes())
 
 
@@ -323,8 +326,8 @@ class TarIndex:
 
         Args:
             path: path of the sidecar.
-            check_members: False for a caller that reads few members. Such a caller checks these
-                members itself, or calls `check_members()` before it reads others.
+            check_members: False for a caller that reads few members. It has to check these members
+                itself, or to call `check_members()`.
         """
         with open(path, "rb") as file:
             header, counts, tables_crc = _read_head(file, path)
@@ -332,12 +335,12 @@ class TarIndex:
             # The file is read before it is mapped, since a disk error while reading is an
             # exception, but the same error in a mapping kills the process with SIGBUS.
             crc = 0
-            while block := file.read(_BLOCK_BYTES):
-                crc = zlib.crc32(block, crc)
+            while piece := file.read(_READ_BYTES):
+                crc = zlib.crc32(piece, crc)
             if crc != tables_crc:
                 raise _damaged(path, "the checksum of its tables does not match")
-            # Mapped rather than loaded: processes have many indexes open, and share their pages.
-            # `tables` keeps the mapping after `mapped` is released.
+            # The tables are mapped rather than loaded: processes have many indexes open, and share
+            # their pages. `tables` keeps the mapping after `mapped` is released.
             with memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)) as mapped:
                 tables = mapped[begin:]
         index = cls._of_tables(header, counts, tables, path)
@@ -365,8 +368,8 @@ class TarIndex:
     def check_samples(self) -> None:
         """Raise CorruptShardError unless the samples partition the members and the keys."""
         extension_count = len(self.extensions)
-        partitions_members = partitions(self.member_ends, len(self.starts))
-        partitions_keys = partitions(self.key_ends, len(self.keys))
+        partitions_members = is_partition(self.member_ends, len(self.starts))
+        partitions_keys = is_partition(self.key_ends, len(self.keys))
         are_faults_valid = all(
             sample < len(self) and extension_id < extension_count
             for sample, (_, extension_id) in self.faults.items()

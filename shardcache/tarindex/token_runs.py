@@ -1,4 +1,4 @@
-"""Tokens of a shard: for each sample, the place of its tokens in the tar, and their number.
+"""Tokens of a shard: for each sample, the offset of its tokens in the tar, and their number.
 
 Language-model training cuts the tokens of all documents, end to end, into blocks of equal size. For
 that, one member of each sample holds an array of tokens: a `.npy` file, or a plain array of a type
@@ -33,14 +33,16 @@ _MAX_HEADER_BYTES = 1024
 
 
 def tokens_in(data: bytes, member: TokenMember, key: str) -> int:
-    """Return the number of tokens in `data`, the content of the token member of the sample `key`.
+    """Return the number of tokens in a sample's member.
 
     Raises TokensError for the same members as `find_tokens`.
+
+    Args:
+        data: content of the member.
+        member: type of the tokens.
+        key: key of the sample, for messages.
     """
-    dtype = member.dtype
-    start = 0
-    if dtype is None:
-        dtype, start = _npy_values(data, start=0, end=len(data), key=key, url=None)
+    dtype, start = _find_array(data, 0, len(data), member, key, url=None)
     return _token_count(len(data) - start, dtype, key, url=None)
 
 
@@ -91,10 +93,7 @@ def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) ->
         first_token = start
         if start < end:  # otherwise the sample lacks the member, or the member is empty
             key = key_of(tables, sample)
-            sample_dtype = member.dtype
-            if sample_dtype is None:  # a .npy file, which states its type in a header
-                head = tar[start : min(end, start + _MAX_HEADER_BYTES)]
-                sample_dtype, first_token = _npy_values(head, start, end, key, url)
+            sample_dtype, first_token = _find_array(tar, start, end, member, key, url)
             if dtype is not None and dtype != sample_dtype:
                 raise _unsupported(
                     f"the sample {key!r} has {sample_dtype}, those before {dtype}", url
@@ -106,6 +105,31 @@ def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) ->
     if dtype is None:
         dtype = "uint8"  # any type will do for a shard without tokens
     return TokenRuns(dtype, tar_offsets, token_ends)
+
+
+def _find_array(
+    tar: TarBytes,
+    start: int,
+    end: int,
+    member: TokenMember,
+    key: str,
+    url: str | None,
+) -> tuple[str, int]:
+    """Return type and offset of the array in a sample's member. Raises TokensError.
+
+    Args:
+        tar: the bytes of the tar.
+        start: offset at which the member's content begins.
+        end: offset at which it ends.
+        member: type of the tokens.
+        key: key of the sample, for messages.
+        url: url of the shard, for messages; None for a shard that is being written.
+    """
+    if member.dtype is not None:
+        return member.dtype, start
+    # A .npy file states its type in a header.
+    head = tar[start : min(end, start + _MAX_HEADER_BYTES)]
+    return _npy_values(head, start, end, key, url)
 
 
 def _token_count(size_bytes: int, dtype: str, key: str, url: str | None) -> int:

@@ -96,7 +96,7 @@ def ask_if_open(path: Path) -> bool | None:
         return False
     finally:
         os.close(fd)  # also releases the lease
-    return False
+    return False  # the lease was granted
 
 
 def _belongs_to_another_user(fd: int, folder: Path) -> bool:
