@@ -8,14 +8,14 @@ import re
 from urllib.parse import unquote, urlsplit
 
 from shardcache.access.protocols import LOCAL, STORES, WEB, WRAPPERS, row_of
-from shardcache.access.urls import place_of, protocol_of
+from shardcache.access.urls import protocol_of, without_protocol
 from shardcache.errors import ConfigError
 
 # Control characters, surrogates, line separators, and characters that change the direction of
 # text.
 _UNWRITABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-# Urls that need no closer look unless they contain "..". They have only plain characters, and name
-# a provider's store or a host with a plain name.
+# Urls that need no further checks unless they contain "..". They have only plain characters, and
+# name a provider's store or a host with a plain name.
 _PLAIN = re.compile(
     rf"(?:(?:{'|'.join(sorted(STORES))})://"
     r"|https?://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?"
@@ -26,7 +26,7 @@ _PLAIN = re.compile(
 # limit is necessary because the checks below block the event loop.
 _MAX_CHARS = 8192
 # Maximum number of times that a path may be percent-encoded. No honest path is encoded more often,
-# and each level costs a pass over the path.
+# and each time costs a pass over the path.
 _MAX_ENCODINGS = 4
 _HOST = re.compile(
     r"(?:[A-Za-z0-9*_{-](?:[A-Za-z0-9*_.,{}-]*[A-Za-z0-9*_}-])?"  # a name, or a pattern of names
@@ -41,8 +41,8 @@ def checked(url: str) -> str:
     Raises ConfigError for these urls:
 
     - urls that are too long, or have characters that end a line or a string;
-    - urls with `..`, percent-encoded or not, and with paths that are encoded so often that only
-      `..` would need it;
+    - urls with `..`, percent-encoded or not, and urls that are encoded so often that they may hide
+      a `..`;
     - urls within urls (`simplecache::…`, `zip://`);
     - urls with credentials;
     - relative paths of local files;
@@ -56,17 +56,17 @@ def checked(url: str) -> str:
         )
     if _PLAIN.fullmatch(url) and ".." not in url:
         return url  # fast path for nearly all urls, of which there may be millions
-    for misleads, wrong, remedy in _MISLEADING:
-        if misleads(url):
-            raise ConfigError(wrong, url=url, remedy=remedy)
+    for is_misleading, fault, remedy in _FAULTS:
+        if is_misleading(url):
+            raise ConfigError(fault, url=url, remedy=remedy)
     return url
 
 
-def url_in(prefix: str) -> str:
+def url_with_prefix(prefix: str) -> str:
     """Return a url that begins with a prefix, for checks of the prefix.
 
-    A prefix may end with `..` without meaning the parent folder: the dots may be the beginning of a
-    name such as `...`. A dot is appended to such a prefix.
+    If a prefix ends with `..`, that may be the beginning of a name such as `...`, rather than the
+    parent folder. A dot is then appended.
     """
     return f"{prefix}." if prefix.endswith("/..") else prefix
 
@@ -87,7 +87,7 @@ def _is_unwritable(url: str) -> bool:
 
 def _climbs(url: str) -> bool:
     """Return whether a server might read a segment of the path as `..`."""
-    path = place_of(url)
+    path = without_protocol(url)
     if protocol_of(url) in WEB:
         path = re.split(r"[?#]", path, maxsplit=1)[0]
     for _ in range(_MAX_ENCODINGS + 1):
@@ -99,11 +99,11 @@ def _climbs(url: str) -> bool:
         if decoded == path:
             return False
         path = decoded
-    return True  # still encoded after so many levels
+    return True  # the path is still encoded
 
 
 def _is_nested(url: str) -> bool:
-    """Return whether fsspec would read another url, which this url contains."""
+    """Return whether fsspec would read another url that this url contains."""
     # In a local path, no characters have a special meaning.
     if "://" not in url and url.startswith("/"):
         return False
@@ -113,8 +113,8 @@ def _is_nested(url: str) -> bool:
 def _has_credentials(url: str) -> bool:
     """Return whether a url has credentials before its host, as in `user:password@host`."""
     protocol = protocol_of(url)
-    _, _, place = url.partition("://")
-    authority, _, _ = place.partition("/")
+    _, _, after_protocol = url.partition("://")
+    authority, _, _ = after_protocol.partition("/")
     userinfo, at, _ = authority.rpartition("@")
     if row_of(protocol).has_slashed_secrets:
         # A colon is enough: if the secret contains a slash, the `@` comes after that slash, outside
@@ -123,21 +123,21 @@ def _has_credentials(url: str) -> bool:
         return bool(at) or has_colon
     if protocol in WEB:
         return bool(at)
-    # In a url of GitHub, this place has the owner and the repository.
+    # In a url of fsspec's GitHub filesystem, owner and repository are at this place.
     return ":" in userinfo and protocol != "github"
 
 
 def _is_relative(url: str) -> bool:
     """Return whether a local url has a relative path."""
     # fsspec reads `file://x` as a path below the working directory, and `~` as a home directory.
-    return protocol_of(url) in LOCAL and not place_of(url).startswith("/")
+    return protocol_of(url) in LOCAL and not without_protocol(url).startswith("/")
 
 
 def _has_ambiguous_host(url: str) -> bool:
     """Return whether programs may read different hosts from a web url."""
     if protocol_of(url) not in WEB:
         return False
-    authority = re.split(r"[/?#]", place_of(url), maxsplit=1)[0]
+    authority = re.split(r"[/?#]", without_protocol(url), maxsplit=1)[0]
     try:
         port = urlsplit(url).port
     except ValueError:
@@ -145,8 +145,8 @@ def _has_ambiguous_host(url: str) -> bool:
     return _HOST.fullmatch(authority) is None or port == 0
 
 
-# For each kind of misleading url: the predicate that finds it, what is wrong, and the remedy.
-_MISLEADING = (
+# For each kind of misleading url: the predicate that finds it, its fault, and the remedy.
+_FAULTS = (
     (
         _is_unwritable,
         "not a url: it is empty, or has control characters or leading or trailing white space",

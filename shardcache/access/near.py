@@ -13,7 +13,7 @@ from functools import lru_cache
 _METADATA = tuple(
     ipaddress.ip_network(network)
     for network in (
-        # 169.254.169.254 need not be here: it is link-local, and all such addresses are near.
+        # 169.254.169.254, which most clouds use, is missing: all link-local addresses are near.
         "168.63.129.16",  # Azure
         "100.100.100.200",  # Alibaba
         "fd00:100::100:200",  # Alibaba
@@ -25,8 +25,9 @@ _METADATA = tuple(
         "fd00:a9fe:a9fe::1",  # Akamai
     )
 )
-# Names that a proxy might resolve for the daemon. Other names are judged by their addresses, when
-# they are resolved (`transport.http.sockets`).
+# Names that are refused before they are resolved, as a proxy might resolve them instead of the
+# daemon. The addresses of other names are checked when the daemon resolves them
+# (`transport.http.sockets`).
 _NAMES = frozenset(
     {
         "localhost",
@@ -42,7 +43,7 @@ _NAMES = frozenset(
     }
 )
 _DOMAINS = (".localhost", ".docker.internal")
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # the last 32 bits are an IPv4 address
 _THIS_NETWORK = ipaddress.ip_network("0.0.0.0/8")  # all of these addresses reach the node itself
 
 
@@ -89,7 +90,7 @@ def _is_near_address(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> 
 
 
 def _embedded_ipv4(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """Return the IPv4 address to which packets for an IPv6 address are sent; None for others."""
+    """Return the IPv4 address that an IPv6 address stands for; None if it stands for none."""
     if address in _NAT64:
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour

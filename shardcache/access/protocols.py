@@ -1,7 +1,8 @@
 """The protocols of urls: for each protocol, its origin and what the origin needs.
 
-A protocol is the part of a url before `://`. To add a store, write a module in `origin/` and a row
-of the table here. The tier is an optional cache that the nodes of a cluster share.
+A protocol is the part of a url before `://`. Its origin is the class that reads its objects. To add
+a store, write a module in `origin/` and a row of the table here. The tier is an optional cache that
+the nodes of a cluster share.
 """
 
 import enum
@@ -35,11 +36,10 @@ class UrlProtocol(NamedTuple):
         presigned_options: the `storage_options` that presigned urls support. With any other, an SDK
             is needed, and a tier cannot be used. None if a tier can be used with any option.
         load: module and function that loads what the first request needs, if that takes long; the
-            function blocks. Empty for none.
+            function blocks. Empty if there is none.
         variables: prefix of the environment variables that configure the protocol; empty if
             unknown.
-        endpoint_variables: environment variables that name the endpoint; the first that is set
-            counts.
+        endpoint_variables: environment variables for the endpoint; the first that is set counts.
         provider_variable: environment variable that, if true, overrides `endpoint_variables`, so
             that the provider's own endpoint is used; empty if there is none.
         has_slashed_secrets: True if the protocol's secret keys may contain a slash: credentials in
@@ -66,8 +66,8 @@ _FILES = "shardcache.origin.filesystems.local_origin:LocalOrigin"
 _GCS = "shardcache.origin.cloud.permitted_stores:PermittedGcs"
 _AZURE = "shardcache.origin.cloud.permitted_stores:PermittedAzure"
 _HUB = "shardcache.origin.cloud.permitted_stores:PermittedHub"
-_ACCESS = frozenset({"endpoint_url", "anon"})
-_EMULATOR = ("STORAGE_EMULATOR_HOST",)
+_ACCESS_SETTINGS = frozenset({"endpoint_url", "anon"})
+_GCS_ENDPOINT = ("STORAGE_EMULATOR_HOST",)
 # fsspec's filesystems that read other urls.
 _WRAPPERS = (
     "asynclocal",
@@ -86,15 +86,15 @@ _WRAPPERS = (
     "tar",
     "zip",
 )
-# gs and gcs have a row each, and so have az and abfs: a rule that allows one spelling does not
-# allow the other.
+# `gs` and `gcs` have a row each, and so do `az`, `abfs` and `abfss`: a rule that allows one of them
+# does not allow the others.
 _TABLE = (
     UrlProtocol(
         ("s3", "s3a"),
         _STORE,
         "shardcache.origin.s3.permitted_s3:PermittedS3",
         package="s3fs",
-        settings=_ACCESS | {"region", "profile"},
+        settings=_ACCESS_SETTINGS | {"region", "profile"},
         has_tier=True,
         presigned_options=frozenset({"key", "secret", "token", "endpoint_url", "anon", "use_ssl"}),
         load="shardcache.origin.s3.s3_origin:load",
@@ -111,26 +111,26 @@ _TABLE = (
         _STORE,
         _GCS,
         package="gcsfs",
-        settings=_ACCESS,
-        endpoint_variables=_EMULATOR,
+        settings=_ACCESS_SETTINGS,
+        endpoint_variables=_GCS_ENDPOINT,
     ),
     UrlProtocol(
         ("gcs",),
         _STORE,
         _GCS,
         package="gcsfs",
-        settings=_ACCESS,
-        endpoint_variables=_EMULATOR,
+        settings=_ACCESS_SETTINGS,
+        endpoint_variables=_GCS_ENDPOINT,
     ),
-    UrlProtocol(("az",), _STORE, _AZURE, package="adlfs", settings=_ACCESS),
-    UrlProtocol(("abfs",), _STORE, _AZURE, package="adlfs", settings=_ACCESS),
-    UrlProtocol(("abfss",), _STORE, _AZURE, package="adlfs", settings=_ACCESS),
+    UrlProtocol(("az",), _STORE, _AZURE, package="adlfs", settings=_ACCESS_SETTINGS),
+    UrlProtocol(("abfs",), _STORE, _AZURE, package="adlfs", settings=_ACCESS_SETTINGS),
+    UrlProtocol(("abfss",), _STORE, _AZURE, package="adlfs", settings=_ACCESS_SETTINGS),
     UrlProtocol(
         ("hf",),
         _STORE,
         _HUB,
         package="huggingface_hub",
-        settings=_ACCESS,
+        settings=_ACCESS_SETTINGS,
         endpoint_variables=("HF_ENDPOINT",),
     ),
     UrlProtocol(("adl",), _STORE, package="adlfs"),
@@ -146,16 +146,20 @@ _TABLE = (
 _ROWS = {name: row for row in _TABLE for name in row.names}
 
 PREPARED = tuple(row for row in _TABLE if row.load)
-"""Protocols for which a daemon prepares before the first request, if they are configured."""
+"""Protocols that a daemon loads before the first request, if they are configured."""
 
 
 def row_of(protocol: str) -> UrlProtocol:
-    """Return the row of a protocol, given in lower case."""
+    """Return the row of a protocol, or defaults for one without a row.
+
+    Args:
+        protocol: the protocol in lower case.
+    """
     return _ROWS.get(protocol) or UrlProtocol((protocol,), PlaceKind.OTHER)
 
 
 def is_known(protocol: str) -> bool:
-    """Return whether a protocol, given in lower case, has a row. fsspec may know others."""
+    """Return whether a protocol, given in lower case, has a row. fsspec may support others."""
     return protocol in _ROWS
 
 

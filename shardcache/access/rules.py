@@ -1,9 +1,10 @@
-"""Rules of the urls that a user may request: those of the `allow` setting, or the defaults.
+"""Rules for the urls that a user may request: those of the `allow` setting, or the defaults.
 
-The daemon reads with its own permissions for users who may have fewer. Its caches, listings and
-endpoints therefore check each url with an `AllowList`. A peer is the user whose process sent a
-request. A near host is this node itself or its cloud's metadata service; a far host is any other. A
-url is compared in its canonical form, as one object may have several spellings of its url.
+The daemon reads with its own permissions for users who may have fewer. So its caches, listings and
+endpoints check each url with an `AllowList`. A peer is the user whose process sent a request; a
+peer is trusted if it is root or the daemon's own user. A near host is this node itself or its
+cloud's metadata service; a far host is any other. Urls are compared in their canonical form, as the
+url of one object may have several spellings.
 """
 
 import grp
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardcache.access.deceptive import checked, url_in
+from shardcache.access.deceptive import checked, url_with_prefix
 from shardcache.access.near import is_near
 from shardcache.access.protocols import LOCAL, STORES, WEB
 from shardcache.access.urls import canonical, host_of, protocol_of
@@ -71,7 +72,7 @@ class AllowRule:
                 return entry
             case str(prefix) if prefix:
                 return cls(prefix)
-            case {**table}:  # matches any mapping
+            case {**table}:  # any mapping
                 return cls._of_table(table)
         raise ValueError(_NO_RULE)
 
@@ -122,8 +123,13 @@ def _id(name: object, kind: str) -> int:
         raise ValueError(f"{name!r} is not among this system's {kind}") from None
 
 
-class _Rule:
-    """An `AllowRule` with its prefix in the form in which urls are compared."""
+class _CanonicalRule:
+    """An `AllowRule` with its prefix in the form in which urls are compared.
+
+    Attributes:
+        is_for_all: True if the rule applies to every user.
+        prefixes: the prefix; for a local path, also the prefix with its symbolic links resolved.
+    """
 
     def __init__(self, rule: AllowRule) -> None:
         prefix = canonical(rule.prefix)
@@ -133,25 +139,25 @@ class _Rule:
         self.prefixes = tuple({prefix, _real(prefix)})
         # A prefix that ends with the host or bucket must match the whole name: `s3://data` must not
         # allow `s3://data-private`. Any other prefix may end anywhere in the url.
-        _, _, place = prefix.partition("://")
-        self._is_host = bool(place) and "/" not in place
+        _, _, after_protocol = prefix.partition("://")
+        self._ends_with_host = bool(after_protocol) and "/" not in after_protocol
 
     def covers(self, url: str) -> bool:
         """Return whether a canonical url starts with the prefix."""
         return any(self._starts_with(url, prefix) for prefix in self.prefixes)
 
     def is_within(self, folder: str) -> bool:
-        """Return whether the rule's prefix lies in a folder, which is given as a prefix of urls."""
+        """Return whether the rule's prefix begins with that of a folder."""
         return any(prefix.startswith(folder) for prefix in self.prefixes)
 
     def _starts_with(self, url: str, prefix: str) -> bool:
         """Return whether a url starts with a prefix; a host or bucket must match as a whole."""
         if not url.startswith(prefix):
             return False
-        following = url[len(prefix) : len(prefix) + 1]
-        return not self._is_host or following in ("", "/")
+        next_char = url[len(prefix) : len(prefix) + 1]
+        return not self._ends_with_host or next_char in ("", "/")
 
-    def includes(self, other: "_Rule") -> bool:
+    def is_for_users_of(self, other: "_CanonicalRule") -> bool:
         """Return whether this rule applies to every user to whom `other` applies."""
         if self.is_for_all:
             return True
@@ -176,7 +182,7 @@ class AllowList:
     """
 
     def __init__(self, rules: Sequence[AllowRule]) -> None:
-        self._rules = tuple(map(_Rule, rules))
+        self._rules = tuple(map(_CanonicalRule, rules))
 
     def __repr__(self) -> str:
         return f"<AllowList of {len(self._rules)} rules>"
@@ -198,7 +204,7 @@ class AllowList:
 
     def check_prefix(self, prefix: str, peer: Peer) -> None:
         """Check that a user may list the urls that begin with a prefix. Raises as `check` does."""
-        checked(url_in(prefix))  # a prefix may end in the middle of a name
+        checked(url_with_prefix(prefix))  # a prefix may end in the middle of a name
         self._check_rules(prefix, peer)
 
     def _check_rules(self, url: str, peer: Peer) -> None:
@@ -227,10 +233,10 @@ class AllowList:
             else:
                 self.check(url, peer)
 
-    def shows(self, url: str, peer: Peer) -> bool:
-        """Return whether the user may see that `url` is cached, and evict it.
+    def may_see(self, url: str, peer: Peer) -> bool:
+        """Return whether a user may see that `url` is cached, and evict it.
 
-        Trusted users may do so, and users who may request the url.
+        Trusted users may, and users who may request the url.
         """
         if peer.is_trusted:
             return True
@@ -240,9 +246,9 @@ class AllowList:
             return False
         return True
 
-    def reaches(self, prefix: str, peer: Peer) -> bool:
-        """Return whether a user may request some url that begins with a canonical prefix."""
-        if self.shows(prefix, peer):
+    def may_reach(self, prefix: str, peer: Peer) -> bool:
+        """Return whether a user may request any url that begins with a canonical prefix."""
+        if self.may_see(prefix, peer):
             return True
         return any(rule.is_within(prefix) and rule.is_for(peer) for rule in self._rules)
 
@@ -279,19 +285,19 @@ class AllowList:
     def _rules_allow_hop(self, source: str, target: str) -> bool:
         """Return whether the rules allow a target to everyone to whom they allow its source.
 
-        For each rule that covers the source, some rule that covers the target must apply to all of
-        the same users.
+        They do if, for each rule that covers the source, one rule that covers the target applies to
+        all of its users.
         """
-        of_source = self._covering(canonical(source))
-        of_target = self._covering(canonical(target))
-        if not of_source:
+        source_rules = self._covering(canonical(source))
+        target_rules = self._covering(canonical(target))
+        if not source_rules:
             return False
         return all(
-            any(target_rule.includes(source_rule) for target_rule in of_target)
-            for source_rule in of_source
+            any(target_rule.is_for_users_of(source_rule) for target_rule in target_rules)
+            for source_rule in source_rules
         )
 
-    def _covering(self, url: str) -> list[_Rule]:
+    def _covering(self, url: str) -> list[_CanonicalRule]:
         """Return the rules that cover a canonical url."""
         return [rule for rule in self._rules if rule.covers(url)]
 
@@ -307,8 +313,9 @@ def _check_default(url: str, peer: Peer) -> None:
     if protocol in LOCAL:
         refusal = "local files would be read with the daemon's permissions, not yours"
     elif protocol not in WEB:
-        reason = "is not an object store and would be read with the daemon's permissions"
-        refusal = f"{protocol}:// {reason}"
+        refusal = (
+            f"{protocol}:// is not an object store and would be read with the daemon's permissions"
+        )
     elif is_near(host_of(url)):
         refusal = "the host is this node or its cloud's metadata service"
     else:
@@ -317,10 +324,9 @@ def _check_default(url: str, peer: Peer) -> None:
 
 
 def _real(prefix: str) -> str:
-    """Return a local prefix with its symbolic links resolved.
+    """Return a prefix of local paths with its symbolic links resolved; any other prefix unchanged.
 
-    `check_hop` gets the targets of links in this form. Prefixes of other protocols are returned as
-    they are.
+    `check_hop` gets the targets of links in this form.
     """
     protocol, _, path = prefix.partition("://")
     if protocol not in LOCAL:

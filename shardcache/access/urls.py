@@ -23,7 +23,7 @@ def protocol_of(url: str) -> str:
     return protocol.lower() if separator else "file"
 
 
-def place_of(url: str) -> str:
+def without_protocol(url: str) -> str:
     """Return the part after `://`, which begins with the bucket or host; a plain path unchanged."""
     _, separator, path = url.partition("://")
     return path if separator else url
@@ -32,10 +32,10 @@ def place_of(url: str) -> str:
 def store_of(url: str) -> str:
     """Return protocol and bucket or host, without credentials.
 
-    This is the name by which limits on requests, and statistics, tell object stores apart.
+    Limits on requests, and statistics, are kept by this name.
     """
-    _, _, place = url.partition("://")
-    authority, _, _ = place.partition("/")
+    _, _, after_protocol = url.partition("://")
+    authority, _, _ = after_protocol.partition("/")
     _, _, host = authority.rpartition("@")
     return f"{protocol_of(url)}://{host}"
 
@@ -48,13 +48,13 @@ def host_of(url: str) -> str:
 def canonical(url: str) -> str:
     """Return the url in a form for comparison.
 
-    A path becomes a `file://` url. Schemes and web hosts are in lower case, without the default
-    port. Everything after the host is kept: two spellings of a path are two urls.
+    A path becomes a `file://` url. The protocol has its first spelling, such as `s3` for `s3a`. Web
+    hosts are in lower case, without the default port. Everything after the host is kept: two
+    spellings of a path are two urls.
     """
-    # A protocol may have several spellings, such as `s3` and `s3a`: urls are compared by the first.
     spellings = row_of(protocol_of(url)).names
     protocol = spellings[0]
-    path = place_of(url)
+    path = without_protocol(url)
     if protocol in WEB:
         authority, slash, below_host = path.partition("/")
         host = authority.lower().removesuffix(_DEFAULT_PORTS[protocol])
@@ -85,17 +85,18 @@ def glob_prefix(pattern: str) -> str:
 
 
 def join(base: str, relative: str) -> str:
-    """Return the url of a shard that an index file names; a url is returned unchanged.
+    """Return the url of a shard that an index file names.
 
     Args:
         base: url of the index file.
-        relative: the shard's name in the file.
+        relative: the shard's name in the file, relative to the file's folder; or the shard's url,
+            which is returned unchanged.
     """
     if "://" in relative:
         return relative
-    # In a plain path, there is no separator: then scheme and separator are empty.
-    scheme, separator, path = path_of(base).rpartition("://")
-    root = f"{scheme}{separator}"
+    # For a plain path, protocol and separator are empty.
+    protocol, separator, path = path_of(base).rpartition("://")
+    root = f"{protocol}{separator}"
     # A local path begins right after the separator, any other path after the bucket or host.
     if separator and protocol_of(base) != "file":
         bucket_or_host, _, path = path.partition("/")

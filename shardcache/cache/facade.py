@@ -128,7 +128,7 @@ class Cache:
 
     def visible_to(self, peer: Peer) -> Callable[[str], bool]:
         """Return a predicate: may the user see this url?"""
-        return lambda url: self._allow.shows(url, peer)
+        return lambda url: self._allow.may_see(url, peer)
 
     # Requests for lists of shards. `send` gets the events, which are the lines of the response; an
     # exception from it aborts the request.

@@ -132,7 +132,7 @@ class Downloader:
         """
 
         async def attempt() -> T:
-            self.counters.fetched(url, size_bytes=0, requests=1)
+            self.counters.count_fetched(url, size_bytes=0, requests=1)
             read = PausableRead(url, self._settings.stall_timeout_s)
             async with read.stall_timeout():
                 return await request(read.received)

@@ -291,7 +291,7 @@ class Requests:
             commit: called when the whole body has arrived in memory. If it returns False, the body
                 is dropped and the result is None. None to write the body as it arrives.
         """
-        self._counters.fetched(span.obj.url, size_bytes=0, requests=1)
+        self._counters.count_fetched(span.obj.url, size_bytes=0, requests=1)
         async with read.stall_timeout():
             sums = await span.origin.fetch(span.obj, span.parts, read, commit)
         self.observe(span.claim.origin_name, read)

@@ -1,7 +1,7 @@
 """Bills: the bytes and requests that were fetched and read, with their cost if prices are set.
 
-The node has a bill, and so has each job. They are plain numbers, written only from the event loop,
-so they need no locks. The status page shows them.
+The node has a bill, and so has each client: a job, or a user of the S3 endpoint. Bills are plain
+numbers, written only from the event loop, so they need no locks. The status page shows them.
 """
 
 from collections import defaultdict
@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 from shardcache.shared.units import size
 
 ChargeKind = Literal["fetched", "read"]
-"""The attribute of `Bill` to which bytes and requests are added: `fetched` or `read`."""
+"""The amount of a `Bill` to which bytes and requests are added."""
 
 
 @dataclass(slots=True)
@@ -38,18 +38,18 @@ class Charge:
             self.cost = (self.cost or 0) + cost
 
     def priced(self) -> "Charge":
-        """Return the same amount with a cost: 0 if it has none yet."""
+        """Return this amount with a cost of 0 if it has none."""
         return replace(self, cost=self.cost or 0)
 
-    def less(self, other: "Charge") -> "Charge":
-        """Return this amount less another; the cost is None unless both amounts have a cost."""
+    def minus(self, other: "Charge") -> "Charge":
+        """Return this amount minus another; the cost is None unless both amounts have a cost."""
         cost = None
         if self.cost is not None and other.cost is not None:
             cost = self.cost - other.cost
         return Charge(self.size_bytes - other.size_bytes, self.requests - other.requests, cost)
 
     def to_json(self, kind: str) -> dict[str, float | None]:
-        """Return the numbers under names that begin with `kind`."""
+        """Return the numbers by name; the names begin with `kind`, such as "fetched_bytes"."""
         return {
             f"{kind}_bytes": self.size_bytes,
             f"{kind}_requests": self.requests,
@@ -62,8 +62,8 @@ class Charge:
         Args:
             kind: first word of the line, such as "fetched".
         """
-        # The number of requests that the cache saved may be negative: to read a shard counts as one
-        # request, but to fetch it may take several.
+        # The number of requests that the cache has saved may be negative: a shard that is read
+        # counts as one request, but may take several to fetch.
         requests = max(0, self.requests)
         text = f"{kind} {size(self.size_bytes)} in {requests:,} requests"
         if self.cost is not None:
@@ -77,30 +77,30 @@ class Bill:
 
     Attributes:
         fetched: what the daemon has fetched from origins.
-        read: what readers have read. Each shard counts as one request, as a process without a cache
-            would send it.
+        read: what readers have read. Each shard counts as one request: that is what a process
+            without a cache would send.
     """
 
     fetched: Charge = field(default_factory=Charge)
     read: Charge = field(default_factory=Charge)
 
     def add(self, kind: ChargeKind, size_bytes: int, requests: int, cost: float | None) -> None:
-        """Add to the amount that was fetched, or to the one that was read."""
+        """Add bytes, requests and their cost to one of the amounts."""
         amount = self.fetched if kind == "fetched" else self.read
         amount.add(size_bytes, requests, cost)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the amounts fetched and read, the amount saved, and a text that states them.
+        """Return the amounts fetched, read and saved, and a text that states them.
 
-        Costs are None without a price. `saved_bytes` may be negative while shards are fetched that
-        no reader has read yet; the text then leaves out what was saved.
+        Saved is what was read minus what was fetched. While shards are fetched that no reader has
+        read yet, that may be negative; the text then leaves it out. Costs are None without a price.
         """
         fetched = self.fetched
         read = self.read
         if fetched.cost is not None or read.cost is not None:
             fetched = fetched.priced()
             read = read.priced()
-        saved = read.less(fetched)
+        saved = read.minus(fetched)
 
         texts = [fetched.in_words("fetched"), read.in_words("read")]
         if saved.size_bytes > 0:
@@ -114,9 +114,9 @@ class Bill:
 
 
 Cost: TypeAlias = Callable[[str, int, int], float | None]
-"""Returns the cost of a number of bytes, and a number of requests, from a url.
+"""`cost(url, size_bytes, requests)` returns the cost of bytes and requests from a url.
 
-None if the url's origin has no price.
+The cost is None if the url's origin has no price.
 """
 
 
@@ -128,14 +128,12 @@ def _no_price(url: str, size_bytes: int, requests: int) -> None:
 class Bills:
     """The bill of the node, and one for each client.
 
-    A client is whoever the daemon reads for: a job, or a user of the S3 endpoint.
-
     Attributes:
         cost: the prices.
     """
 
     cost: Cost = _no_price
-    # By url: the client to whom fetches from the url are charged at present.
+    # By url, the client to whom fetches from the url are charged now.
     _payers: dict[str, Hashable] = field(default_factory=dict, init=False)
     # The bills by client; the node's bill is at None.
     _by_client: defaultdict[Hashable, Bill] = field(
@@ -167,7 +165,7 @@ class Bills:
 
     def to_json(self, client: Hashable = None) -> dict[str, Any]:
         """Return the bill of a client, or of the node for None; see `Bill.to_json`."""
-        # Asking for the bill of a client that is forgotten must not make one, which would stay.
+        # `get` does not make a bill, unlike `[]`: that of a forgotten client would stay.
         bill = self._by_client.get(client, Bill())
         return bill.to_json()
 

@@ -19,9 +19,9 @@ _MAX_CHARS = 512
 
 
 def about(**facts: object) -> AbstractContextManager[None]:
-    """Add facts such as job, shard or user to the lines that are logged during the block.
+    """Add facts, such as job, shard or user, to the lines that are logged during the block.
 
-    The facts are also added to the lines of tasks that are created in the block.
+    Tasks that are created in the block add them to all of their lines.
     """
     shown = {name: _shown(value) for name, value in facts.items()}
     return structlog.contextvars.bound_contextvars(**shown)
@@ -43,7 +43,8 @@ def configure(level: str, form: str) -> None:
         form: "text" for people, or "json" with one object per line.
     """
     min_level = logging.getLevelNamesMapping()[level.upper()]
-    shared: list[Processor] = [
+    # Processors for the daemon's own lines and those of libraries, before `rendering`.
+    first: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         _on_one_line,
         structlog.processors.add_log_level,
@@ -52,22 +53,22 @@ def configure(level: str, form: str) -> None:
     rendering = _json_processors() if form == "json" else _text_processors()
     rendering.append(_redacted)
     structlog.configure(
-        processors=[*shared, *rendering],
+        processors=[*first, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(min_level),
         logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Stderr())),
         cache_logger_on_first_use=True,
     )
-    # Libraries' messages below "warning" do not help a node's operator, and some of them contain
-    # whole requests.
+    # Lines of libraries.
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, *first],
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
         )
     )
     handler.setLevel(min_level)
     handler.addFilter(_is_worth_logging)
+    # Messages below "warning" do not help a node's operator, and some contain whole requests.
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.captureWarnings(capture=True)
 
@@ -87,7 +88,7 @@ def _text_processors() -> list[Processor]:
 
 
 def _on_one_line(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """Return an event with the control characters in its texts escaped; a structlog processor."""
+    """Escape the control characters in an event's texts; a structlog processor."""
     for name, value in event.items():
         if isinstance(value, str):
             event[name] = printable(value)
@@ -100,7 +101,7 @@ def _redacted(_logger: Any, _method: str, line: Any) -> str:
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
-    """Return False for errors of malformed HTTP requests, which get status 400.
+    """Return False for errors about malformed HTTP requests, which are answered with status 400.
 
     Anyone who can reach the port could fill the disk with them.
     """
@@ -113,7 +114,7 @@ def _is_worth_logging(record: logging.LogRecord) -> bool:
 
 
 class _Stderr:
-    """Standard error, but errors of writing are ignored: a full disk must not end the daemon."""
+    """Standard error that ignores errors: a full disk must not end the daemon."""
 
     def write(self, text: str) -> None:
         """Write a line, ignoring errors."""
@@ -130,7 +131,7 @@ class SharedLogger:
     """Logger of modules that run in the daemon and in training processes.
 
     In the daemon, which calls `configure`, it is structlog's logger. In other processes, it writes
-    to the logger `shardcache` of `logging`, as the client does. structlog's default is stdout,
+    to the logger `shardcache` of `logging`, as the client does: structlog would write to stdout,
     which belongs to the training program.
     """
 

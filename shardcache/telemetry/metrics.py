@@ -1,7 +1,8 @@
 """Counters and histograms of the daemon since its start.
 
 They are plain numbers, written only from the event loop, so they need no locks. The status page and
-`/metrics` show them. The tier is a cache that the nodes of a cluster share.
+`/metrics` show them. The tier is a cache that the nodes of a cluster share, in front of the
+origins. To hedge a request means to send it a second time if its answer is late.
 """
 
 import itertools
@@ -16,8 +17,8 @@ from shardcache.telemetry.bills import Bills
 _MAX_LABELS = 64
 OTHERS = "others"  # label of all further origins
 
-# Bounds of histograms, in seconds. The first are for requests, the second for transfers of whole
-# shards and for waits for shards.
+# Bounds of histograms, in seconds: for requests, and for transfers of whole shards and waits for
+# them.
 _REQUEST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
 _SHARD_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 600.0)
 
@@ -27,7 +28,7 @@ class Histogram:
 
     Args:
         bounds: the upper bounds, in ascending order. A value is counted under the first bound that
-            it does not exceed.
+            is not less than it, or after the last bound if there is none.
 
     Attributes:
         bounds: the upper bounds.
@@ -52,9 +53,9 @@ class Histogram:
 
 
 class Histograms:
-    """One histogram per label value.
+    """One histogram per label.
 
-    After the first `_MAX_LABELS` labels, all further labels share the label `others`.
+    After the first `_MAX_LABELS` labels, all further ones share the histogram of `OTHERS`.
     """
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
@@ -71,7 +72,7 @@ class Histograms:
         return self._by_label.setdefault(label, Histogram(self._bounds))
 
     def by_label(self) -> dict[str, Histogram]:
-        """Return the histogram of each label value."""
+        """Return the histogram of each label."""
         return dict(self._by_label)
 
 
@@ -80,15 +81,16 @@ class Measures:
     """Histograms, in seconds, and labelled counters: see server/metrics/prometheus.py.
 
     A transfer is everything that is done to get a shard into the cache: its requests, its checks
-    and its publication. A request is paused while it has no connection slot or no byte credit, so
-    that more urgent requests go first. Times "without pauses" leave such pauses out.
+    and its publication. At each time it is in one stage, such as waiting for space or downloading.
+    A request is paused while it has no connection slot or no byte credit, so that more urgent
+    requests go first.
 
     Attributes:
         first_byte: times from a request for parts to its first byte, without pauses; labelled by
             origin or tier.
         part: times from a request for parts to its last byte, without pauses; labelled by origin or
             tier.
-        stage: times of transfers in each stage; labelled by stage.
+        stage: times that transfers spent in a stage; labelled by stage.
         transfer: times from a transfer's first request to the shard's publication.
         wait: times for which readers waited for data.
         given_up: number of requests to origins that failed permanently, by code of the error.
@@ -106,14 +108,14 @@ class Measures:
 
 @dataclass(slots=True)
 class Counters:
-    """Plain counters, histograms and bills; server/metrics/metric_rows.py explains the counters."""
+    """Plain counters, histograms and bills; server/metrics/metric_rows.py explains each counter."""
 
     origin_bytes: int = 0
     origin_requests: int = 0
     tier_bytes: int = 0
     tier_requests: int = 0
     tier_failures: int = 0
-    # Bytes from origins that have a tier, fetched without it; included in `origin_bytes`.
+    # Bytes fetched directly from origins that have a tier; included in `origin_bytes`.
     past_tier_bytes: int = 0
     hits: int = 0
     hit_bytes: int = 0
@@ -122,8 +124,8 @@ class Counters:
     refetches: int = 0
     retries: int = 0
     hedges: int = 0
-    # Bytes that were received in vain, by the slower of two requests for the same parts. They also
-    # count in `origin_bytes`, or in `tier_bytes` if the slower request was the tier's.
+    # Bytes that the slower of two requests for the same parts received for nothing. They also count
+    # in `origin_bytes`, or in `tier_bytes` if the slower request was sent to the tier.
     hedged_bytes: int = 0
     corrupt: int = 0
     refused: int = 0  # shards that were cut short, had torn samples, or were not tars
@@ -136,12 +138,12 @@ class Counters:
         """Return the plain counters by name."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.type is int}
 
-    def fetched_past_tier(self, url: str, size_bytes: int) -> None:
-        """Count bytes that were fetched directly from an origin with a tier in front."""
+    def count_fetched_past_tier(self, url: str, size_bytes: int) -> None:
+        """Count bytes that were fetched directly from an origin that has a tier."""
         self.past_tier_bytes += size_bytes
-        self.fetched(url, size_bytes)
+        self.count_fetched(url, size_bytes)
 
-    def fetched(self, url: str, size_bytes: int, requests: int = 0) -> None:
+    def count_fetched(self, url: str, size_bytes: int, requests: int = 0) -> None:
         """Count bytes received from an origin, or requests sent to it."""
         self.origin_bytes += size_bytes
         self.origin_requests += requests

@@ -17,7 +17,7 @@ from typing import Self
 from shardcache import errors
 from shardcache.access.deceptive import checked
 from shardcache.access.protocols import LOCAL, WEB
-from shardcache.access.urls import place_of, protocol_of
+from shardcache.access.urls import protocol_of, without_protocol
 from shardcache.config.origin_table import OriginTable
 from shardcache.fetch.retry import BACKOFF
 from shardcache.origin.base import WRITABLE_REMEDY
@@ -85,7 +85,7 @@ class Destination:
             raise errors.ConfigError(message, url=folder_url, remedy=WRITABLE_REMEDY)
         self._is_local = protocol in LOCAL
         # A local folder is named by its path, without `file://`.
-        self.url = place_of(folder_url) if self._is_local else folder_url
+        self.url = without_protocol(folder_url) if self._is_local else folder_url
 
     async def __aenter__(self) -> Self:
         self._origins = Origins(self._origin_tables, max_connections=_CONNECTIONS)

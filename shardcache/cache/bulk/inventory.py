@@ -281,4 +281,4 @@ class Inventory:
 
     def _visible_to(self, peer: Peer) -> Callable[[str], bool]:
         """Return a predicate: may the user see this url?"""
-        return lambda url: self._allow.shows(url, peer)
+        return lambda url: self._allow.may_see(url, peer)

@@ -143,7 +143,7 @@ class Manifests:
                 return listing
             known = await self._make_known(listing, peer)
             url = listing.shards.urls[0]
-            self._origins.origin(url).start_preparing(url)  # the origin prepares for further requests
+            self._origins.origin(url).start_preparing(url)
             # The known listing has the same shards and counts. But if a user has sent it, its
             # `remembered_counts` leaves out the counts that come from this daemon's catalogue.
             if known.remembered_counts != listing.remembered_counts:

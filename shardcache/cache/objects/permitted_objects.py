@@ -6,7 +6,7 @@ user who is connected; the rules say which urls that user may see and request.
 
 from dataclasses import dataclass
 
-from shardcache.access.deceptive import url_in
+from shardcache.access.deceptive import url_with_prefix
 from shardcache.access.rules import AllowList, Peer
 from shardcache.cache.objects.known_objects import KnownObjects
 from shardcache.cache.objects.object_reads import ObjectReads
@@ -86,7 +86,7 @@ class Objects:
             prefix: the beginning of all urls in the bucket.
             peer: the user.
         """
-        if not self._allow.reaches(prefix, peer):
+        if not self._allow.may_reach(prefix, peer):
             return False
         # A listing of one key is a cheap request that fails if there is no such bucket.
         await self._page(PageRequest(prefix, max_keys=1))
@@ -98,7 +98,7 @@ class Objects:
 
     async def _page(self, wanted: PageRequest) -> ListedPage:
         """Return one page of a listing, without asking the rules."""
-        origin = self._origins.origin(url_in(wanted.prefix))
+        origin = self._origins.origin(url_with_prefix(wanted.prefix))
         return await self._downloader.ask(wanted.prefix, lambda _received: origin.list_page(wanted))
 
 

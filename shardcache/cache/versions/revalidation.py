@@ -146,7 +146,7 @@ class Revalidation:
         version is served then. Raises the origin's other errors, and its refusal of a signed url.
         """
         # The request is counted even if it fails, as stores charge for it.
-        self._counters.fetched(url, size_bytes=0, requests=1)
+        self._counters.count_fetched(url, size_bytes=0, requests=1)
         try:
             async with asyncio.timeout(_TIMEOUT_S) as limit:
                 return await self._origins.origin(url).stat(url)
@@ -195,7 +195,7 @@ class Revalidation:
 
     async def _stat_signed(self, url: str) -> RemoteObject:
         """Return the object of a signed url. Raises the origin's error if it refuses the url."""
-        self._counters.fetched(url, size_bytes=0, requests=1)
+        self._counters.count_fetched(url, size_bytes=0, requests=1)
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 return await self._origins.origin(url).stat(url)

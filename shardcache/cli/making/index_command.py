@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from shardcache.access.urls import place_of
+from shardcache.access.urls import without_protocol
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient, Lines
 from shardcache.cli.making.member_option import parse_metadata_member, tokens_option
@@ -54,7 +54,7 @@ def _output_place(_ctx: click.Context, _param: click.Parameter, output: str) -> 
         folder = Path(path).parent
         if not os.access(folder, os.W_OK | os.X_OK):
             raise click.BadParameter(f"the folder {folder} does not exist or is not writable")
-    elif "/" not in place_of(place):
+    elif "/" not in without_protocol(place):
         raise click.BadParameter(f"{output} names a bucket; the index needs a name in it")
     return place
 

@@ -69,10 +69,11 @@ class TierFirst:
         async with self._scheduler.hold(span.claim):
             tier = span.origin.tier
             if tier is None:
-                return await self._requests.fetch(span, partial(counters.fetched, span.obj.url))
+                count = partial(counters.count_fetched, span.obj.url)
+                return await self._requests.fetch(span, count)
 
             # Counts the bytes that the origin sends although there is a tier.
-            count_past_tier = partial(counters.fetched_past_tier, span.obj.url)
+            count_past_tier = partial(counters.count_fetched_past_tier, span.obj.url)
             shared = TierSpan(
                 span,
                 tier,

@@ -13,7 +13,7 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from shardcache.access.urls import place_of
+from shardcache.access.urls import without_protocol
 from shardcache.origin.base import Setup
 from shardcache.origin.filesystems.fsspec_errors import missing_error, translate_fsspec_errors
 from shardcache.origin.filesystems.fsspec_origin import FsspecOrigin
@@ -51,7 +51,7 @@ class LocalOrigin(FsspecOrigin):
 
         A url of a folder, which ends in "/", is a prefix to list.
         """
-        path = place_of(url)
+        path = without_protocol(url)
         names_folder = path.endswith("/")
         real = await asyncio.to_thread(os.path.realpath, path)
         has_links = real != path.rstrip("/")
