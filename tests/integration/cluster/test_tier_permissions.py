@@ -176,7 +176,7 @@ def test_readers_that_refetch_a_part_wait_for_one_fetch(web: str, pair: TierNode
 
 
 @pytest.mark.parametrize("outage_s", [0, 600])
-def test_nodes_read_what_the_store_ask_tier_for_version_while_it_fails(
+def test_nodes_read_what_the_store_permitted_lately_while_it_fails(
     outage_s: int, web: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the operator wants it: with the same key, and what is cached. To others its answer goes as it is.
