@@ -1,10 +1,10 @@
 """Owners of the tier's parts that are left out for a while.
 
-The owner of a part is the node whose nginx caches the part for the cluster. While an owner is left
-out, another node serves its parts. The table was measured with three nodes, one of which has a link
-of 1 Mbit/s and is the slow owner. The column "time" is the time in which the two other nodes fetch
-a dataset. The column "copies" is the number of bytes that the object store sends, divided by the
-size of the dataset.
+The owner of a part is the node whose nginx caches the part for the cluster. An owner that is slower
+than the object store would hold up the whole cluster, so it is left out, and the next owner serves
+its parts. The table was measured with three nodes, one of which has a link of 1 Mbit/s and is the
+slow owner. The column "time" is the time in which the two other nodes fetch a dataset. The column
+"copies" is the number of bytes that the object store sends, divided by the size of the dataset.
 
 =================================================  =====  ======
 the slow owner                                      time  copies
@@ -22,7 +22,7 @@ from shardcache.telemetry.logs import SharedLogger
 
 log = SharedLogger()
 
-_SLOW_S = 60.0  # time for which an owner is left out
+_PAUSE_S = 60.0  # default time for which an owner is left out
 
 
 class SlowOwners:
@@ -34,10 +34,10 @@ class SlowOwners:
         pause_s: the time for which an owner is left out.
     """
 
-    def __init__(self, pause_s: float = _SLOW_S) -> None:
+    def __init__(self, pause_s: float = _PAUSE_S) -> None:
         self._pause_s = pause_s
-        # By owner, the last time at which the owner was slower than the store. All times here are
-        # by the monotonic clock.
+        # All times are by the monotonic clock.
+        # By owner, the last time at which the owner was slower than the store.
         self._slow_at_s: dict[str, float] = {}
         # By owner, the time until which the owner is left out.
         self._left_out_until_s: dict[str, float] = {}

@@ -1,8 +1,9 @@
 """State of the tier as the daemon sees it, and the routes of requests to the tier.
 
-`TieredOrigin` asks for a route before each request to the tier, and reports the result. A route is
+`fetch.tier` asks for a route before each request to the tier, and reports the result. A route is
 the address and the extra headers of one request. A suspect is a part whose copy in the tier may be
-damaged. The owner of a part is the node whose nginx caches it.
+damaged. The owner of a part is the node whose nginx caches it. The breaker stops requests to the
+tier while the tier fails, except for probes.
 """
 
 import asyncio
@@ -35,12 +36,12 @@ The question is whether the owner still serves the request. The owner has the sa
 The stall time-out is the time after which a silent request is given up.
 """
 
-# Interval at which the status that this node's nginx publishes is read.
-_STATUS_INTERVAL_S = 60.0
+_STATUS_INTERVAL_S = 60.0  # time between two reads of the status that this node's nginx serves
 _STATUS_TIMEOUT_S = 5.0
 _MAX_SUSPECTS = 4096  # maximum number of parts that are remembered as perhaps damaged
-# Statuses with which a store throttles requests.
-_BUSY = (429, 503)
+_BUSY = (429, 503)  # statuses with which a store throttles requests
+# Header that an owner's nginx adds to the store's answers. nginx's own errors do not have it.
+_FROM_STORE = "x-shardcache-tier"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ class Route:
         address: path of the socket to connect to.
         refreshes: True to fetch the part past the tier's cache, and replace the tier's copy.
         detours: True if nginx is to send the request to another owner than the part's first one.
-        question: "name" to ask for the owner's address, or "alive" to ask whether the owner still
-            serves a request for the parts, instead of requesting the parts; "" to request them.
+        question: "name" to ask for the address of the parts' owner instead of requesting the parts;
+            "alive" to ask whether the owner still serves a request for them; "" to request them.
         asks_version: True to ask which version of the object the store permitted lately, instead
             of requesting parts.
     """
@@ -112,7 +113,7 @@ class TierState:
         }
 
     async def watch(self) -> None:
-        """Read the status that `shardcache cluster run` publishes on this node, again and again.
+        """Read the status that `shardcache cluster run` publishes on this node, once a minute.
 
         Runs until it is cancelled.
         """
@@ -127,8 +128,8 @@ class TierState:
     def route(self, obj: RemoteObject, start: int) -> Route | None:
         """Return the route of a request for the part at `start`.
 
-        Returns None while the breaker is open, that is, after the tier has failed several times.
-        The origin is requested instead.
+        Returns None if the breaker does not admit a request: the tier has failed several times, and
+        no probe is due. The part is then requested from the origin.
         """
         if not self._breaker.admit(time.monotonic()):
             return None
@@ -136,9 +137,9 @@ class TierState:
         return Route(self.address, refreshes=is_suspect)
 
     def version_route(self) -> Route | None:
-        """Return the route of a question: which version of an object the store permitted lately.
+        """Return the route of the question which version of an object the store permitted lately.
 
-        Returns None while the breaker is open.
+        Returns None if the breaker does not admit a request.
         """
         if not self._breaker.admit(time.monotonic()):
             return None
@@ -156,8 +157,8 @@ class TierState:
 
         Args:
             cause: the reason, which is logged.
-            stalled: True if this node's nginx sent nothing. If only an owner is down, this node's
-                nginx answers with status 504, so a stall is a fault of this node's nginx.
+            stalled: True if this node's nginx sent nothing, which is its own fault: if only an
+                owner is down, it answers with status 504.
         """
         was_open = self._breaker.is_open
         self._breaker.failed(time.monotonic(), stalled=stalled)
@@ -186,7 +187,10 @@ class TierState:
         return count if isinstance(count, int) else 0
 
     async def _read_status(self) -> dict[str, Any] | None:
-        """Return the status that this node's nginx serves; None if it serves none."""
+        """Return the status that this node's nginx serves; None if it serves none.
+
+        Raises OSError or ValueError if it cannot be read.
+        """
         reader, writer = await asyncio.open_unix_connection(self.address)
         try:
             front.check_listener(writer.get_extra_info("socket"))
@@ -204,7 +208,7 @@ def sums_of(answer: Answer, obj: RemoteObject) -> list[PartSums]:
     """
     if answer.sums is not None:
         return answer.sums
-    if answer.status in _BUSY and "x-shardcache-tier" in answer.headers:
+    if answer.status in _BUSY and _FROM_STORE in answer.headers:
         raise OriginBusyError(
             f"the object store answered the tier with status {answer.status}",
             url=obj.url,
