@@ -14,7 +14,7 @@ MIB = 1024 * 1024
 # index) take this space.
 MIN_CAPACITY_BYTES = 64 * 1024
 _BLOCK_BYTES = 4096  # size of a disk's block
-_BYTES = pydantic.TypeAdapter(ByteSize)
+_BYTE_SIZE = pydantic.TypeAdapter(ByteSize)  # parses texts such as 200GB
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +30,19 @@ class DiskAmount:
     fraction: float | None = None
 
     @classmethod
-    def parse(cls, text: object) -> "DiskAmount":
-        """Parse `200GB`, `1.5TiB`, `80%` or a plain number of bytes. Raises ValueError."""
-        if isinstance(text, DiskAmount):
-            return text
-        if isinstance(text, str) and text.strip().endswith("%"):
-            percent = float(text.strip().removesuffix("%"))
+    def parse(cls, value: object) -> "DiskAmount":
+        """Parse `200GB`, `1.5TiB`, `80%` or a plain number of bytes. Raises ValueError.
+
+        A DiskAmount is returned unchanged.
+        """
+        if isinstance(value, DiskAmount):
+            return value
+        if isinstance(value, str) and value.strip().endswith("%"):
+            percent = float(value.strip().removesuffix("%"))
             if not 0 <= percent <= 100:
                 raise ValueError("a percentage must be between 0% and 100%")
             return cls(fraction=percent / 100)
-        return cls(value_bytes=int(_BYTES.validate_python(text)))
+        return cls(value_bytes=int(_BYTE_SIZE.validate_python(value)))
 
     def of(self, filesystem_bytes: int) -> int:
         """Return the amount in bytes on a filesystem of the given size."""
@@ -47,7 +50,7 @@ class DiskAmount:
             return self.value_bytes
         return int(filesystem_bytes * self.fraction)
 
-    def excess(self, filesystem_bytes: int) -> str | None:
+    def excess_warning(self, filesystem_bytes: int) -> str | None:
         """Return a warning if the amount exceeds the size of the filesystem; None otherwise."""
         if self.of(filesystem_bytes) <= filesystem_bytes:
             return None
@@ -61,8 +64,11 @@ def _checked_capacity(capacity: DiskAmount) -> DiskAmount:
 
     A user who forgets the unit, and writes 500 instead of 500GB, gets this error.
     """
-    is_too_small = capacity.fraction is None and capacity.value_bytes < MIN_CAPACITY_BYTES
-    if is_too_small or capacity.fraction == 0:
+    if capacity.fraction is None:
+        is_too_small = capacity.value_bytes < MIN_CAPACITY_BYTES
+    else:
+        is_too_small = capacity.fraction == 0
+    if is_too_small:
         amount = size(capacity.value_bytes)
         raise ValueError(f"{amount} cannot hold a single shard; add a unit, such as 500GB or 80%")
     return capacity
@@ -76,13 +82,13 @@ Capacity = Annotated[Size, AfterValidator(_checked_capacity)]
 
 
 def _whole_blocks(value: ByteSize) -> ByteSize:
-    """Round to the nearest number of whole disk blocks, so that 8MB can be used as well as 8MiB."""
+    """Round to the nearest whole number of disk blocks, so that 8MB can be used as well as 8MiB."""
     blocks = (value + _BLOCK_BYTES // 2) // _BLOCK_BYTES
     return ByteSize(blocks * _BLOCK_BYTES)
 
 
 def _without_per_second(value: object) -> object:
-    """Return `500MB` for the text `500MB/s`; any other value as it is."""
+    """Return `500MB` for the text `500MB/s`, and any other value unchanged."""
     if not isinstance(value, str):
         return value
     return value.strip().removesuffix("/s")
@@ -92,4 +98,4 @@ PartSize = Annotated[ByteSize, AfterValidator(_whole_blocks)]
 """A number of bytes, rounded to whole blocks of the disk."""
 
 Rate = BeforeValidator(_without_per_second)
-"""Validator for bytes per second: `500MB/s` means the same as `500MB`."""
+"""Validator of an option in bytes per second: `500MB/s` means the same as `500MB`."""

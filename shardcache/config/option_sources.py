@@ -29,12 +29,12 @@ class Sources:
     file: Path
 
     def values(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return the values that are set, as they are written.
+        """Return the values that are set, by name of the option, as they are written.
 
-        The values of keys in the file that are not options are returned as well.
+        Unknown keys in the file are returned as well, so that the caller can report them.
 
         Args:
-            names: names of the options, each of which an environment variable may set.
+            names: names of all options.
 
         Raises OSError or ValueError if the file is unusable.
         """
@@ -47,7 +47,7 @@ class Sources:
                 values[name] = self.env[variable]
         return values | dict(self.flags)
 
-    def kind(self, name: str) -> str:
+    def kind_of_source(self, name: str) -> str:
         """Return `flag`, `environment` or `file` for an option that is set."""
         if name in self.flags:
             return "flag"
@@ -62,8 +62,9 @@ class Sources:
         line of the file.
 
         Args:
-            loc: pydantic's location: `(option,)`; or `(option, number)` for an entry of `allow` or
-                an `[[origin]]` table, counted from 0, and `(option, number, key)` for a key of it.
+            loc: pydantic's location: `(option,)` for an option; `(option, number)` for an entry of
+                `allow` or an `[[origin]]` table, counted from 0; `(option, number, key)` for a key
+                of that entry or table.
         """
         name = str(loc[0])
         if name in self.flags:
@@ -78,6 +79,9 @@ class Sources:
         return place if line is None else f"{place}, line {line}"
 
     def _variable(self, name: str) -> str | None:
-        """Return the environment variable that sets an option, in upper or lower case."""
+        """Return the environment variable that sets an option, if there is one, in any case."""
         wanted = VARIABLE_PREFIX + name.upper()
-        return next((variable for variable in self.env if variable.upper() == wanted), None)
+        for variable in self.env:
+            if variable.upper() == wanted:
+                return variable
+        return None

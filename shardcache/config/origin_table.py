@@ -21,7 +21,7 @@ _MAX_PRICE = 1e15  # a limit, so that every cost is a finite number
 
 
 def _checked_front(text: str | None) -> str | None:
-    """Return the path of a tier's front unchanged. Raises ValueError if no socket can have it."""
+    """Return the path of a tier's front unchanged. Raises ValueError if it cannot be a socket."""
     if text is None:
         return None
     is_socket_path = text.startswith("/") and len(os.fsencode(text)) <= MAX_SOCKET_BYTES
@@ -93,7 +93,7 @@ class OriginTable(pydantic.BaseModel):
     @pydantic.field_validator("endpoint_url", "region", "profile", "anon")
     @classmethod
     def _reject_without_effect(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
-        """Reject a setting that the protocol of `match` does not have, and would ignore."""
+        """Return a setting unchanged. Raises ValueError if the protocol of `match` ignores it."""
         match = info.data.get("match", "")
         if "://" not in match:  # such a match may be a prefix of urls of several protocols
             return value
@@ -109,9 +109,9 @@ class OriginTable(pydantic.BaseModel):
         """Return the cost of bytes and requests; None if no price is set."""
         if self.price_per_gb is None and self.price_per_1000_requests is None:
             return None
-        of_bytes = size_bytes / 1e9 * (self.price_per_gb or 0)
-        of_requests = requests / 1e3 * (self.price_per_1000_requests or 0)
-        return of_bytes + of_requests
+        bytes_cost = size_bytes / 1e9 * (self.price_per_gb or 0)
+        requests_cost = requests / 1e3 * (self.price_per_1000_requests or 0)
+        return bytes_cost + requests_cost
 
 
 _NO_TABLE = OriginTable(match="")  # type: ignore[call-arg]  # the other fields have defaults

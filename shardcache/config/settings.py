@@ -27,13 +27,13 @@ from shardcache.suggestions import did_you_mean
 
 # Variables that are not options of the daemon: the client and the command line read them.
 _OTHER_VARIABLES = {CONFIG_ENV, SOCKET_ENV, "SHARDCACHE_JOB", "SHARDCACHE_TUNE_MALLOC"}
-# Kubernetes sets these in every pod if there is a service named shardcache. They are no misspelt
-# options.
+# Kubernetes sets these variables in every pod if there is a service named shardcache. They are not
+# misspelt options.
 _SERVICE_LINK = re.compile(r"SHARDCACHE_(?:SERVICE_|PORT(?:_|$))")
 
 
 def _tables(value: object) -> object:
-    """Return the tables of a config file as they are; parse the text of a variable as JSON."""
+    """Return the tables of a config file unchanged; parse the text of a variable as JSON."""
     if not isinstance(value, str):
         return value
     try:
@@ -45,7 +45,9 @@ def _tables(value: object) -> object:
 
 def config_file(path: Path | None = None) -> Path:
     """Return `path`, else the file that `$SHARDCACHE_CONFIG` names, else the node's config file."""
-    return path or Path(os.environ.get(CONFIG_ENV) or DEFAULT_CONFIG)
+    if path is not None:
+        return path
+    return Path(os.environ.get(CONFIG_ENV) or DEFAULT_CONFIG)
 
 
 def default_cache_dir() -> Path:
@@ -221,13 +223,13 @@ class Settings(pydantic.BaseModel):
     origin: Annotated[tuple[OriginTable, ...], BeforeValidator(_tables)] = Field(
         (),
         description="[[origin]] tables of the config file; a JSON list in the environment; there "
-        "is not a flag",
+        "is no flag",
     )
 
     @pydantic.field_validator("allow", mode="before")
     @classmethod
     def _split_commas(cls, value: object) -> object:
-        """Return a list of prefixes as it is; split the text of a variable at its commas."""
+        """Return a list of prefixes unchanged; split the text of a variable at its commas."""
         if not isinstance(value, str):
             return value
         return tuple(prefix for prefix in value.split(",") if prefix)
@@ -256,8 +258,7 @@ class Settings(pydantic.BaseModel):
         Raises ConfigError, which names every invalid option, or says why the file cannot be read.
         """
         _must_be_file(file)
-        # Neither flags nor environment: only the file.
-        return _from_sources(Sources({}, {}, file))
+        return _from_sources(Sources(flags={}, env={}, file=file))
 
 
 def unknown_variables() -> Iterator[tuple[str, str | None]]:
@@ -268,7 +269,8 @@ def unknown_variables() -> Iterator[tuple[str, str | None]]:
             continue
         if name.upper() not in known:
             similar = difflib.get_close_matches(name, known, n=1)
-            yield name, similar[0] if similar else None
+            closest = similar[0] if similar else None
+            yield name, closest
 
 
 def _from_sources(sources: Sources) -> Settings:
@@ -302,8 +304,8 @@ def _reason(error: Mapping[str, Any]) -> str:
     Args:
         error: one of `ValidationError.errors()`.
     """
-    # `loc` is only the option's name; for an option of a table, it is "origin", the table's number
-    # and the option's name; for an entry of `allow`, it is "allow" and the entry's number.
+    # For the forms of `loc`, see `Sources.place`. Its last element is the name of an option or of a
+    # table's key, or the number of an entry.
     *outer, name = error["loc"]
     if error["type"] == "extra_forbidden":
         known = OriginTable.model_fields if outer else Settings.model_fields

@@ -483,7 +483,7 @@ def _space_on_disk(layout: Layout, capacity: DiskAmount, min_free: DiskAmount) -
     """
     stat = os.statvfs(layout.root)
     total_bytes = stat.f_blocks * stat.f_frsize
-    warning = capacity.excess(total_bytes)
+    warning = capacity.excess_warning(total_bytes)
     if warning:
         log.warning(
             warning,

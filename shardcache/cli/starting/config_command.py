@@ -80,7 +80,7 @@ def _rows(settings: Settings, sources: Sources) -> Iterator[Json]:
         kind: str = "default"
         place: str | None = None
         if name in settings.model_fields_set:
-            kind = sources.kind(name)
+            kind = sources.kind_of_source(name)
             place = sources.place((name,))
         yield {"name": name, "value": _json_value(value), "source": kind, "place": place}
 
