@@ -10,9 +10,9 @@ def main() -> None:
 
         app(prog_name="shardcache")
     except ModuleNotFoundError as exn:
-        package = (exn.name or "").partition(".")[0]
+        package, _, _ = (exn.name or "").partition(".")
         if package == "shardcache":
-            raise
+            raise  # a fault of shardcache, not of its installation
         # A training image may have only the client installed, which has no command line.
         print(
             f"shardcache: the command line needs the package {package!r}, which is not installed\n"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from shardcache.redact import excerpt, printable
 from shardcache.suggestions import member_remedy
-from shardcache.worker_errors import TRAILER, is_formatted_for_trainer, sent_by_worker
+from shardcache.worker_errors import TRAILER, is_formatted_for_trainer, parse_worker_error
 
 _MAX_URL_CHARS = 8192
 
@@ -28,7 +28,7 @@ class ShardcacheError(Exception):
     Attributes:
         message: one sentence without a full stop, shortened by `excerpt` if it is long.
         url: the affected shard, pattern or file, if any, with secrets redacted.
-        remedy: advice on what to do, or an empty string.
+        remedy: advice on what to do, by default that of the class; empty if there is none.
         code: stable machine-readable name of the class, also used on the wire.
         retryable: True if the same request may succeed when it is repeated.
         yielded: number of the shard's samples that were yielded before the error was found.
@@ -50,15 +50,15 @@ class ShardcacheError(Exception):
     def __init__(self, message: str, *, url: str | None = None, remedy: str | None = None) -> None:
         self.yielded = 0
         self.worker_traceback = ""
-        # torch rebuilds a DataLoader worker's error only from its formatted traceback: `message`.
-        sent = sent_by_worker(message)
+        # torch rebuilds a DataLoader worker's error with its formatted traceback as the message.
+        sent = parse_worker_error(message)
         if sent is not None:
             self.worker_traceback = sent.traceback
             self.add_note(f"{sent.first_line} See the attribute worker_traceback.")
             self.yielded = _yielded(sent.fields)
             message = str(sent.fields.get("message", ""))
-            url = _text(sent.fields.get("url"))
-            remedy = _text(sent.fields.get("remedy"))
+            url = _text_or_none(sent.fields.get("url"))
+            remedy = _text_or_none(sent.fields.get("remedy"))
 
         self.message = excerpt(message)
         super().__init__(self.message)
@@ -84,7 +84,7 @@ class ShardcacheError(Exception):
     def to_json(self) -> dict[str, Any]:
         """Return the error as a JSON object; `from_json` is the inverse."""
         _, *classes = type(self).__mro__
-        parents = [kind.code for kind in classes if issubclass(kind, ShardcacheError)]
+        parents = [each.code for each in classes if issubclass(each, ShardcacheError)]
         error: dict[str, Any] = {
             "code": self.code,
             "message": self.message,
@@ -163,7 +163,8 @@ class OriginUnavailableError(OriginError, OSError, code="origin_unavailable", re
     )
     retry_after_s = 0
     """Seconds that the object store asks to wait before the next attempt."""
-    has_expired = False  # True if the store refuses credentials because they have expired
+    has_expired = False
+    """True if the object store refuses the credentials because they have expired."""
 
 
 class OriginBusyError(OriginUnavailableError, code="origin_busy"):
@@ -390,16 +391,15 @@ class MissingMemberError(SampleError, code="missing_member"):
             is_named: True if the dataset names the member. If not, other samples have the member,
                 and the option `missing` has no effect until the dataset names it.
         """
-        has = sorted(name for name in sample if not name.startswith("__"))
+        present = sorted(name for name in sample if not name.startswith("__"))
         not_read = sorted(unread)
-        listed = ", ".join(has) or "none of those read"
+        listed = ", ".join(present) or "none of those read"
         if not_read:
             listed += f"; not read: {', '.join(not_read)}"
-
         return cls(
             f"the sample {sample.get('__key__')!r} has no member {extension!r} (it has: {listed})",
             url=sample.get("__url__"),
-            remedy=member_remedy(extension, has, not_read, is_named=is_named),
+            remedy=member_remedy(extension, present, not_read, is_named=is_named),
         )
 
 
@@ -455,30 +455,31 @@ def internal_error(exn: Exception, url: str | None = None) -> ShardcacheError:
     return ShardcacheError(f"internal error in the daemon: {exn!r}", url=url, remedy=remedy)
 
 
-def codes(kind: type[ShardcacheError]) -> frozenset[str]:
+def codes(error_class: type[ShardcacheError]) -> frozenset[str]:
     """Return the codes of a class and all its subclasses."""
-    return frozenset(kind._by_code())
+    return frozenset(error_class._by_code())
 
 
-def from_json(data: dict[str, Any]) -> ShardcacheError:
+def from_json(fields: dict[str, Any]) -> ShardcacheError:
     """Rebuild an error from `to_json`; an unknown code becomes its nearest known parent class.
 
     A newer daemon may send codes that this client does not know. The client still gets the message,
     and a class to catch. Malformed fields are dropped: the error matters more than its details.
     """
-    error = _nearest_class(data)(
-        str(data.get("message", "")),
-        url=_text(data.get("url")),
-        remedy=_text(data.get("remedy")),
+    error_class = _nearest_class(fields)
+    error = error_class(
+        str(fields.get("message", "")),
+        url=_text_or_none(fields.get("url")),
+        remedy=_text_or_none(fields.get("remedy")),
     )
-    error.yielded = _yielded(data)
+    error.yielded = _yielded(fields)
     return error
 
 
-def _nearest_class(data: dict[str, Any]) -> type[ShardcacheError]:
+def _nearest_class(fields: dict[str, Any]) -> type[ShardcacheError]:
     """Return the class with an error's code, else the class of its nearest known parent."""
-    nearest_first = [data.get("code")]
-    parents = data.get("parents")
+    nearest_first = [fields.get("code")]
+    parents = fields.get("parents")
     if isinstance(parents, list | tuple):
         nearest_first += parents
     known = ShardcacheError._by_code()
@@ -488,12 +489,11 @@ def _nearest_class(data: dict[str, Any]) -> type[ShardcacheError]:
     return ShardcacheError
 
 
-def _yielded(data: dict[str, Any]) -> int:
+def _yielded(fields: dict[str, Any]) -> int:
     """Return the field `yielded` of an error's JSON; 0 if it is missing or malformed."""
-    yielded = data.get("yielded")
+    yielded = fields.get("yielded")
     return yielded if isinstance(yielded, int) else 0
 
 
-def _text(value: object) -> str | None:
-    """Return a value if it is a text; None for any other value."""
+def _text_or_none(value: object) -> str | None:
     return value if isinstance(value, str) else None

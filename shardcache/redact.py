@@ -2,7 +2,7 @@
 
 A signed url grants access to its object, or even to a whole container, to anyone who sees the url.
 The complete url is used only to fetch the object and to compute its hash. Before a url is shown or
-stored, these functions replace its secrets. They depend only on their arguments.
+stored, its secrets are replaced here.
 """
 
 import re
@@ -11,21 +11,21 @@ HIDDEN = "REDACTED"
 
 # Query parameters of AWS (versions 4 and 2), Google, Azure (SAS), CloudFront, and common names for
 # secrets.
-_NAMES = (
+_SECRET_NAMES = (
     r"x-(?:amz|goog|ms|oss|cos)-(?:signature|credential|security-token)"
     r"|ossaccesskeyid|awsaccesskeyid|googleaccessid"
     r"|signature|sig|policy|(?:\w+[-_])?(?:token|secret|password|passwd|pwd)|auth"
     r"|(?:api|access|account|secret|subscription)[-_]?key"
 )
 # A parameter ends at the next parameter, at the end of the url, or at a quotation mark.
-_PARAMETER = re.compile(rf"([?&;#](?:{_NAMES})=)[^\s&;#'\"<>]+", re.IGNORECASE)
-# Only this number of characters of a text is processed: more are never shown.
+_SECRET = re.compile(rf"([?&;#](?:{_SECRET_NAMES})=)[^\s&;#'\"<>]+", re.IGNORECASE)
+# `excerpt` reads only this number of characters of a text, which may be of any length.
 _MAX_READ_CHARS = 8192
 # C0 and C1 controls, line separators, and bidirectional overrides.
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-# Passwords in urls. They may contain slashes, as AWS's often do. Ports, IPv6 addresses, ARNs and
-# GitHub's org:repo@ref are not passwords. A match ends before the next "://": if each match could
-# extend further, a text with thousands of urls would take minutes.
+# A url's user name and password, up to the "@". Passwords may contain slashes, as AWS's often do.
+# Ports, IPv6 addresses, ARNs and GitHub's org:repo@ref are not passwords. A match ends before the
+# next "://": if each match could extend further, a text with thousands of urls would take minutes.
 _USERINFO = re.compile(
     r"(?<!github)(://)(?!arn:)[^\s/@:\[{'\"]*:(?!\d{0,5}(?:[/?#\s'\"]|$))(?:(?!://)[^\s@'\"])*@"
 )
@@ -34,7 +34,7 @@ _USERINFO = re.compile(
 def redact(text: str) -> str:
     """Return a url, or a text that contains urls, without passwords, signatures and tokens."""
     if "=" in text:
-        text = _PARAMETER.sub(rf"\1{HIDDEN}", text)
+        text = _SECRET.sub(rf"\1{HIDDEN}", text)
     if "@" in text:
         text = _USERINFO.sub(rf"\1{HIDDEN}@", text)
     return text

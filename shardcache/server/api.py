@@ -63,7 +63,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except OSError as exn:  # an error of this process, such as too many open files
         exhausted = errors.ExhaustedError(f"the daemon cannot answer ({exn.strerror or exn})")
         return _error_response(exhausted, 503)
-    except web.HTTPException:
+    except web.HTTPException:  # an answer of aiohttp's own, such as a redirect
         raise
     except Exception as exn:  # a top-level guard, as in sessions: the client gets the error
         # Once a response has begun, the connection can only be closed.
@@ -118,7 +118,8 @@ async def shards(request: web.Request) -> web.StreamResponse:
 @routes.get("/v1/pins")
 async def pins(request: web.Request) -> web.StreamResponse:
     """Stream the pinned shards, one per line."""
-    return await _stream_all(request, request.app[SERVICE].cache.pins(peer_of(request)))
+    pinned = request.app[SERVICE].cache.pins(peer_of(request))
+    return await _stream_all(request, pinned)
 
 
 @routes.post("/v1/verify")
@@ -173,18 +174,20 @@ async def pin(request: web.Request) -> web.StreamResponse:
 async def unpin(request: web.Request) -> web.Response:
     """Unpin the shards that the body's `urls` name."""
     urls = await _receive_urls(request)
-    return web.json_response(await request.app[SERVICE].cache.unpin(urls, peer_of(request)))
+    unpinned = await request.app[SERVICE].cache.unpin(urls, peer_of(request))
+    return web.json_response(unpinned)
 
 
 @routes.post("/v1/evict")
 async def evict(request: web.Request) -> web.Response:
     """Evict the shards that the body's `urls` name."""
     urls = await _receive_urls(request)
-    return web.json_response(await request.app[SERVICE].cache.evict(urls, peer_of(request)))
+    evicted = await request.app[SERVICE].cache.evict(urls, peer_of(request))
+    return web.json_response(evicted)
 
 
 async def no_endpoint(request: web.Request) -> web.StreamResponse:
-    """Refuse a request for a key to the S3 endpoint: this handler is for daemons without one."""
+    """Refuse a request for a key: the handler of daemons without an S3 endpoint."""
     raise errors.ConfigError(
         "the daemon has no S3 endpoint",
         remedy="start it with --s3 127.0.0.1:9099",
@@ -240,7 +243,7 @@ async def _receive_urls(request: web.Request) -> list[str]:
 
 
 async def _receive_body(request: web.Request) -> Json:
-    """Receive the request's body, a JSON object; keep the user's credentials if it has some.
+    """Receive the request's body, a JSON object; keep the credentials in it for the user.
 
     Raises ProtocolError.
     """
@@ -253,5 +256,6 @@ async def _receive_body(request: web.Request) -> Json:
         ) from None
     credentials = body.get("credentials")
     if isinstance(credentials, dict):
-        request.app[SERVICE].cache.session_credentials.hand_over(credentials, peer_of(request).uid)
+        cache = request.app[SERVICE].cache
+        cache.session_credentials.hand_over(credentials, peer_of(request).uid)
     return body

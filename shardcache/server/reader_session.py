@@ -72,9 +72,9 @@ class ReaderSession:
         self._epoch: int | None = None  # epoch of the latest plan, if the client has named it
         self._plan_lock = asyncio.Lock()
         self._resolve_lock = asyncio.Lock()
-        # Holds the lock of a list of shards while this reader is to send the list. No other reader
-        # of the same user then sends it, too.
-        self._list_lock = AsyncExitStack()
+        # Holds the lock of a list of shards while this reader is to send the list, so that no other
+        # reader of the same user sends it, too.
+        self._held_list_lock = AsyncExitStack()
         self._running: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup
         self._resolving_id = 0  # id of the latest `resolve` request
@@ -84,13 +84,13 @@ class ReaderSession:
 
     async def run(self) -> None:
         """Handle messages until the connection ends, then cancel the requests that still wait."""
-        async with self._list_lock, asyncio.TaskGroup() as self._tasks:
-            async for text in self._texts():
+        async with self._held_list_lock, asyncio.TaskGroup() as self._tasks:
+            async for encoded in self._encoded_messages():
                 # Backpressure: a client with too many unanswered requests is not read any further.
                 await self._slots.acquire()
-                if len(text) > _LONG_CHARS:
+                if len(encoded) > _LONG_CHARS:
                     await self._cache.turns.wait()
-                self._start(self._handle(text))
+                self._start(self._handle(encoded))
                 # Buffered messages arrive without a pause: let other sessions run in between.
                 await asyncio.sleep(0)
             for task in self._running:
@@ -102,7 +102,7 @@ class ReaderSession:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _texts(self) -> AsyncIterator[str | bytes]:
+    async def _encoded_messages(self) -> AsyncIterator[str | bytes]:
         """Yield messages as they arrive, until the connection ends."""
         # A reader may disconnect between its ping and the daemon's pong, which raises this error.
         with suppress(ConnectionError):
@@ -112,11 +112,11 @@ class ReaderSession:
                 if message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
                     yield message.data
 
-    async def _handle(self, text: str | bytes) -> None:
+    async def _handle(self, encoded: str | bytes) -> None:
         """Answer a message, for which `run` has taken a slot."""
         try:
             try:
-                messages = protocol.unbundled(protocol.parse(text))
+                messages = protocol.unbundled(protocol.parse(encoded))
             except ProtocolError as exn:
                 await self._outbox.send([{"type": "error", "error": exn.to_json(), "id": None}])
                 return
@@ -220,8 +220,9 @@ class ReaderSession:
         """Return the manifest of a dataset: the shards that its urls and patterns stand for."""
         urls: list[str] = message["urls"]
         wanted = protocol.wanted_of(message)
-        # Without a maximum age, a listing of any age that the cache still has is used.
-        max_age_s = message["max_age_ms"] / 1000 if "max_age_ms" in message else math.inf
+        max_age_s = math.inf  # by default, a listing that the cache still has may be of any age
+        if "max_age_ms" in message:
+            max_age_s = message["max_age_ms"] / 1000
         self._resolving_id = request_id
         self._resolving_urls = urls
         with self._reader.waiting_for_listing(urls):
@@ -247,19 +248,19 @@ class ReaderSession:
         has to send it, others wait until it has done so or disconnects.
         """
         manifests = self._cache.manifests
-        await self._list_lock.aclose()
+        await self._held_list_lock.aclose()
         lock = manifests.sending_lock(fingerprint, self._peer)
         with suppress(TimeoutError):
             async with asyncio.timeout(_LIST_WAIT_S):
-                await self._list_lock.enter_async_context(lock)
+                await self._held_list_lock.enter_async_context(lock)
         if await manifests.known([fingerprint], self._peer) is None:
             return False  # the lock is held until the list is sent
-        await self._list_lock.aclose()
+        await self._held_list_lock.aclose()
         return True
 
     async def _take_list(self, packed: bytes) -> None:
         """Keep a list of shards that the reader has sent; other readers no longer wait for it."""
-        async with self._list_lock:
+        async with self._held_list_lock:
             await self._cache.manifests.admit(packed, self._peer)
 
     async def _declare_plan(self, message: Json) -> Json:
@@ -344,7 +345,7 @@ class ReaderSession:
                 latest=message.get("latest", False),
                 needed=message.get("needed", False),
             )
-            named_path: Json = {}
+            named_path: Json = {}  # the field, if the reader wants it
             if message.get("named"):
                 named_path = await self._named_path(lease)
             return self._grant(lease, message) | named_path

@@ -89,30 +89,6 @@ async def _serve(socket: web.WebSocketResponse, service: Service, peer: Peer) ->
             _log_bill_of_idle_job(reader.job, service.cache)
 
 
-async def _send_welcome(socket: web.WebSocketResponse, protocol_version: int, cache: Cache) -> None:
-    """Send the answer to a hello.
-
-    Args:
-        protocol_version: the version that both sides use from now on.
-    """
-    welcome = {
-        "type": "welcome",
-        "protocol": protocol_version,
-        "version": __version__,
-        "cache_dir": str(cache.layout.root),
-        "bundles": True,
-    }
-    with suppress(ConnectionError):
-        await socket.send_str(protocol.written(welcome).decode())
-
-
-def _log_bill_of_idle_job(job: Job, cache: Cache) -> None:
-    """Log what a job has fetched and read, once its last reader has disconnected."""
-    if job.shards_done and not job.sessions:
-        bill = cache.bills.to_json(job.key)
-        log.info("the job's last reader has disconnected", bill=bill["text"])
-
-
 async def _receive_hello(socket: web.WebSocketResponse) -> Json:
     """Return a session's first message, unchecked except for its type. Raises ProtocolError."""
     try:
@@ -138,3 +114,27 @@ def _loader(hello: Json) -> Loader | None:
         take(hello, "rank", int),
         take(hello, "batch_size", int),
     )
+
+
+async def _send_welcome(socket: web.WebSocketResponse, protocol_version: int, cache: Cache) -> None:
+    """Send the answer to a hello.
+
+    Args:
+        protocol_version: the version that both sides use from now on.
+    """
+    welcome = {
+        "type": "welcome",
+        "protocol": protocol_version,
+        "version": __version__,
+        "cache_dir": str(cache.layout.root),
+        "bundles": True,
+    }
+    with suppress(ConnectionError):
+        await socket.send_str(protocol.written(welcome).decode())
+
+
+def _log_bill_of_idle_job(job: Job, cache: Cache) -> None:
+    """Log what a job has fetched and read, once its last reader has disconnected."""
+    if job.shards_done and not job.sessions:
+        bill = cache.bills.to_json(job.key)
+        log.info("the job's last reader has disconnected", bill=bill["text"])

@@ -57,13 +57,10 @@ class BucketAnswers:
         # An empty location means us-east-1.
         return _xml_response("LocationConstraint", "")
 
-    async def exists(self, request: S3Request, peer: Peer) -> bool:
-        """Return whether the bucket exists and the user may read it.
-
-        Raises ShardcacheError.
-        """
+    async def is_readable(self, request: S3Request, peer: Peer) -> bool:
+        """Return whether the bucket exists and the user may read it. Raises ShardcacheError."""
         try:
-            return await self._objects.may_read_bucket(f"s3://{request.bucket}/", peer)
+            return await self._objects.may_read_bucket(request.bucket_url, peer)
         except NotFoundError:
             return False
 
@@ -101,7 +98,7 @@ class BucketAnswers:
     async def _check_access(self, request: S3Request, peer: Peer) -> None:
         """Raise S3Error unless the bucket exists, and the user's access rules name it."""
         try:
-            is_allowed = await self._objects.may_read_bucket(f"s3://{request.bucket}/", peer)
+            is_allowed = await self._objects.may_read_bucket(request.bucket_url, peer)
         except NotFoundError:
             raise _no_bucket(request) from None
         if not is_allowed:
@@ -127,7 +124,7 @@ class BucketAnswers:
             # S3 answers such a request with an empty page that is the last one.
             return ListedPage([], [], "")
         wanted = PageRequest(
-            f"s3://{request.bucket}/{params.get('prefix', '')}",
+            request.bucket_url + params.get("prefix", ""),
             delimiter=params.get("delimiter", ""),
             after=after,
             token=token,
@@ -154,7 +151,7 @@ def _bucket_in(prefix: str) -> str:
 
 def _key_in(request: S3Request, url: str) -> str:
     """Return the key of a url in the request's bucket."""
-    return url.removeprefix(f"s3://{request.bucket}/")
+    return url.removeprefix(request.bucket_url)
 
 
 def _max_keys(request: S3Request) -> int:

@@ -43,7 +43,7 @@ _SHORT_BYTES = 64 * 1024
 # Ranges of an object that is not cached are fetched in pieces of this size, one ahead of the
 # client.
 _PIECE_BYTES = 8 * 1024 * 1024
-_TRIES = 3  # number of attempts to answer a request during which the object or its file changes
+_TRIES = 3  # number of attempts to answer a request whose object or cached file changes
 _MAX_PARTS = 10_000  # number of parts of an upload that S3 allows
 # Parameters of a request that set a header of its answer, and these headers.
 _HEADER_OF_PARAM = {
@@ -177,7 +177,7 @@ class ObjectAnswers:
         selection: _Selection,
         job: JobKey,
     ) -> web.StreamResponse:
-        """Send an answer with its body; close the connection after an error midway.
+        """Send an answer with its body; close the connection if an error occurs midway.
 
         Raises ShardcacheError, OSError, SlowClientError and _LostFileError, but only before the
         first byte is sent.
@@ -240,13 +240,18 @@ class ObjectAnswers:
         """Send head and body; the kernel sends the body."""
         assert http.transport is not None
         with self._sender.client_socket(http.transport) as client:
-            is_whole = self._should_hold_whole(selection)
-            stream = _Stream(http, response, selection, client, is_whole)
-            is_space_wanted = self._objects.reads.is_space_wanted
+            stream = _Stream(
+                http,
+                response,
+                selection,
+                client,
+                self._objects.reads.is_space_wanted,
+                is_whole=self._should_hold_whole(selection),
+            )
             try:
                 while not stream.is_at_end:
                     async with self._hold_next(stream, job) as held:
-                        await stream.send(held, is_space_wanted)
+                        await stream.send(held)
                     if not stream.is_at_end:
                         # Wait without holding any bytes: the client may have stopped reading.
                         await client.wait_until_writable()
@@ -273,7 +278,8 @@ class ObjectAnswers:
         next_piece = None
         if piece_end < end:
             next_piece = (piece_end, min(end, piece_end + _PIECE_BYTES))
-        return reads.hold_span(obj, (stream.sent_to, piece_end), job, next_piece, in_order=True)
+        piece = (stream.sent_to, piece_end)
+        return reads.hold_span(obj, piece, job, ahead=next_piece, in_order=True)
 
     def _should_hold_whole(self, selection: _Selection) -> bool:
         """Return whether to hold the object as a whole while it is sent.
@@ -300,6 +306,7 @@ class _Stream:
     _response: web.StreamResponse
     selection: _Selection
     _client: ClientSocket
+    _is_space_wanted: Callable[[], bool]  # returns True while others wait for cache space
     is_whole: bool
     sent_to: int = field(init=False)
 
@@ -322,38 +329,29 @@ class _Stream:
         _, end = self.selection.span
         return self.sent_to >= end
 
-    async def send(self, held: HeldBytes, is_space_wanted: Callable[[], bool]) -> None:
+    async def send(self, held: HeldBytes) -> None:
         """Send the held bytes. The bytes of a whole object are sent as they arrive.
 
         If the client reads nothing while others wait for cache space, only some of the held bytes
         are sent. The remaining bytes of a whole object are then sent in pieces.
-
-        Args:
-            is_space_wanted: returns True while others wait for cache space.
         """
         with _open(held) as fd:
             if not self.is_whole:
-                await self._send_ready(held, fd, is_space_wanted)
+                await self._send_ready(held, fd)
                 return
             while not self.is_at_end:
-                all_sent = await self._send_ready(held, fd, is_space_wanted)
+                all_sent = await self._send_ready(held, fd)
                 if not all_sent:
                     self.is_whole = False
                     return
 
-    async def _send_ready(
-        self,
-        held: HeldBytes,
-        fd: int,
-        is_space_wanted: Callable[[], bool],
-    ) -> bool:
+    async def _send_ready(self, held: HeldBytes, fd: int) -> bool:
         """Wait until further bytes have arrived, and send them.
 
         Returns False if only some of these bytes were sent, because others wait for cache space.
 
         Args:
-            fd: the open file of the bytes.
-            is_space_wanted: returns True while others wait for cache space.
+            fd: descriptor of the file with the held bytes.
         """
         arrived_to = await held.beyond(self.sent_to)
         _, selection_end = self.selection.span
@@ -362,7 +360,7 @@ class _Stream:
             # aiohttp sends the head. It has to be in the socket before the kernel sends the body.
             await self._response.prepare(self._http)
             await self._client.wait_until_flushed()
-        self.sent_to = await self._client.send_file(fd, self.sent_to, end, is_space_wanted)
+        self.sent_to = await self._client.send_file(fd, self.sent_to, end, self._is_space_wanted)
         return self.sent_to == end
 
 

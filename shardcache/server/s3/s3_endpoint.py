@@ -37,7 +37,7 @@ log = structlog.get_logger()
 
 # Maximum number of requests that are answered at the same time. Each may have three open files.
 _MAX_REQUESTS = 1024
-_MAX_USER_REQUESTS = _MAX_REQUESTS // 2  # of one user, who so cannot use up the maximum for all
+_MAX_USER_REQUESTS = _MAX_REQUESTS // 2  # for each user, so that one cannot shut out the others
 _READ_METHODS = ("GET", "HEAD")
 _SHOWN_CHARS = 40  # number of characters of an unknown parameter that an error shows
 # Every request of a browser has at least one of these headers, and no page can remove them.
@@ -117,7 +117,7 @@ class S3Endpoint:
                 "the endpoint is read-only; write to the object store itself",
                 {"Allow": ", ".join(_READ_METHODS)},
             )
-        if request.key and not self._drain.has_begun:
+        if request.key and not self._drain.has_begun:  # else `running_request` refuses it
             _check_object_params(request)
             # An instant answer is not counted as running: nothing else runs before it is returned.
             instant = self._objects.answer_without_waiting(request, peer, common_headers)
@@ -182,7 +182,7 @@ class S3Endpoint:
             return await self._objects.get(http, request, peer, common_headers)
         except NotFoundError:
             # The answer to HEAD has no body, so it cannot say whether the bucket is missing.
-            if http.method == "GET" and not await self._buckets.exists(request, peer):
+            if http.method == "GET" and not await self._buckets.is_readable(request, peer):
                 raise S3Error("NoSuchBucket", f"there is no bucket {request.bucket}") from None
             raise S3Error("NoSuchKey", "the object store has no such object") from None
 

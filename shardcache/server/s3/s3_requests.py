@@ -59,9 +59,14 @@ class S3Request(NamedTuple):
         return cls(signed, bucket, key, _params(query))
 
     @property
+    def bucket_url(self) -> str:
+        """The beginning of all urls in the bucket."""
+        return f"s3://{self.bucket}/"
+
+    @property
     def url(self) -> str:
-        """The url of the object, or the prefix of all urls in the bucket."""
-        return f"s3://{self.bucket}/{self.key}"
+        """The url of the object."""
+        return self.bucket_url + self.key
 
     def header(self, name: str) -> str | None:
         """Return a header by its name in lower case; None if the request does not have it."""

@@ -64,6 +64,9 @@ class ClientSocket:
     ) -> int:
         """Send bytes of a file; return the offset of the end of the bytes that were sent.
 
+        Raises SlowClientError, ConnectionError if the client has disconnected, and OSError if the
+        file cannot be read.
+
         Args:
             fd: the open file.
             start: offset of the first byte.
@@ -71,9 +74,6 @@ class ClientSocket:
             is_space_wanted: returns True while others wait for cache space. Then no more bytes
                 are sent once the client has read nothing for `_IDLE_CLIENT_S`. None to send all
                 bytes in any case.
-
-        Raises SlowClientError, ConnectionError if the client has disconnected, and OSError if the
-        file cannot be read.
         """
         if start >= end:
             return start

@@ -109,6 +109,10 @@ class Signature(NamedTuple):
                 "the signature is not that of this request with the key's secret; run "
                 "shardcache credentials again, and let nothing rewrite the request",
             )
+        self._check_time(made_s, now_s)
+
+    def _check_time(self, made_s: float, now_s: float) -> None:
+        """Raise S3Error unless a signature that was made at `made_s` is valid at `now_s`."""
         if self.valid_s is None:
             if abs(now_s - made_s) > _SKEW_S:
                 raise S3Error(
