@@ -56,7 +56,7 @@ _HEADER_OF_PARAM = {
 }
 
 
-class _Selection(NamedTuple):
+class Selection(NamedTuple):
     """Bytes of an object that one request selects: all, a range, or an uploaded part.
 
     Attributes:
@@ -90,19 +90,15 @@ class ObjectAnswers:
     _objects: Objects
     _sender: Sender
 
-    async def head(self, request: S3Request, peer: Peer) -> web.StreamResponse:
-        """Answer HeadObject. Raises S3Error, ShardcacheError."""
-        return _head(await self._find_selection(request, peer))
-
-    def answer_without_waiting(
+    def select_known(
         self,
         request: S3Request,
         peer: Peer,
         common_headers: dict[str, str],
-    ) -> web.Response | None:
-        """Answer HeadObject, and GetObject for a few bytes, if everything is in memory.
+    ) -> Selection | None:
+        """Return the bytes that a request selects; None if the object store has to be asked first.
 
-        Returns None if the object store or the disk is needed. Raises S3Error, ShardcacheError.
+        Raises S3Error, ShardcacheError.
         """
         if "partNumber" in request.params:
             return None  # the object store has to be asked for the part's size
@@ -111,6 +107,19 @@ class ObjectAnswers:
             return None
         selection = _select_range(request, obj)
         selection.headers.update(common_headers)
+        return selection
+
+    def answer_from_memory(
+        self,
+        request: S3Request,
+        peer: Peer,
+        selection: Selection,
+    ) -> web.Response | None:
+        """Answer HeadObject, and GetObject for a few bytes that are in memory.
+
+        Returns None if the body is long, or needs the object store or the disk. Raises
+        ShardcacheError.
+        """
         if request.signed.method == "HEAD":
             return _head(selection)
         if selection.size_bytes > _SHORT_BYTES:
@@ -120,24 +129,41 @@ class ObjectAnswers:
             return None
         return self._charge_and_answer(selection, (JOB, peer.uid), body)
 
+    async def head(
+        self,
+        request: S3Request,
+        peer: Peer,
+        common_headers: dict[str, str],
+    ) -> web.Response:
+        """Answer HeadObject. Raises S3Error, ShardcacheError."""
+        return _head(await self._find_selection(request, peer, common_headers))
+
     async def get(
         self,
         http: web.BaseRequest,
         request: S3Request,
         peer: Peer,
         common_headers: dict[str, str],
+        selection: Selection | None,
     ) -> web.StreamResponse:
         """Answer GetObject. Raises S3Error, ShardcacheError.
 
         An error after the first bytes are sent is not raised: the connection is closed instead.
+
+        Args:
+            http: the request as aiohttp has it, to whose connection the answer is sent.
+            request: the same request.
+            peer: the user who signed it.
+            common_headers: headers of every answer.
+            selection: what `select_known` returned; None to find the selected bytes here.
         """
         # An attempt fails if the object or its cached file changes before the first byte is sent.
         # The next attempt begins with the object's present version.
         tries_left = _TRIES
         while True:
             tries_left -= 1
-            selection = await self._find_selection(request, peer)
-            selection.headers.update(common_headers)
+            if selection is None:
+                selection = await self._find_selection(request, peer, common_headers)
             try:
                 return await self._answer(http, selection, (JOB, peer.uid))
             except (OutdatedError, ShardChangedError):
@@ -149,14 +175,34 @@ class ObjectAnswers:
                 if not tries_left:
                     message = "the cached object was removed repeatedly while it was read"
                     raise S3Error("ServiceUnavailable", f"{message}; try again") from None
+            selection = None
 
-    async def _find_selection(self, request: S3Request, peer: Peer) -> _Selection:
+    async def _find_selection(
+        self,
+        request: S3Request,
+        peer: Peer,
+        common_headers: dict[str, str],
+    ) -> Selection:
         """Return the bytes that a request selects. Raises S3Error, ShardcacheError."""
         obj = await self._objects.stat(request.url, peer)
         part_number = request.number("partNumber", lowest=1, highest=_MAX_PARTS)
         if part_number is None:
-            return _select_range(request, obj)
+            selection = _select_range(request, obj)
+        else:
+            selection = await self._select_upload_part(request, obj, part_number)
+        selection.headers.update(common_headers)
+        return selection
 
+    async def _select_upload_part(
+        self,
+        request: S3Request,
+        obj: RemoteObject,
+        part_number: int,
+    ) -> Selection:
+        """Return the selection of a request for a part in which the object was uploaded.
+
+        Raises S3Error, ShardcacheError.
+        """
         check_conditions(request, obj.version, _modified_s(obj))
         if request.header("range") is not None:
             raise S3Error("InvalidRequest", "ask for a range or for a part, not for both")
@@ -174,7 +220,7 @@ class ObjectAnswers:
     async def _answer(
         self,
         http: web.BaseRequest,
-        selection: _Selection,
+        selection: Selection,
         job: JobKey,
     ) -> web.StreamResponse:
         """Send an answer with its body; close the connection if an error occurs midway.
@@ -200,7 +246,7 @@ class ObjectAnswers:
 
     def _charge_and_answer(
         self,
-        selection: _Selection,
+        selection: Selection,
         job: JobKey,
         body: bytes | bytearray,
     ) -> web.Response:
@@ -208,14 +254,14 @@ class ObjectAnswers:
         self._objects.reads.count_sent(selection.obj, selection.size_bytes, job)
         return web.Response(status=selection.status, headers=selection.headers, body=body)
 
-    async def _read(self, selection: _Selection, job: JobKey) -> bytes | bytearray:
+    async def _read(self, selection: Selection, job: JobKey) -> bytes | bytearray:
         """Return the selected bytes, once they are cached."""
         start, _ = selection.span
         async with self._objects.reads.hold_span(selection.obj, selection.span, job) as held:
             with _open(held) as fd:
                 return await self._sender.read(fd, start, selection.size_bytes)
 
-    def _bytes_in_memory(self, selection: _Selection) -> bytearray | None:
+    def _bytes_in_memory(self, selection: Selection) -> bytearray | None:
         """Return the selected bytes if they are cached and in the page cache; None if not."""
         path = self._objects.reads.at_hand(selection.obj, selection.span)
         if path is None:
@@ -234,7 +280,7 @@ class ObjectAnswers:
         self,
         http: web.BaseRequest,
         response: web.StreamResponse,
-        selection: _Selection,
+        selection: Selection,
         job: JobKey,
     ) -> None:
         """Send head and body; the kernel sends the body."""
@@ -281,7 +327,7 @@ class ObjectAnswers:
         piece = (stream.sent_to, piece_end)
         return reads.hold_span(obj, piece, job, ahead=next_piece, in_order=True)
 
-    def _should_hold_whole(self, selection: _Selection) -> bool:
+    def _should_hold_whole(self, selection: Selection) -> bool:
         """Return whether to hold the object as a whole while it is sent.
 
         It has to be selected as a whole, and to fit into the cache now. Otherwise it is sent in
@@ -304,7 +350,7 @@ class _Stream:
 
     _http: web.BaseRequest
     _response: web.StreamResponse
-    selection: _Selection
+    selection: Selection
     _client: ClientSocket
     _is_space_wanted: Callable[[], bool]  # returns True while others wait for cache space
     is_whole: bool
@@ -364,7 +410,7 @@ class _Stream:
         return self.sent_to == end
 
 
-def _select_range(request: S3Request, obj: RemoteObject) -> _Selection:
+def _select_range(request: S3Request, obj: RemoteObject) -> Selection:
     """Return the selection of a request for an object or for a range.
 
     Raises S3Error for a range beyond the object's end, and if a condition of the request, such as
@@ -377,7 +423,7 @@ def _select_range(request: S3Request, obj: RemoteObject) -> _Selection:
     return _select_span(obj, span, _object_headers(request, obj))
 
 
-def _select_span(obj: RemoteObject, span: Span | None, headers: dict[str, str]) -> _Selection:
+def _select_span(obj: RemoteObject, span: Span | None, headers: dict[str, str]) -> Selection:
     """Return a selection of an object's bytes.
 
     Args:
@@ -385,13 +431,13 @@ def _select_span(obj: RemoteObject, span: Span | None, headers: dict[str, str]) 
         headers: headers of the answer; `Content-Range` is added for a range.
     """
     if span is None:
-        return _Selection(obj, (0, obj.size_bytes), is_range=False, headers=headers)
+        return Selection(obj, (0, obj.size_bytes), is_range=False, headers=headers)
     start, end = span
     headers["Content-Range"] = f"bytes {start}-{end - 1}/{obj.size_bytes}"
-    return _Selection(obj, span, is_range=True, headers=headers)
+    return Selection(obj, span, is_range=True, headers=headers)
 
 
-def _head(selection: _Selection) -> web.Response:
+def _head(selection: Selection) -> web.Response:
     """Return the answer to HeadObject."""
     headers = {**selection.headers, "Content-Length": str(selection.size_bytes)}
     return web.Response(status=selection.status, headers=headers)
@@ -461,7 +507,7 @@ def _open(held: HeldBytes) -> Iterator[int]:
         os.close(fd)
 
 
-def _cut_off(http: web.BaseRequest, selection: _Selection, exn: Exception) -> None:
+def _cut_off(http: web.BaseRequest, selection: Selection, exn: Exception) -> None:
     """Close the connection midway, so that the client notices that the body is incomplete."""
     if not isinstance(exn, ConnectionError):
         log.warning(

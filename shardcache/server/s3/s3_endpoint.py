@@ -21,7 +21,7 @@ from shardcache.errors import NotFoundError, ShardcacheError
 from shardcache.server.process.drain import Drain
 from shardcache.server.s3.bucket_answers import BucketAnswers
 from shardcache.server.s3.error_documents import S3Error
-from shardcache.server.s3.object_answers import ObjectAnswers
+from shardcache.server.s3.object_answers import ObjectAnswers, Selection
 from shardcache.server.s3.s3_requests import S3Request
 from shardcache.server.s3.sending import Sender, SlowClientError
 from shardcache.server.s3.signatures import Signature
@@ -117,15 +117,19 @@ class S3Endpoint:
                 "the endpoint is read-only; write to the object store itself",
                 {"Allow": ", ".join(_READ_METHODS)},
             )
+        selection = None
         if request.key and not self._drain.has_begun:  # else `running_request` refuses it
             _check_object_params(request)
-            # An instant answer is not counted as running: nothing else runs before it is returned.
-            instant = self._objects.answer_without_waiting(request, peer, common_headers)
-            if instant is not None:
-                return instant
+            selection = self._objects.select_known(request, peer, common_headers)
+            if selection is not None:
+                # An instant answer is not counted as running: nothing else runs before it is
+                # returned.
+                instant = self._objects.answer_from_memory(request, peer, selection)
+                if instant is not None:
+                    return instant
         with self._admitted(peer), self._drain.running_request():
             if request.key:
-                return await self._answer_object(http, request, peer, common_headers)
+                return await self._answer_object(http, request, peer, common_headers, selection)
             response = await self._answer_bucket(request, peer)
             response.headers.update(common_headers)
             return response
@@ -172,14 +176,21 @@ class S3Endpoint:
         request: S3Request,
         peer: Peer,
         common_headers: dict[str, str],
+        selection: Selection | None,
     ) -> web.StreamResponse:
-        """Answer GetObject and HeadObject. Raises any error."""
+        """Answer GetObject and HeadObject. Raises any error.
+
+        Args:
+            http: the request as aiohttp has it.
+            request: the same request.
+            peer: the user who signed it.
+            common_headers: headers of every answer.
+            selection: the requested bytes; None if the object store has to be asked first.
+        """
         try:
             if http.method == "HEAD":
-                response = await self._objects.head(request, peer)
-                response.headers.update(common_headers)
-                return response
-            return await self._objects.get(http, request, peer, common_headers)
+                return await self._objects.head(request, peer, common_headers)
+            return await self._objects.get(http, request, peer, common_headers, selection)
         except NotFoundError:
             # The answer to HEAD has no body, so it cannot say whether the bucket is missing.
             if http.method == "GET" and not await self._buckets.is_readable(request, peer):
