@@ -169,7 +169,7 @@ class RankWork(ABC):
                 for number in range(skip, self.count):
                     yield self.read_part(number, places_reader, session)
 
-        skips = Skips(for_epoch(self._reading.on_error))
+        skips = Skips(for_epoch(self._reading.on_error))  # `for_epoch` limits its warnings
         with self.open_maker(skips) as maker:
 
             def make_part(raw: RawBatch) -> MadeBatch:

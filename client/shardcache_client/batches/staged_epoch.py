@@ -48,7 +48,8 @@ class StagedForm:
     @property
     def is_in_step(self) -> bool:
         """True if workers of the same number are at the same place on all ranks."""
-        # Otherwise, a rank's place does not follow from its number of items.
+        # If samples are left out, or whole shards are dealt, a rank's place does not follow from
+        # the number of its items.
         if self.leaves_out or not self.deal.counted:
             return False
         return self.stage is not None and self.stage.is_in_step
@@ -181,6 +182,10 @@ class StagedEpoch:
         form = self._form
         reader = self._reader
         deal = form.deal
+        stage_name = "" if form.stage is None else form.stage.name
+        mixture = None
+        if isinstance(deal, SpanDeal):
+            mixture = deal.mixture_of(self.epoch)
         return StagedState(
             form.dataset,
             self._resume.progress,
@@ -192,7 +197,7 @@ class StagedEpoch:
             over=over,
             ended=ended,
             in_step=form.is_in_step,
-            stage="" if form.stage is None else form.stage.name,
-            mixture=deal.mixture_of(self.epoch) if isinstance(deal, SpanDeal) else None,
+            stage=stage_name,
+            mixture=mixture,
             seeds=form.seeds,
         )

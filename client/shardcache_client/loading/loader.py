@@ -199,8 +199,8 @@ class ShardLoader(Generic[B_co]):
         watch = StepWatch(self._choice)
         try:
             # No variable holds the source's batches, so they are closed at once if this generator
-            # ends early or fails. For type checkers, the position is `iteration.position`, which is
-            # of any type: source and position are both for numbered or both for staged batches.
+            # ends early or fails. `iteration.position` is `position` without its type: a type
+            # checker cannot see that source and position are of the same form.
             for number, (batch, end, made_times) in enumerate(source.read(iteration.position), 1):
                 if number == 2:  # the iterator is more than a look at the data
                     self._make_main(iteration, source)
@@ -234,12 +234,18 @@ class ShardLoader(Generic[B_co]):
     def _source_for(self, iteration: Iteration) -> Source:
         """Return a source of batches that no other iteration reads: the kept one, if possible."""
         position: Position = iteration.position
-        is_being_read = self._source_user is not None and self._source_user.live
-        source = self._kept_source
-        if is_being_read or source is None or not self._is_usable(source, position):
+        source: Source | None = None
+        if not self._is_kept_source_in_use:
+            source = self._kept_source
+        if source is None or not self._is_usable(source, position):
             source = self._new_source(position)
         self._keep(source, iteration)
         return source
+
+    @property
+    def _is_kept_source_in_use(self) -> bool:
+        """True if an iteration that has not ended reads the kept source."""
+        return self._source_user is not None and self._source_user.live
 
     # `_keep` is called when an iteration begins, becomes the main one, or ends: each time, the
     # iteration that has been reading the kept source may be gone.
@@ -255,8 +261,8 @@ class ShardLoader(Generic[B_co]):
         self._keep(source, iteration)
 
     def _keep(self, source: Source, iteration: Iteration) -> None:
-        """Keep an iteration's source for the next one, unless the kept source is being read."""
-        if self._source_user is None or not self._source_user.live:
+        """Keep an iteration's source for the next one, unless the kept source is in use."""
+        if not self._is_kept_source_in_use:
             self._kept_source = source
             self._source_user = iteration
 
@@ -406,9 +412,9 @@ class ShardLoader(Generic[B_co]):
 
         They are not read, and count as taken in the state.
 
-        In a loop, the batches after the last batch taken are left out. Outside a loop, even after a
-        loop that was left early, the first batches that the next iterator would read are left out:
-        of the next epoch, or of the epoch that was set, which stays set.
+        In a loop, these are the batches after the last batch taken. Outside a loop, they are the
+        first batches that the next iterator would read, even if the last loop was left early. An
+        epoch that was set by `set_epoch` stays set.
 
         Raises ConfigError if batches have no numbers, as with uncounted shards or a filter.
         """

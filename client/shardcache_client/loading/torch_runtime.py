@@ -20,10 +20,10 @@ from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.order.topology import Topology
 from shardcache_client.parts.runtime import Runtime
 from shardcache_client.position.iterations import Iteration
+from shardcache_client.ranks import torch_group
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.mesh import MeshRanks
 from shardcache_client.ranks.resharding import is_called_by_stateful_loader
-from shardcache_client.ranks.torch_group import TorchRankGroup, in_worker
 from shardcache_client.sharing.epoch_counter import EpochCounter
 from shardcache_client.stages.pack import Block, Fitted
 
@@ -44,11 +44,11 @@ class TorchRuntime(Runtime):
             urls: urls of the dataset, which tell it from other datasets of the job.
             timeout_s: time limit for a wait for other ranks.
         """
-        return TorchRankGroup(named_ranks, urls, timeout_s)
+        return torch_group.TorchRankGroup(named_ranks, urls, timeout_s)
 
     def counter(self) -> EpochCounter:
         """Return a new count of epochs, which this process shares with its workers."""
-        return EpochCounter(None, in_worker)  # None: the count begins
+        return EpochCounter(None, torch_group.in_worker)  # None: a new count
 
     def iteration(self) -> Iteration:
         """Return a new iteration of this process, which may be a DataLoader's worker."""
@@ -60,12 +60,12 @@ class TorchRuntime(Runtime):
     @property
     def in_worker(self) -> bool:
         """True in a DataLoader worker."""
-        return in_worker()
+        return torch_group.in_worker()
 
     @property
     def is_asked_by_loader(self) -> bool:
         """True in a worker, or if the caller is a StatefulDataLoader without workers."""
-        return in_worker() or is_called_by_stateful_loader()
+        return self.in_worker or is_called_by_stateful_loader()
 
     def loader_name(self) -> str:
         """Return a name for this worker's loader, unique on this node; "" outside of a worker."""

@@ -103,7 +103,7 @@ class _Rounds:
         self._agree = agree
         self._is_over = False
         self._refused = 0  # number of samples that were skipped for their lengths
-        self._repeated = 0  # number of samples that were given once more
+        self._repeated = 0  # number of times that a sample was repeated
         self._on_error = for_epoch(stage.on_error)
         self._read_until = facts.start.first  # place of the next sample to be read
 
@@ -164,7 +164,7 @@ class _Rounds:
     ) -> Iterator[tuple[Any, Mark]]:
         """Yield the batches of a buffer, without the first `given_before`.
 
-        Meanwhile, the following buffer is filled.
+        Fills the following buffer in the meantime.
 
         Args:
             buffer: has the samples.
@@ -181,8 +181,9 @@ class _Rounds:
         for given, batch_number in enumerate(order, 1):
             batch = buffer.take(batches[batch_number])
             if given > given_before:
-                is_last = given == count
-                mark = following.mark(0) if is_last else buffer.mark(given)
+                mark = buffer.mark(given)
+                if given == count:  # the mark after the last batch is the start of the next round
+                    mark = following.mark(0)
                 yield self._stage.collate(batch), mark
             # As many samples are read as this buffer has given away. So no batch waits for a whole
             # buffer to be read, and memory never holds two full buffers.

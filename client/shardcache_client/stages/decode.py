@@ -90,7 +90,7 @@ class Decode:
                 _check_none_left_out(decoded, required)
 
         if isinstance(missing, Mapping):
-            _check_values(missing, required)
+            _check_defaults(missing, required)
         return cls(required, missing, decoder_of, decoded_types, selected, blocks)
 
     @cached_property
@@ -107,8 +107,8 @@ class Decode:
         """Return the form in which samples are read.
 
         Args:
-            joined_prefix: prefix of the source whose samples are joined with these; None for the
-                samples themselves.
+            joined_prefix: prefix of another source that is joined with this one. The result is then
+                the form in which that source's samples are read. None for this stage's own samples.
         """
         prefix = self.prefix if joined_prefix is None else joined_prefix
         reads = None if self.members is None else self.members.reads
@@ -119,7 +119,7 @@ class Decode:
             prefix=prefix,
             decodes=decodes,
             keeps_values=self.decoded_types is not None,
-            unmatched=self._unmatched(prefix),
+            unmatched=self._unmatched_policy(prefix),
         )
 
     def _decodes(self, extension: str) -> bool:
@@ -131,7 +131,7 @@ class Decode:
             name_in_sample = self.members.name_of(extension)
         return self.decoder_of(name_in_sample, extension) is not None
 
-    def _unmatched(self, prefix: str) -> Literal["error", "skip", "fill"]:
+    def _unmatched_policy(self, prefix: str) -> Literal["error", "skip", "fill"]:
         """Return the treatment of samples without a partner in a joined source.
 
         Args:
@@ -165,6 +165,7 @@ class Decode:
 
         if self.decoder_of is not None:
             for name in sample:
+                # Names such as `__key__` are not members.
                 if name.startswith("__") or not self._is_decodable(sample[name]):
                     continue
                 decoder = self.decoder_of(name, extensions.get(name, name))
@@ -231,7 +232,7 @@ def _check_none_left_out(decoded: Members, required: Iterable[str]) -> None:
         raise ConfigError(f"decode names the member {min(left_out)!r}, which members leaves out")
 
 
-def _check_values(missing: Mapping[str, Any], required: Iterable[str]) -> None:
+def _check_defaults(missing: Mapping[str, Any], required: Iterable[str]) -> None:
     """Raise ConfigError for a default value of a member that is not required."""
     unknown = set(missing) - set(required)
     if unknown:
