@@ -327,7 +327,7 @@ def checked(
                 _convert(bound.arguments.get("options", {}), rules)
                 return function(*bound.args, **bound.kwargs)
             except ConfigError as exn:
-                _begin_with_call(exn, function, args)
+                _prefix_with_call(exn, function, args)
                 raise
 
         return call  # type: ignore[return-value]
@@ -376,20 +376,20 @@ def _unknown_argument(
         other_words: see `checked`.
     """
     # The argument, or the other library's argument, that was probably meant; "" if unknown.
-    word = ""
-    similar_words = difflib.get_close_matches(name.lower(), [*recommended, *other_words], n=1)
+    meant = ""
+    similar_names = difflib.get_close_matches(name.lower(), [*recommended, *other_words], n=1)
     if name in other_words:
-        word = name
-    elif similar_words:
-        word = similar_words[0]
+        meant = name
+    elif similar_names:
+        meant = similar_names[0]
 
-    if word not in recommended and word in other_words:
-        remedy = other_words[word].format(word)
-    elif word:
-        remedy = f"write {word}=..."
+    if meant not in recommended and meant in other_words:
+        remedy = other_words[meant].format(meant)
+    elif meant:
+        remedy = f"write {meant}=..."
     else:
         remedy = f"its arguments are {', '.join(recommended)}"
-    hint = f"; did you mean {word!r}?" if word not in ("", name) else ""
+    hint = f"; did you mean {meant!r}?" if meant not in ("", name) else ""
     return ConfigError(f"there is no argument {name!r}{hint}", remedy=remedy)
 
 
@@ -427,7 +427,9 @@ def _remedy_without_quotes(name: str, value: Any, rule: Accepts) -> str:
         return ""
 
 
-def _begin_with_call(exn: ConfigError, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _prefix_with_call(
+    exn: ConfigError, function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
     """Prefix an error with the class, method or function that the user called.
 
     If checked functions call each other, the message names the outermost function. An error with a

@@ -181,7 +181,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
             url: url of an object, or of a folder, which ends with a slash.
             wanted: what is listed, and how objects are read; see `Wanted`.
         """
-        # The daemon's answer may have any age that it permits, but not be from before the last
+        # The daemon may answer from memory, but not with what it knew before the last
         # `invalidate_cache`.
         max_age_s = None
         if self._invalidated_s is not None:
@@ -196,7 +196,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         )
 
     def _check_folder(self, url: str) -> None:
-        """Raise NotFoundError if there is no folder at a url. It is known that there is no file."""
+        """Raise NotFoundError if there is no folder at a url, where there is no file either."""
         try:
             self._refs(f"{url}/", "entries")
         except NotFoundError as exn:

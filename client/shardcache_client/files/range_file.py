@@ -34,12 +34,12 @@ class RangeFile:
         self._session = session
         self._position = position
         self._fd = -1  # descriptor of the open file; -1 if none is open
-        self._open_grant: Grant | None = None  # the grant of the open file
+        self._file_grant: Grant | None = None  # the grant of the open file
         self._whole_lease: LeaseRequest | None = None  # the lease on the whole object, once granted
         self._lock = Lock()
 
     def __repr__(self) -> str:
-        return f"RangeFile(position={self._position}, {self._open_grant})"
+        return f"RangeFile(position={self._position}, {self._file_grant})"
 
     def read(self, start: int, stop: int, ahead_to: int = 0) -> bytes:
         """Return the bytes from `start` to `stop`, or up to the end of the object.
@@ -82,7 +82,7 @@ class RangeFile:
 
     def _open(self, grant: Grant) -> None:
         """Open the file of a grant, unless it is the open file already."""
-        current = self._open_grant
+        current = self._file_grant
         if current is not None and current["version"] != grant["version"]:
             raise ShardChangedError(
                 "the file was replaced in the object store while being read",
@@ -95,7 +95,7 @@ class RangeFile:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = fd
-        self._open_grant = grant
+        self._file_grant = grant
 
     def close(self) -> None:
         """Close the file, and release the lease on the whole object, if there is one."""

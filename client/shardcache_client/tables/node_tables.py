@@ -37,7 +37,10 @@ class NodeTable:
     """A table of rows of this node. Can be pickled: another process opens the same file."""
 
     def __init__(self, path: Path) -> None:
-        """Map a table's file. Raises OSError, CacheDirError."""
+        """Map a table's file.
+
+        Raises CacheDirError if the file is damaged, OSError if it cannot be read.
+        """
         self._path = path
         self.index = RowIndex(path)
         os.utime(path)  # the time of the last use, for `_remove_unused`

@@ -94,9 +94,9 @@ def write(file: IO[bytes], rows: Iterable[tuple[str, str]], folder: Path) -> Row
         rows: each row as its key and its line: the JSON of [key, row].
         folder: folder for temporary files, which take 16 bytes per row.
     """
-    with ExitStack() as opened:
+    with ExitStack() as open_files:
         buckets = [
-            opened.enter_context(tempfile.TemporaryFile(dir=folder))
+            open_files.enter_context(tempfile.TemporaryFile(dir=folder))
             for _ in range(1 << _BUCKET_BITS)
         ]
         count, rows_end = _write_rows(file, rows, buckets)

@@ -31,7 +31,7 @@ from shardcache_client.stages.pipeline import Pipeline
 
 # Errors of a missing table. S3 denies access to a missing object, instead of reporting it missing,
 # if the user may not list the bucket.
-_NO_TABLE = (NotFoundError, AccessDeniedError, NotAllowedError)
+_MISSING_TABLE_ERRORS = (NotFoundError, AccessDeniedError, NotAllowedError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,9 @@ class SampleRanges:
         rows = self._open_rows()
         if rows is None:
             return None
-        row = rows.row_with(shard, number)
-        spans, version = self._spans_of(rows, shard, row)
-        number_in_row = number - rows.first_of(row)
+        row_number = rows.row_with(shard, number)
+        spans, version = self._spans_of(rows, shard, row_number)
+        number_in_row = number - rows.first_of(row_number)
         span = spans.span(number_in_row)
         if span is None:
             return None
@@ -140,8 +140,8 @@ class SampleRanges:
         """
         rows = self._required_rows()
         key_hashes = array("I")
-        for row in rows.rows_of(shard):
-            spans, _ = self._spans_of(rows, shard, row)
+        for row_number in rows.rows_of(shard):
+            spans, _ = self._spans_of(rows, shard, row_number)
             key_hashes += spans.key_hashes
         return key_hashes
 
@@ -149,8 +149,8 @@ class SampleRanges:
         """Yield the keys of all samples in the tars. Raises as `key_hashes` does."""
         rows = self._required_rows()
         for shard in range(rows.shards):
-            for row in rows.rows_of(shard):
-                yield from self._row(rows, shard, row)["keys"]
+            for row_number in rows.rows_of(shard):
+                yield from self._checked_row(rows, shard, row_number)["keys"]
 
     def _required_rows(self) -> TableRows:
         """Return the rows of the tables. Raises ConfigError if there are no tables."""
@@ -165,7 +165,7 @@ class SampleRanges:
         return rows
 
     def _open_rows(self) -> TableRows | None:
-        """Return the rows of the tables; None if there are no tables. Open the tables if necessary.
+        """Open the tables if necessary, and return their rows; None if there are no tables.
 
         Raises ConfigError if the tables describe another number of shards than the manifest has.
         """
@@ -175,7 +175,7 @@ class SampleRanges:
             return self._rows
         try:
             rows = TableRows.open(self._tables, self._sessions)
-        except _NO_TABLE:
+        except _MISSING_TABLE_ERRORS:
             self._may_have_tables = False
             return None
         if rows.shards != len(self.manifest):
@@ -189,15 +189,19 @@ class SampleRanges:
         self._rows = rows
         return rows
 
-    def _spans_of(self, rows: TableRows, shard: int, row: int) -> tuple[RowSpans, str | None]:
+    def _spans_of(
+        self, rows: TableRows, shard: int, row_number: int
+    ) -> tuple[RowSpans, str | None]:
         """Return the spans of a row's samples, and the version of their tar when it was indexed."""
-        if row not in self._spans:
-            self._spans[row] = self._parse(rows, shard, row)
-        return self._spans[row]
+        if row_number not in self._spans:
+            self._spans[row_number] = self._read_spans(rows, shard, row_number)
+        return self._spans[row_number]
 
-    def _parse(self, rows: TableRows, shard: int, number: int) -> tuple[RowSpans, str | None]:
-        """Read a row, and return the spans of its samples and the version of their tar."""
-        row = self._row(rows, shard, number)
+    def _read_spans(
+        self, rows: TableRows, shard: int, row_number: int
+    ) -> tuple[RowSpans, str | None]:
+        """Read a row for `_spans_of`."""
+        row = self._checked_row(rows, shard, row_number)
         try:
             spans = RowSpans.of(row, self._choice_of_members(shard))
             if compression_of(self.manifest.shards.urls[shard]) is not None:
@@ -208,13 +212,13 @@ class SampleRanges:
         except INVALID_ROW as exn:
             raise invalid_row(exn, row["table"]) from exn
 
-    def _row(self, rows: TableRows, shard: int, number: int) -> Row:
+    def _checked_row(self, rows: TableRows, shard: int, row_number: int) -> Row:
         """Return a row by its number. Raises ConfigError if it belongs to another shard."""
-        row = rows.row(number)
+        row = rows.row(row_number)
         ref = self.manifest[shard]
         # Number in the shard of the first sample after this row.
-        is_last_of_shard = number + 1 == rows.rows_of(shard).stop
-        end = ref.samples if is_last_of_shard else rows.first_of(number + 1)
+        is_last_of_shard = row_number + 1 == rows.rows_of(shard).stop
+        end = ref.samples if is_last_of_shard else rows.first_of(row_number + 1)
         try:
             # The row was found by its position in the tables. It belongs to the shard only if it
             # names the shard's number of samples, and the version that the index file has.

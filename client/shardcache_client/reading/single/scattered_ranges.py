@@ -63,15 +63,16 @@ class ScatteredRanges:
         source = self._source_of(shard)
         if source is None:
             return None
-        first, ranges = source
+        first_shard, ranges = source
+        shard_in_source = shard - first_shard
         self._forget_if_forked()
         with self._lock:
-            byte_range = ranges.range_of(shard - first, number)
+            byte_range = ranges.range_of(shard_in_source, number)
             # A single sample without a range is read with its shard. But if no sample in its row of
             # the table has a range, every sample would be read in this way, which is an error.
-            if byte_range is None and not ranges.has_ranges_in_row(shard - first, number):
-                raise _unlisted(ranges, shard - first)
-        if byte_range is None or first == 0:
+            if byte_range is None and not ranges.has_ranges_in_row(shard_in_source, number):
+                raise _unlisted(ranges, shard_in_source)
+        if byte_range is None or first_shard == 0:
             return byte_range
         return replace(byte_range, shard=shard)  # the shard's number in the manifest
 
@@ -84,9 +85,9 @@ class ScatteredRanges:
 
     def _source_of(self, shard: int) -> tuple[int, SampleRanges] | None:
         """Return the item of `sources` for a shard; None if its samples are not scattered."""
-        for first, ranges in self._sources:
-            if first <= shard < first + len(ranges.manifest):
-                return first, ranges
+        for first_shard, ranges in self._sources:
+            if first_shard <= shard < first_shard + len(ranges.manifest):
+                return first_shard, ranges
         return None
 
     def _forget_if_forked(self) -> None:
