@@ -147,7 +147,7 @@ class _CanonicalRule:
         return any(self._starts_with(url, prefix) for prefix in self.prefixes)
 
     def is_within(self, folder: str) -> bool:
-        """Return whether the rule's prefix begins with that of a folder."""
+        """Return whether the rule's prefix begins with `folder`, a prefix of urls."""
         return any(prefix.startswith(folder) for prefix in self.prefixes)
 
     def _starts_with(self, url: str, prefix: str) -> bool:

@@ -40,9 +40,10 @@ class Leftovers:
             reservation.adopt(leftover.size_bytes)
 
     async def remove(self, key: str) -> bool:
-        """Remove the files of a leftover; return False if a process still has one of them open.
+        """Remove the files of a leftover; return False if a process has its first file open.
 
-        If the task is cancelled, it ends after the removal.
+        A leftover that cannot be removed is kept. If the task is cancelled, it ends after the
+        removal. Raises DiskError.
         """
         leftover = self.by_key.pop(key)  # nobody may adopt it while its files are removed
         return await finished(self._remove(leftover))

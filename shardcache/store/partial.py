@@ -103,8 +103,8 @@ class Partial:
         Raises DiskError.
         """
         key = shard_key(place_of(obj.url, is_file=is_file), obj.version)
-        path = layout.in_progress(key, PART)
-        journal = layout.in_progress(key, JOURNAL)
+        path = layout.unpublished(key, PART)
+        journal = layout.unpublished(key, JOURNAL)
         partial = cls(obj, part_bytes, path, journal, key, is_file=is_file)
         with disk_errors(path):
             may_resume = not is_sparse or inode_or_zero(path) not in granted_inodes
@@ -128,8 +128,8 @@ class Partial:
         Returns None if there are no finished parts, if the files cannot be read, or if the partial
         is that of a whole shard.
         """
-        path = layout.in_progress(key, PART)
-        journal = layout.in_progress(key, JOURNAL)
+        path = layout.unpublished(key, PART)
+        journal = layout.unpublished(key, JOURNAL)
         try:
             title = read_title(journal)
             if title is None or key != file_key(title.url, title.version):
@@ -192,7 +192,7 @@ class Partial:
         size_bytes = min(count * self.part_bytes, self.obj.size_bytes - start)
         return Parts(str(self.path), str(self.journal_path), self.part_bytes, start, size_bytes)
 
-    def is_there(self) -> bool:
+    def has_file(self) -> bool:
         """Return whether the file still exists, and is the one that was opened. Blocks."""
         with contextlib.suppress(OSError):
             return self.path.stat().st_ino == self.inode
@@ -400,4 +400,4 @@ def discard(layout: Layout, key: str, *, keep_parts: bool = False) -> None:
     # An error is ignored: a failing disk has already been reported by the write that failed, and
     # the next start of the daemon removes the files.
     with contextlib.suppress(OSError):
-        unlink_quietly(*(layout.in_progress(key, suffix) for suffix in suffixes))
+        unlink_quietly(*(layout.unpublished(key, suffix) for suffix in suffixes))

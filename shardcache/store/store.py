@@ -94,7 +94,11 @@ class Store:
 
     @classmethod
     def open(
-        cls, root: Path, capacity: DiskAmount, min_free: DiskAmount, group: str | None = None
+        cls,
+        root: Path,
+        capacity: DiskAmount,
+        min_free: DiskAmount,
+        group: str | None = None,
     ) -> Self:
         """Lock the folder and recover its contents. Blocks.
 
@@ -200,9 +204,9 @@ class Store:
             fsync_path(files.tar)
             fsync_path(files.sidecar)
         except OSError:
-            # The kernel reports pages that it could not write only once, and then treats them as
-            # clean. So the next sync of the same files would succeed, and the bytes in memory would
-            # match their checksums, though the disk lacks them. They have to be fetched again.
+            # The kernel reports a failed write only once, and then treats the pages as clean. So
+            # the next sync of the same files would succeed, and the bytes in memory would match
+            # their checksums, though the disk lacks them. They have to be fetched again.
             discard(self.layout, key)
             raise
 
@@ -297,7 +301,7 @@ class Store:
         return await asyncio.to_thread(self._links.link, shard.key, facts)
 
     async def readable_facts(self, shards: Sequence[Shard]) -> list[Facts]:
-        """Return the facts of those of some shards whose sidecars can be read."""
+        """Return the facts of those of the shards whose sidecars can be read."""
         return await asyncio.to_thread(self._readable_facts, shards)
 
     def _readable_facts(self, shards: Sequence[Shard]) -> list[Facts]:
@@ -358,10 +362,10 @@ class Store:
         return Scrub(self.layout.tar(key), self.layout.sidecar(key), facts)
 
     async def remove(self, shard: Shard) -> bool:
-        """Unlink the files of a shard without leases; return False if they had to stay.
+        """Unlink the files of a shard without leases; return False if a process has it open.
 
-        They stay if some process still has the shard open, or the disk fails. If the task is
-        cancelled, it ends after the removal.
+        If the files cannot be removed, the shard is in service again. If the task is cancelled, it
+        ends after the removal. Raises DiskError.
         """
         del self.shards[shard.key]
         self._removing.add(shard.key)
@@ -416,7 +420,8 @@ class Store:
         async with self._changing_published:
             for key, shard in list(self._damaged.items()):
                 leftover = await asyncio.to_thread(self._move_to_quarantine, shard)
-                if self._damaged.pop(key, None) is None:
+                was_forgotten = self._damaged.pop(key, None) is None
+                if was_forgotten:
                     # The folder was deleted in the meantime, and `forget` has subtracted the bytes.
                     continue
                 self.space.kept_bytes -= shard.kept_bytes
@@ -426,16 +431,16 @@ class Store:
         """Move a shard's existing files to quarantine; return them as a leftover. Blocks."""
         tar = self.layout.tar(shard.key)
         sidecar = self.layout.sidecar(shard.key)
-        aside = self.layout.quarantine / (shard.key + TAR)
-        with disk_errors(aside):
+        quarantined_tar = self.layout.quarantine / (shard.key + TAR)
+        with disk_errors(quarantined_tar):
             if tar.exists():
-                tar.rename(aside)
+                tar.rename(quarantined_tar)
             if sidecar.exists():
-                sidecar.rename(aside.with_suffix(SIDECAR))
+                sidecar.rename(quarantined_tar.with_suffix(SIDECAR))
             self._links.remove(shard.key)
             for folder in (self.layout.quarantine, self.layout.shard_folder(shard.key)):
                 fsync_path(folder)  # a power loss must not undo the renames
-        return Leftover.of(aside)
+        return Leftover.of(quarantined_tar)
 
     # Changes to the folder by others
 

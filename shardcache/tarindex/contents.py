@@ -28,7 +28,7 @@ from typing import Any
 from shardcache.errors import ConfigError, MetadataError
 from shardcache.tarindex.named_members import MetadataMember
 from shardcache.tarindex.spans import irregular_in
-from shardcache.tarindex.tables import Tables, TarBytes, key_of, member_spans
+from shardcache.tarindex.tables import Tables, TarBytes, key_of, member_spans, members_of
 
 Metadata = dict[str, Any]
 Row = dict[str, Any]
@@ -181,8 +181,7 @@ def _sizes_of(tables: Tables, numbers: range) -> dict[str, list[int | None]]:
     """Return the row's field `sizes` for the samples with some numbers."""
     sizes: dict[str, list[int | None]] = {}
     for place, number in enumerate(numbers):
-        start = tables.member_ends[number - 1] if number else 0
-        for member in range(start, tables.member_ends[number]):
+        for member in members_of(tables, number):
             extension = tables.extensions[tables.extension_ids[member]]
             if extension not in sizes:
                 sizes[extension] = [None] * len(numbers)

@@ -16,7 +16,7 @@ from shardcache.errors import TornSampleError
 from shardcache.tarindex.key_splits import LAST_DOT, key_split_in
 from shardcache.tarindex.members import Member, Tar
 from shardcache.tarindex.packed_lines import split_lines
-from shardcache.tarindex.tables import Fault, Samples, key_of
+from shardcache.tarindex.tables import Fault, Samples, key_of, members_of
 
 _ABOUT_TAR = re.compile(rb"__[^/]*__($|/)")
 _SLASH = ord("/")
@@ -221,7 +221,7 @@ class Adjacency:
                 continue
             extension = self._extension_if_torn(first, number)
             if extension is not None:
-                member = self._members(number).start
+                member = members_of(samples, number).start
                 return TornMember(key_of(samples, number), extension, samples.starts[member])
         return None
 
@@ -250,11 +250,6 @@ class Adjacency:
             yield number, keys[begin:end]
             begin = end
 
-    def _members(self, number: int) -> range:
-        """Return the numbers of a sample's members."""
-        ends = self._samples.member_ends
-        return range(ends[number - 1] if number else 0, ends[number])
-
     def _extension_if_torn(self, first: int, second: int) -> str | None:
         """Return the extension of the second sample's first member, if it continues the first one.
 
@@ -269,7 +264,8 @@ class Adjacency:
         return self._samples.extensions[second_ids[0]]
 
     def _extension_ids(self, number: int) -> list[int]:
-        return [self._samples.extension_ids[member] for member in self._members(number)]
+        samples = self._samples
+        return [samples.extension_ids[member] for member in members_of(samples, number)]
 
 
 def is_of_macos(name: bytes) -> bool:

@@ -22,7 +22,7 @@ from zlib import crc32
 from shardcache.errors import ShardError
 from shardcache.tarindex.grouping import group, splitter_of
 from shardcache.tarindex.members import BLOCK_BYTES, Tar
-from shardcache.tarindex.tables import Samples, Tables, TarBytes
+from shardcache.tarindex.tables import Samples, Tables, TarBytes, members_of
 
 # Other programs may put something between two samples, which is then fetched with the first of
 # them. If it has more bytes than this, the sample counts as one that cannot be read alone.
@@ -51,8 +51,8 @@ def blocks_of(tables: Tables, tar: TarBytes | None, url: str = "") -> Iterator[i
 
     Args:
         tables: the samples.
-        tar: the bytes of the tar, in which each span is tried. None for a tar that `ShardFile` has
-            just written, whose spans need no trial.
+        tar: the bytes of the tar, to read each sample from its blocks as a trial. None for a tar
+            that `ShardFile` has just written, which needs no trial.
         url: url of the shard, which says how names are split into keys; not needed without `tar`.
     """
     begin_block = 0
@@ -112,12 +112,14 @@ def _blocks_suffice(
     except ShardError:
         return False
     # In the blocks alone, the sample is the first one, and its offsets begin at 0.
-    members_in_blocks = _members_of(samples, number=0, begin_byte=0)
-    return members_in_blocks == _members_of(tables, number, begin_byte)
+    members_in_blocks = _described_members(samples, number=0, begin_byte=0)
+    return members_in_blocks == _described_members(tables, number, begin_byte)
 
 
-def _members_of(
-    tables: Tables, number: int, begin_byte: int
+def _described_members(
+    tables: Tables,
+    number: int,
+    begin_byte: int,
 ) -> list[tuple[bytes, str, int, int]] | None:
     """Return key, extension, start and end of each member of a sample.
 
@@ -128,9 +130,8 @@ def _members_of(
         return None
     key_start = tables.key_ends[number - 1] if number else 0
     key = bytes(tables.keys[key_start : tables.key_ends[number]])
-    first = tables.member_ends[number - 1] if number else 0
     members = []
-    for member in range(first, tables.member_ends[number]):
+    for member in members_of(tables, number):
         extension = tables.extensions[tables.extension_ids[member]]
         start = tables.starts[member] - begin_byte
         end = tables.ends[member] - begin_byte
@@ -149,7 +150,10 @@ def _member_blocks(start: int, end: int) -> int:
 
 
 def irregular_in(
-    tables: Tables, numbers: range, blocks: Sequence[int], columns: Iterable[str]
+    tables: Tables,
+    numbers: range,
+    blocks: Sequence[int],
+    columns: Iterable[str],
 ) -> list[int]:
     """Return the places of a row's irregular samples, as in the row's field `irregular`.
 
@@ -166,10 +170,11 @@ def irregular_in(
     for place, number in enumerate(numbers):
         if blocks[place] <= 0:
             continue  # the sample cannot be read from its blocks anyway
-        first = tables.member_ends[number - 1] if number else 0
-        end = tables.member_ends[number]
-        own_blocks = sum(map(_member_blocks, tables.starts[first:end], tables.ends[first:end]))
-        ranks = [column_ranks[extension_id] for extension_id in tables.extension_ids[first:end]]
+        members = members_of(tables, number)
+        starts = tables.starts[members.start : members.stop]
+        ends = tables.ends[members.start : members.stop]
+        own_blocks = sum(map(_member_blocks, starts, ends))
+        ranks = [column_ranks[tables.extension_ids[member]] for member in members]
         has_other_blocks = own_blocks != blocks[place]  # longer headers, or something in between
         is_ordered = ranks == sorted(ranks)
         if has_other_blocks or not is_ordered:

@@ -92,6 +92,12 @@ def keys_of(tables: Tables) -> list[bytes]:
     return [keys[start:end] for start, end in pairwise(chain((0,), ends))]
 
 
+def members_of(tables: Tables, sample: int) -> range:
+    """Return the numbers of a sample's members."""
+    first = tables.member_ends[sample - 1] if sample else 0
+    return range(first, tables.member_ends[sample])
+
+
 def fault_of(tables: Tables, sample: int) -> str | None:
     """Return in words why a sample is unusable, or None if it is usable."""
     if sample not in tables.faults:

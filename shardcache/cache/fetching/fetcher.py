@@ -411,7 +411,7 @@ class Fetcher:
             reservation.close()
             return
         try:
-            parts = Leftover.of(self._store.layout.in_progress(key, PART))
+            parts = Leftover.of(self._store.layout.unpublished(key, PART))
         except OSError:
             # The disk is failing. Leftovers are counted again once it has recovered. Until then,
             # this key counts as having none: an empty leftover, without paths and of 0 bytes.

@@ -69,7 +69,7 @@ class Publisher:
         Returns the shard, and the error for which it has no index, if there was one.
         """
         tar, facts = await self._stored_file(partial, claim)
-        sidecar = self._store.layout.in_progress(partial.key, SIDECAR)
+        sidecar = self._store.layout.unpublished(partial.key, SIDECAR)
         index_error: ShardError | None = None
         try:
             if claim.wants_samples and not partial.is_file:
@@ -115,7 +115,7 @@ class Publisher:
         Raises ShardError.
         """
         layout = self._store.layout
-        sidecar = layout.in_progress(shard.key, SIDECAR)
+        sidecar = layout.unpublished(shard.key, SIDECAR)
         obj = RemoteObject(transfer.ref.url, facts.version, facts.size_bytes)
         reservation = Reservation(self._store.space)
         claim.reservation = reservation
@@ -168,7 +168,7 @@ class Publisher:
         if not partial.may_be_inflated:
             return partial.path, partial.facts()
 
-        path = self._store.layout.in_progress(partial.key, TAR)
+        path = self._store.layout.unpublished(partial.key, TAR)
         loop = asyncio.get_running_loop()
 
         def reserve(size_bytes: int) -> None:

@@ -395,7 +395,7 @@ def _try_parts(transfer: Transfer, wait: Wait) -> PartFile | None:
         return None
     # If a transfer of the whole object has taken the file over, the file gets another name when it
     # is published, before the transfer ends. Its old name then leads nowhere.
-    if not file.is_kept_by_part and not file.partial.is_there():
+    if not file.is_kept_by_part and not file.partial.has_file():
         return None
     return file
 

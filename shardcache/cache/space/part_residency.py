@@ -258,7 +258,7 @@ class PartResidency:
 
     def give_up_if_removed(self, file: PartFile) -> None:
         """Give up a file if another program has removed it; its parts are fetched again. Blocks."""
-        if file.is_kept_by_part and not file.partial.is_there():
+        if file.is_kept_by_part and not file.partial.has_file():
             self.hand_over(file)
 
     def hand_over(self, file: PartFile) -> None:

@@ -76,7 +76,7 @@ class Layout:
         """Return the path of a published shard's sidecar."""
         return self.shard_folder(key) / (key + SIDECAR)
 
-    def in_progress(self, key: str, suffix: str) -> Path:
+    def unpublished(self, key: str, suffix: str) -> Path:
         """Return the path of an unpublished file of a shard.
 
         Args:

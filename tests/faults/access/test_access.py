@@ -208,7 +208,7 @@ def test_every_name_in_the_cache_is_made_of_hex_digits(url: str, version: str) -
     """Urls and ETags have no influence on a shard's path but by their hash."""
     key = shard_key(url.encode(errors="replace").decode(), version.encode(errors="replace").decode())
     assert is_key(key)
-    paths = [ROOT.tar(key), ROOT.sidecar(key), *(ROOT.in_progress(key, end) for end in (PART, JOURNAL, TAR, SIDECAR))]
+    paths = [ROOT.tar(key), ROOT.sidecar(key), *(ROOT.unpublished(key, end) for end in (PART, JOURNAL, TAR, SIDECAR))]
     assert all(path.parts[:2] == ("/", "cache") and ".." not in path.parts for path in paths)
 
 

@@ -138,7 +138,7 @@ def test_any_journal_claims_only_what_is_there(
     first = fresh.journal_path.read_bytes() if title else b""
     fresh.journal_path.write_bytes(first + journal)
     opened = Partial.open(layout, obj, 64)
-    assert opened.journal_path == layout.in_progress(opened.key, JOURNAL)
+    assert opened.journal_path == layout.unpublished(opened.key, JOURNAL)
     assert set(opened.done) <= set(range(opened.part_count))
     if opened.done:
         assert opened.path.read_bytes() == part

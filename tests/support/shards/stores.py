@@ -62,7 +62,7 @@ async def publish(store: Store, url: str, *, version: str = '"1"', samples: int 
     """Put a shard into the store as the fetcher does, accounting included."""
     data = make_tar(random_samples(samples))
     key = shard_key(place_of(url, is_file=is_file), version)
-    tar, sidecar = (store.layout.in_progress(key, suffix) for suffix in (TAR, SIDECAR))
+    tar, sidecar = (store.layout.unpublished(key, suffix) for suffix in (TAR, SIDECAR))
     tar.write_bytes(data)
     crcs = tuple(checksums.crc32c(data[at : at + PIECE_BYTES]) for at in range(0, len(data), PIECE_BYTES))
     facts = Facts(url, version, len(data), len(data), PIECE_BYTES, crcs, samples=0)
