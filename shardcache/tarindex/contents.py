@@ -178,7 +178,7 @@ def rows_of(
 
 
 def _sizes_of(tables: Tables, numbers: range) -> dict[str, list[int | None]]:
-    """Return the row's field `sizes` for the samples with some numbers."""
+    """Return the row's field `sizes` for some samples, given by their numbers."""
     sizes: dict[str, list[int | None]] = {}
     for place, number in enumerate(numbers):
         for member in members_of(tables, number):

@@ -18,7 +18,7 @@ from shardcache.tarindex.members import Member, Tar
 from shardcache.tarindex.packed_lines import split_lines
 from shardcache.tarindex.tables import Fault, Samples, key_of, members_of
 
-_ABOUT_TAR = re.compile(rb"__[^/]*__($|/)")
+_ABOUT_TAR = re.compile(rb"__[^/]*__($|/)")  # WebDataset's members about the whole tar
 _SLASH = ord("/")
 _SHOWN_CHARS = 200
 _MACOS_FOLDER = b"__MACOSX"
@@ -119,8 +119,8 @@ class Grouping:
         extension_ids = samples.extension_ids
         for name, start_byte, end_byte, member_fault in members:
             key, extension = split(name)
-            # Names without a key are left out, and so are WebDataset's members about the whole tar
-            # (`__x__`). `startswith` is tried first, as it is much faster than the expression.
+            # Members without a key are left out, and those about the whole tar. `startswith` is
+            # tried first, as it is much faster than the regular expression.
             if not key or (name.startswith(b"__") and _ABOUT_TAR.match(name)):
                 continue
 

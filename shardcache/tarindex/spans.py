@@ -22,7 +22,7 @@ from zlib import crc32
 from shardcache.errors import ShardError
 from shardcache.tarindex.grouping import group, splitter_of
 from shardcache.tarindex.members import BLOCK_BYTES, Tar
-from shardcache.tarindex.tables import Samples, Tables, TarBytes, members_of
+from shardcache.tarindex.tables import Samples, Tables, TarBytes, key_of, members_of
 
 # Other programs may put something between two samples, which is then fetched with the first of
 # them. If it has more bytes than this, the sample counts as one that cannot be read alone.
@@ -120,7 +120,7 @@ def _described_members(
     tables: Tables,
     number: int,
     begin_byte: int,
-) -> list[tuple[bytes, str, int, int]] | None:
+) -> list[tuple[str, str, int, int]] | None:
     """Return key, extension, start and end of each member of a sample.
 
     Start and end are relative to `begin_byte`. Returns None for a sample that does not exist, or
@@ -128,8 +128,7 @@ def _described_members(
     """
     if number >= len(tables.member_ends) or number in tables.faults:
         return None
-    key_start = tables.key_ends[number - 1] if number else 0
-    key = bytes(tables.keys[key_start : tables.key_ends[number]])
+    key = key_of(tables, number)
     members = []
     for member in members_of(tables, number):
         extension = tables.extensions[tables.extension_ids[member]]
