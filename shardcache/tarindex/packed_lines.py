@@ -59,7 +59,7 @@ def split_lines(
         # repeat the lines of one large member many times, which would take hours to index.
         if start < lines_end:
             raise UnsupportedShardError(
-                f"the member {name.decode()!r} is a hard link to other lines",
+                f"the member {name.decode(errors='replace')!r} is a hard link to other lines",
                 url=url,
                 remedy="write the shard with `tar --hard-dereference`",
             )

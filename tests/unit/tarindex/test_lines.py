@@ -76,6 +76,13 @@ def test_other_metadata_is_skipped(tmp_path: Path, name: str) -> None:
     assert indexed(tmp_path / "a.tar", pack([("1.txt", b"a"), (name, b"x\ny\n")])) == [("1", "txt", b"a")]
 
 
+def test_repeated_lines_are_refused() -> None:
+    """Whatever the bytes of the name of the hard link that repeats them."""
+    members: list[Member] = [(b"__lines__/1.txt", 0, 4, None), (b"__lines__/2.\xff", 0, 4, None)]
+    with pytest.raises(UnsupportedShardError, match="hard link to other lines"):
+        list(split_lines(members, lambda at, least, most: b"a\nb\n"[at : at + most], URL))
+
+
 def test_lines_are_limited() -> None:
     """A shard of nothing but short lines would need many times its size in memory."""
     assert len(split(b"a\n" * 20, 7, max_lines=20)) == 20
