@@ -56,7 +56,9 @@ class JournalTitle:
         """Return the title in a line; None if the line is damaged."""
         try:
             title = cls(**json.loads(line))
-        except (ValueError, TypeError):  # TypeError: no JSON object, or one with other fields
+        except (ValueError, RecursionError):  # not JSON, or nested too deeply
+            return None
+        except TypeError:  # not an object, or one with other fields
             return None
         are_texts = type(title.url) is str and type(title.version) is str
         are_sizes = type(title.size_bytes) is int and type(title.part_bytes) is int

@@ -46,7 +46,7 @@ class Pin:
         """Return the pin of a line; None if the line is damaged."""
         try:
             fields = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):  # not JSON, or nested too deeply
             return None
         match fields:
             case [str(url), str(key), int(size_bytes), [_, *_] as uids]:

@@ -179,7 +179,14 @@ def test_pins_are_read_as_they_were_written(empty: Layout) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"nonsense", b"[]", b'["u", "no key", 1, [0]]', b'["u", "' + b"0" * 32 + b'", {}, []]']
+    "line",
+    [
+        b"nonsense",
+        b"[]",
+        b"[" * 100_000,
+        b'["u", "no key", 1, [0]]',
+        b'["u", "' + b"0" * 32 + b'", {}, []]',
+    ],
 )
 def test_a_damaged_line_costs_no_other(empty: Layout, line: bytes) -> None:
     """The others hold, at the next start as well; the file is kept for a look."""

@@ -90,6 +90,17 @@ def test_a_torn_record_is_ignored(layout: Layout) -> None:
     assert Partial.open(layout, OBJECT, PART_BYTES).missing() == [3, 4, 5]
 
 
+@pytest.mark.parametrize("title", [b"", b"nonsense", b"7", b"[]", b"{}", b"[" * 100_000])
+def test_damaged_title_starts_over(layout: Layout, title: bytes) -> None:
+    """The parts may be those of any object, so they are fetched again."""
+    partial = Partial.open(layout, OBJECT, PART_BYTES)
+    write_some(partial, 0, 1)
+    records = partial.journal_path.read_bytes().partition(b"\n")[2]
+    partial.journal_path.write_bytes(title + b"\n" + records)
+    assert Partial.recover(layout, partial.key) is None
+    assert len(Partial.open(layout, OBJECT, PART_BYTES).missing()) == 6
+
+
 def test_parts_keep_the_size_that_they_were_fetched_in(layout: Layout) -> None:
     """A download goes on with what is there, whatever the size of new ones is by then."""
     write_some(Partial.open(layout, OBJECT, PART_BYTES), 0, 1)
