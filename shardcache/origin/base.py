@@ -1,10 +1,10 @@
 """Interface between the cache and its origins.
 
 An origin is a place that shards are fetched from: an object store, a web server or a filesystem.
-`registry` creates one `Origin` per protocol and `[[origin]]` table of the config. The package
-`fetch` calls its methods. A session is a client's connection to the daemon. A part is the unit in
-which an object is requested, checksummed and recorded. The tier is an optional cache that the nodes
-of a cluster share; requests to the tier go through this node's nginx.
+`registry` creates one `Origin` per protocol and `[[origin]]` table of the config, and the package
+`fetch` calls the methods of the `Origin`. A session is a client's connection to the daemon. A part
+is the unit in which an object is requested, checksummed and recorded. The tier is an optional cache
+that the nodes of a cluster share; requests to the tier go through this node's nginx.
 """
 
 import asyncio
@@ -118,7 +118,8 @@ class Origin(Protocol):
         Args:
             received: called with the number of objects that each page lists, not with bytes.
             flat: True to list only the objects without another "/" after the prefix, and the
-                folders. A folder's url ends in "/"; its version is empty and its size is 0.
+                folders of the others. A folder's url ends in "/"; its version is empty and its size
+                is 0.
 
         Raises the errors of `stat`.
         """

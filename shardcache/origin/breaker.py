@@ -58,6 +58,9 @@ class Breaker:
         Args:
             stalled: True for a stall, which counts as half of `max_failures`.
         """
-        self._failures += math.ceil(self._max_failures / 2) if stalled else 1
+        if stalled:
+            self._failures += math.ceil(self._max_failures / 2)
+        else:
+            self._failures += 1
         if self.is_open:
             self._next_probe_s = now_s + self._pause_s

@@ -77,7 +77,7 @@ _Opened = CredentialedOrigin | AccessDeniedError | ConfigError
 
 
 class _Candidate:
-    """A store as opened with one set of credentials, when it is first used.
+    """A store with one set of credentials. It is opened when it is first used.
 
     Args:
         open_: opens the store. It blocks, so it is called in a thread.
@@ -177,8 +177,7 @@ class PermittedOrigin(Origin):
         self._setup = setup
         table = setup.table
         has_secrets = not self.store_class.secrets.isdisjoint(table.storage_options)
-        names_credentials = table.anon or table.profile or has_secrets
-        self._uses_session_credentials = not names_credentials
+        self._uses_session_credentials = not (table.anon or table.profile or has_secrets)
         # The store is opened now rather than on first use, so that a missing package is reported.
         opened = self._open(None)
         self._own = _Candidate(lambda: opened)
@@ -303,19 +302,20 @@ class PermittedOrigin(Origin):
 
     async def _update_candidates(self) -> None:
         """Create and retire candidates, so that each set of the sessions' credentials has one."""
-        kept = self._setup.session_credentials
-        if not self._uses_session_credentials or self._seen_changes == kept.changes:
+        session_credentials = self._setup.session_credentials
+        has_changed = session_credentials.changes != self._seen_changes
+        if not self._uses_session_credentials or not has_changed:
             return
-        self._seen_changes = kept.changes
+        self._seen_changes = session_credentials.changes
         previous = self._others
         self._others = {}
-        for credentials in kept.newest_first(self.store_class.credentials_kind):
+        for credentials in session_credentials.newest_first(self.store_class.credentials_kind):
             if credentials in previous:
                 self._others[credentials] = previous.pop(credentials)
             else:
                 self._others[credentials] = _Candidate(partial(self._open, credentials))
 
-        dropped = list(previous.values())
+        dropped = list(previous.values())  # those that were not moved to `_others`
         for bucket, candidate in list(self._successful.items()):
             if candidate in dropped:
                 del self._successful[bucket]
@@ -353,13 +353,13 @@ class PermittedOrigin(Origin):
         2. The candidate that has last read from the bucket.
         3. All candidates, from the newest credentials to the daemon's own.
         """
-        kept = self._setup.session_credentials
-        session_keys = kept.of_this_task(self.store_class.credentials_kind)
-        daemon_keys = kept.own(self.store_class.credentials_kind)
-        if session_keys is not None and session_keys == daemon_keys:
+        session_credentials = self._setup.session_credentials
+        asking = session_credentials.of_this_task(self.store_class.credentials_kind)
+        own = session_credentials.own(self.store_class.credentials_kind)
+        if asking is not None and asking == own:
             yield self._own
-        elif session_keys is not None and session_keys in self._others:
-            yield self._others[session_keys]
+        elif asking is not None and asking in self._others:
+            yield self._others[asking]
         last_successful = self._successful.get(self.store_class.bucket(url))
         if last_successful is not None:
             yield last_successful

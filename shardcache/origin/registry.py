@@ -45,7 +45,7 @@ def reason_to_bypass(table: OriginTable) -> str:
 
     if row.presigned_options is None:  # a tier can be used with any option
         return ""
-    # A tier is asked by presigned urls, and only some options can be used with these.
+    # S3's requests to a tier go to presigned urls, which support only some options.
     unsupported = sorted(set(table.storage_options) - row.presigned_options)
     if unsupported:
         return f"storage_options has {', '.join(unsupported)}, which only the SDK supports"

@@ -3,8 +3,8 @@
 A private daemon is one that a reader has started for its own user. A session is a reader's
 connection to the daemon; it hands over the credentials of the reader's environment.
 `PermittedOrigin` reads with the credentials of all sessions. A kind of credentials is the class for
-one provider, such as `AwsKeys`. A holder of credentials is an open session that has handed them
-over.
+one provider, such as `AwsKeys`, and a set of credentials is an instance of it. A holder of
+credentials is an open session that has handed them over.
 """
 
 import os
@@ -114,7 +114,8 @@ class SessionCredentials:
 
     def _credentials_in(self, variables: Mapping[str, Any], uid: int) -> _HandedSet:
         """Return the credentials that variables contain. Raises ProtocolError; see `held`."""
-        if variables and not (self._is_private and uid == os.geteuid()):
+        is_users_own = self._is_private and uid == os.geteuid()
+        if variables and not is_users_own:
             raise ProtocolError("only a user's own private daemon takes credentials")
         of_each_kind = [kind.of(variables) for kind in KINDS]
         return tuple(each for each in of_each_kind if each is not None)

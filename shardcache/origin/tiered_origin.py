@@ -28,7 +28,7 @@ class TieredOrigin(DeferredOrigin):
     def __init__(self, setup: Setup, tier: TierState) -> None:
         super().__init__(setup)
         self.tier: TierState = tier
-        # By url: the object as it was last known. The one that was known longest ago is first.
+        # By url: the object as it was last known. The oldest entry is first.
         self._last_known: dict[str, RemoteObject] = {}
 
     async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
@@ -73,4 +73,6 @@ class TieredOrigin(DeferredOrigin):
                 obj = await origin.ask_tier_for_version(route, object_url)
         except (OriginError, TimeoutError):
             return None
-        return None if obj is None else replace(obj, url=url)
+        if obj is None:
+            return None
+        return replace(obj, url=url)

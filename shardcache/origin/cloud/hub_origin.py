@@ -78,10 +78,10 @@ class HubOrigin(StoreOrigin):
                 url=url,
             )
         obj = self._object(url, answer)
-        if obj.checksum is None:  # the file of a mirror, whose parts may be of several versions
-            # 1. The file is fetched as one stream (`ranges`).
-            # 2. A mirror may redirect to a url that serves any version, so the version is checked
-            #    again after the download (`guarded`).
+        if obj.checksum is None:
+            # The file is on a mirror, and its parts could be of several versions, so it is fetched
+            # as one stream. The mirror may redirect to a url that serves any version, so the
+            # version is checked again after the download.
             obj = replace(obj, ranges=False, guarded=False)
         if len(self._located) >= _MAX_LOCATED:
             self._located.clear()

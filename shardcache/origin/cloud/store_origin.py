@@ -114,11 +114,11 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         flow: Flow,
         commit: Commit | None = None,
     ) -> list[PartSums] | None:
-        """As `Origin.fetch`; one GET of this version, and a second if a signed url has expired."""
+        """As `Origin.fetch`; one GET, and a second if another server's signed url has expired."""
         location = await self._locate(obj, again=False)
         answer = await self._get(obj, parts, flow, commit, location)
         if location.is_away and answer is not None and answer.status in _EXPIRED:
-            # The other server's signed url has expired: the object's new location has a new url.
+            # The object is located again, which returns a new url.
             location = await self._locate(obj, again=True)
             answer = await self._get(obj, parts, flow, commit, location)
         if answer is None:  # `commit` returned False

@@ -91,7 +91,7 @@ class FsspecOrigin(Origin):
 
     async def stat(self, url: str, _first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`."""
-        await self._check(url)
+        await self._check_readable(url)
         with translate_fsspec_errors(url):
             self._fs.invalidate_cache()
             info = await self._call("info", self._path(url))
@@ -109,7 +109,7 @@ class FsspecOrigin(Origin):
         commit: Commit | None = None,
     ) -> list[PartSums] | None:
         """As `Origin.fetch`, but without a version check: see `RemoteObject.guarded`."""
-        await self._check(obj.url)
+        await self._check_readable(obj.url)
         with translate_fsspec_errors(obj.url):
             path = self._path(obj.url)
             await flow.ready()
@@ -132,7 +132,7 @@ class FsspecOrigin(Origin):
         """
         folder = prefix[: prefix.rindex("/") + 1]
         root = self._path(folder).rstrip("/") + "/"  # the filesystem's path of the folder
-        await self._check(folder)
+        await self._check_readable(folder)
         with translate_fsspec_errors(prefix):
             self._fs.invalidate_cache()
             infos = await self._infos(root, received, flat=flat)
@@ -199,7 +199,7 @@ class FsspecOrigin(Origin):
         options |= self._setup.table.storage_options
         return cls(**options, skip_instance_cache=True)
 
-    async def _check(self, url: str) -> None:
+    async def _check_readable(self, url: str) -> None:
         """Raise the error for a url that must not be read.
 
         Here every url may be read. A subclass may refuse some urls, such as local paths with links
@@ -217,7 +217,8 @@ class FsspecOrigin(Origin):
             name: name of the method, without the underscore of the asynchronous ones.
         """
         if self._fs.async_impl:
-            return await getattr(self._fs, f"_{name}")(*args, **kwargs)
+            method = getattr(self._fs, f"_{name}")
+            return await method(*args, **kwargs)
         call = partial(getattr(self._fs, name), *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
@@ -295,7 +296,7 @@ def _date_in(info: Mapping[str, Any]) -> str:
 
 
 def _check_length(received_bytes: int, wanted_bytes: int, obj: RemoteObject) -> None:
-    """Raise the error for a read that returned another number of bytes than wanted."""
+    """Raise the error for a read that returned more or fewer bytes than wanted."""
     if received_bytes == wanted_bytes:
         return
     # A file that is read as a whole has changed if its size has. A short read of a range may

@@ -46,7 +46,7 @@ class LocalOrigin(FsspecOrigin):
         """As `FsspecOrigin._connect`, but with a class that follows links in listings."""
         return super()._connect(_LocalFiles)
 
-    async def _check(self, url: str) -> None:
+    async def _check_readable(self, url: str) -> None:
         """Raise NotAllowedError for forbidden links, and NotFoundError for a missing folder.
 
         A url of a folder, which ends in "/", is a prefix to list.

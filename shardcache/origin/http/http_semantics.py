@@ -39,9 +39,10 @@ _CONTENT_RANGE = re.compile(r"bytes (?:([0-9]+)-([0-9]+)|\*)/([0-9]+|\*)")
 
 
 class Environment:
-    """CA file and proxies that environment variables name, for requests other than S3's.
+    """Creates requests with the CA file and the proxies that environment variables name.
 
-    The CA file is looked up once, and the proxy once for each server.
+    The CA file is looked up once, and the proxy once for each server. Requests to S3 are not
+    created here: they use the variables as the S3 SDK does.
     """
 
     def __init__(self) -> None:

@@ -47,7 +47,7 @@ def redirect_target(url: str, redirected: URL, location: str) -> URL:
     return target
 
 
-def parsed(url: str) -> URL:
+def sendable_url(url: str) -> URL:
     """Return a user's url, with only those characters encoded that could not be sent.
 
     All other characters stay as they are, because a signature may cover them. Raises OriginError

@@ -33,8 +33,8 @@ from shardcache.origin.http.http_semantics import (
 from shardcache.origin.http.redirects import (
     MAX_REDIRECTS,
     REDIRECTS,
-    parsed,
     redirect_target,
+    sendable_url,
     verbatim,
 )
 from shardcache.origin.objects import RemoteObject
@@ -65,9 +65,9 @@ class HttpOrigin(Origin):
     def __init__(self, setup: Setup) -> None:
         """Raise ConfigError for any option that is not supported."""
         options = setup.table.storage_options
-        merged = {**options, **options.get("client_kwargs", {})}
-        merged.pop("client_kwargs", None)
-        unknown = sorted(merged.keys() - _OPTIONS)
+        all_options = {**options, **options.get("client_kwargs", {})}
+        all_options.pop("client_kwargs", None)
+        unknown = sorted(all_options.keys() - _OPTIONS)
         if unknown:
             supported = ", ".join(sorted(_OPTIONS))
             raise ConfigError(
@@ -76,7 +76,7 @@ class HttpOrigin(Origin):
             )
         self._headers = _headers(options)
         self._params = _merged("params", options)
-        self._proxy: str | None = merged.get("proxy")
+        self._proxy: str | None = all_options.get("proxy")
         self._redirect_guard = setup.redirect_guard
         self._workers = setup.workers
         self._environment = Environment()
@@ -96,8 +96,8 @@ class HttpOrigin(Origin):
         version = _version(answer.headers, size_bytes)
         # Without a reliable version, ranges could be of several versions: the file is then fetched
         # in a single answer.
-        is_etag = version == answer.headers.get("etag")
-        is_guarded = is_etag or _is_settled(answer.headers)
+        has_etag = version == answer.headers.get("etag")
+        is_guarded = has_etag or _is_settled(answer.headers)
         has_ranges = answer.status != 200  # it is 206, or 416 for an empty file
         return RemoteObject(
             url,
@@ -191,7 +191,7 @@ class HttpOrigin(Origin):
             reading: the expected body and its destination; None to read no body.
             first_bytes: number of the file's first bytes to request at the same time; 0 for none.
         """
-        home = parsed(url)
+        home = sendable_url(url)
         target = home
         for _ in range(MAX_REDIRECTS + 1):
             is_at_home = target.origin() == home.origin()
@@ -216,7 +216,7 @@ class HttpOrigin(Origin):
             headers: headers of the request to the server itself.
         """
         all_headers = {**headers, **route.headers}
-        request = self._request(parsed(url), all_headers, at_home=True)
+        request = self._request(sendable_url(url), all_headers, at_home=True)
         # The tier does not store AWS's signatures, so they are not a reason to bypass it. Their
         # parameters are renamed here, so that `redact` does not hide them. Anything that it still
         # hides is another secret.
@@ -230,7 +230,7 @@ class HttpOrigin(Origin):
 
         Args:
             target: the url, or the target of a redirect.
-            at_home: True if `target` is at home; only there, the table's options are sent.
+            at_home: True if `target` is at home: the table's options are sent only there.
         """
         table_headers = self._headers if at_home else {}
         if at_home and self._params:

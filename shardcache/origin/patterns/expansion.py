@@ -248,19 +248,19 @@ class _Expansion:
             url: the index file's url; after it, a split may be named, as in `#train`.
         """
         file_url, split = split_of(url)
-        obj = await self.origins.origin(file_url).stat(file_url)
-        already_read = self.indexes.get((url, obj.version))
+        file = await self.origins.origin(file_url).stat(file_url)
+        already_read = self.indexes.get((url, file.version))
         if already_read is not None:
             return already_read
         try:
-            return await self._listed_by(url, obj, split)
+            return await self._read_index(url, file, split)
         except NotAnIndexError:
             if self.wanted == "samples":
                 raise
-            return Shards.of([_ref(obj)])
+            return Shards.of([_shard_ref(file)])
 
-    async def _listed_by(self, url: str, file: RemoteObject, split: str | None) -> Shards:
-        """Return the shards of an index file, or of another program's list.
+    async def _read_index(self, url: str, file: RemoteObject, split: str | None) -> Shards:
+        """Return the shards of an index file or of another program's list, which is read now.
 
         Raises NotAnIndexError for any other file.
 
@@ -278,8 +278,8 @@ class _Expansion:
             foreign = await self._from_foreign_list(file.url, data, split)
             if foreign is None:
                 raise
-            # This is not kept in `indexes`: it may have numbers of samples from a second file, and
-            # changes with that file's version, too.
+            # This is not kept in `indexes`, whose key has the version of one file: it may have the
+            # numbers of samples from a second file.
             return self._not_empty(url, foreign)
         self.indexes[url, file.version] = self._not_empty(url, shards)
         return shards
@@ -434,7 +434,7 @@ def _as_shards(pattern: str, objects: Sequence[RemoteObject], wanted: Wanted) ->
     """
     invalid = [obj for obj in objects if not is_sound(obj.url)]
     if not invalid:
-        return Shards.of(map(_ref, objects))
+        return Shards.of(map(_shard_ref, objects))
 
     log.warning(
         "keys below the prefix that are not valid urls cannot be fetched",
@@ -447,14 +447,14 @@ def _as_shards(pattern: str, objects: Sequence[RemoteObject], wanted: Wanted) ->
             ShardRef(_printable(obj.url), obj.version, obj.size_bytes) for obj in objects
         )
     left_out = {obj.url for obj in invalid}
-    return Shards.of(_ref(obj) for obj in objects if obj.url not in left_out)
+    return Shards.of(_shard_ref(obj) for obj in objects if obj.url not in left_out)
 
 
 def _printable(url: str) -> str:
-    """Return a key as valid Unicode: bytes in the names of local files that are not, as escapes."""
+    """Return a key as valid Unicode: other bytes, as in names of local files, are escaped."""
     return url.encode(errors="backslashreplace").decode()
 
 
-def _ref(obj: RemoteObject) -> ShardRef:
+def _shard_ref(obj: RemoteObject) -> ShardRef:
     """Return an object as a shard. Raises ConfigError if its url is invalid."""
     return ShardRef(checked(obj.url), obj.version, obj.size_bytes)

@@ -57,8 +57,9 @@ class NamedShards:
 
     def counted_by(self, other: "NamedShards") -> "NamedShards":
         """Return these shards with the counts that another list states."""
-        counts = dict(zip(other.urls, other.counts, strict=True))
-        return NamedShards(self.urls, [counts.get(url) for url in self.urls])
+        count_by_url = dict(zip(other.urls, other.counts, strict=True))
+        counts = [count_by_url.get(url) for url in self.urls]
+        return NamedShards(self.urls, counts)
 
 
 def parse(url: str, data: bytes, split: str | None) -> NamedShards | None:

@@ -100,16 +100,16 @@ def _translated(tokens: Sequence[str], groups: dict[int, int]) -> str:
         tokens: tokens of the glob.
         groups: the result of `_atomic_groups`.
     """
-    parts: list[str] = []
+    regexes: list[str] = []  # of the tokens
     for index, token in enumerate(tokens):
         begins_group = index in groups
-        parts.append(_LAZY[token] if begins_group else _translated_token(token))
+        regexes.append(_LAZY[token] if begins_group else _translated_token(token))
     # The groups are marked from the last to the first. If a group ends where the next one begins,
     # its closing parenthesis is thus put before the other's opening parenthesis.
     for begin, end in reversed(groups.items()):
-        parts[begin] = "(?>" + parts[begin]
-        parts[end] = ")" + parts[end]
-    return "".join(parts)
+        regexes[begin] = "(?>" + regexes[begin]
+        regexes[end] = ")" + regexes[end]
+    return "".join(regexes)
 
 
 def _translated_token(token: str) -> str:

@@ -66,16 +66,16 @@ class StoreSession(_SessionWithoutRedirects):
     async def send(self, request: Any) -> Any:
         """Send a request, and return the answer.
 
-        A GET or HEAD is sent again, over a new connection, if a pooled connection is silent. Raises
-        RedirectError, which says why only a HEAD can.
+        A GET or HEAD is sent again, over a new connection, if a pooled connection is silent.
+
+        Raises RedirectError if a HEAD is redirected without the name of the bucket's region.
         """
         if request.method in _REPEATABLE:
             answer = await self._send_repeatable(request)
         else:
             answer = await super().send(request)
         is_redirect = answer.status_code in _REDIRECTS
-        # The SDK itself follows a redirect that names the bucket's region.
-        names_region = _REGION_HEADER in answer.headers
+        names_region = _REGION_HEADER in answer.headers  # the SDK itself follows such a redirect
         if request.method == "HEAD" and is_redirect and not names_region:
             raise RedirectError(answer.status_code)
         return answer
@@ -102,17 +102,21 @@ class StoreSession(_SessionWithoutRedirects):
         except TimeoutError:
             if not silence_limit.expired():
                 raise
-            self._trusted_from_s = loop.time() + IDLE_S
+            self._distrust_pooled()
             return None
         except asyncio.CancelledError:
             # The caller may have cancelled the request because the connection is silent. If another
             # request was answered since, pooled connections work, and this one was only slower.
             was_other_answered = self._answered_s > asked_s
             if not was_other_answered:
-                self._trusted_from_s = loop.time() + IDLE_S
+                self._distrust_pooled()
             raise
         self._answered_s = loop.time()
         return answer
+
+    def _distrust_pooled(self) -> None:
+        """Use no pooled connections until all that are idle now have been closed."""
+        self._trusted_from_s = asyncio.get_running_loop().time() + IDLE_S
 
 
 class _ClientWithoutRedirects:

@@ -3,8 +3,8 @@
 A presigned url carries the signature that permits a request. Transport workers, which are processes
 of their own, send HEADs and GETs to presigned urls: the SDK would deliver bodies on the event loop,
 at twice the cost. The SDK (botocore, by s3fs) makes all other requests, and those HEADs and GETs
-for which a presigned url cannot be used. Everywhere, `fs` is an s3fs filesystem, and `params` is a
-url's bucket and key as parameters of the SDK.
+for which a presigned url cannot be used. In this file, `fs` is an s3fs filesystem, and `params` is
+a url's bucket and key as parameters of the SDK.
 """
 
 import os
@@ -106,7 +106,7 @@ class S3Origin(CredentialedOrigin):
             )
         async with self._sessions.use(url) as fs:
             try:
-                head = await self._head(fs, params, url, first_bytes)
+                head = await self._presigned_head(fs, params, url, first_bytes)
                 is_joinable = True  # transport workers write bytes as they arrive
             except SdkNeededError as exn:
                 head = await head_by_sdk(fs, params)
@@ -148,7 +148,7 @@ class S3Origin(CredentialedOrigin):
         bucket = params["Bucket"]
         async with self._sessions.use(obj.url) as fs:
             try:
-                answer = await self._get(fs, params, obj, parts, flow, commit)
+                answer = await self._presigned_get(fs, params, obj, parts, flow, commit)
             except SdkNeededError as exn:
                 data = await read_by_sdk(fs, params, obj, parts, flow)
                 sums = await commit_parts(parts, data, commit)
@@ -156,7 +156,7 @@ class S3Origin(CredentialedOrigin):
                 return sums
         if answer is None:  # `commit` returned False
             return None
-        if answer.sums is None:
+        if answer.sums is None:  # the answer was not as expected, so nothing was written
             version = plain_etag(answer.headers.get("etag", ""))
             raise_unusable(answer, version, obj, parts)
         self._presigned.record_success(bucket)
@@ -169,7 +169,7 @@ class S3Origin(CredentialedOrigin):
         parts: Parts,
         flow: Flow | None,
     ) -> Answer | None:
-        """As `Origin.ask_tier`."""
+        """As `Origin.ask_tier`; the tier is asked only by presigned urls."""
         params = object_params(obj.url)
         async with self._sessions.use(obj.url) as fs:
             if not self._presigned.is_usable(params["Bucket"]):
@@ -298,7 +298,13 @@ class S3Origin(CredentialedOrigin):
             return None
         return keys
 
-    async def _head(self, fs: Any, params: dict[str, str], url: str, first_bytes: int) -> Headers:
+    async def _presigned_head(
+        self,
+        fs: Any,
+        params: dict[str, str],
+        url: str,
+        first_bytes: int,
+    ) -> Headers:
         """Return the headers of the answer to a HEAD by a presigned url. Raises SdkNeededError.
 
         Args:
@@ -328,7 +334,7 @@ class S3Origin(CredentialedOrigin):
             raise error_of(answer.status, problem, url, answer.headers)
         return answer.headers
 
-    async def _get(
+    async def _presigned_get(
         self,
         fs: Any,
         params: dict[str, str],

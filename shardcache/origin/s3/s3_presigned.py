@@ -1,7 +1,7 @@
 """Requests to presigned urls: how they are made, and which buckets accept them.
 
 A presigned url carries the signature that permits a request. `S3Origin` sends its HEADs and GETs to
-these urls. Where it cannot, the SDK (botocore, by s3fs) makes the request. Everywhere, `fs` is an
+these urls. Where it cannot, the SDK (botocore, by s3fs) makes the request. In this file, `fs` is an
 s3fs filesystem, and `params` is an object's bucket and key as parameters of the SDK.
 """
 

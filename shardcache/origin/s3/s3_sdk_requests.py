@@ -1,6 +1,6 @@
 """Requests that the SDK makes, in cases where a presigned url cannot be used.
 
-`S3Origin` calls these functions. The SDK is botocore, by s3fs. Everywhere, `fs` is an s3fs
+`S3Origin` calls these functions. The SDK is botocore, by s3fs. In this file, `fs` is an s3fs
 filesystem, and `params` is an object's bucket and key as parameters of the SDK.
 """
 

@@ -154,6 +154,7 @@ class Signer:
                 Params=params,
                 ExpiresIn=SIGNED_FOR_S,
             )
+            # The form may be known by now, from another request's url.
             if bucket not in self._forms:
                 self._forms[bucket] = _form_of(sdk_url, params["Key"], credentials)
             form = self._forms[bucket]

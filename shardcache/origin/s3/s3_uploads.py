@@ -1,8 +1,9 @@
 """Uploads to S3, by the SDK.
 
-`S3Origin` calls `Uploads`. The SDK is botocore, by s3fs; `fs` is an s3fs filesystem. A condition is
-a header of an upload. With `If-Match`, S3 stores the object only if it replaces a certain version.
-With `If-None-Match: *`, S3 stores the object only if there is no object at this key yet.
+`S3Origin` calls `Uploads`. The SDK is botocore, by s3fs; in this file, `fs` is an s3fs filesystem.
+A condition is a header of an upload. With `If-Match`, S3 stores the object only if it replaces a
+certain version. With `If-None-Match: *`, S3 stores the object only if there is no object at this
+key yet.
 """
 
 import asyncio
