@@ -41,7 +41,7 @@ from shardcache.fetch.download import Downloader
 from shardcache.origin.registry import Origins
 from shardcache.server.app import serving
 from shardcache.server.listening.activation import ActivatedSockets
-from shardcache.server.listening.limits import Limits, raise_open_files
+from shardcache.server.listening.limits import Limits, raise_limit_of_open_files
 from shardcache.server.listening.s3_listener import S3Options, listening_for_s3
 from shardcache.server.listening.tcp_listener import TcpListener, listening_over_tcp
 from shardcache.server.listening.unix_listener import listening_at
@@ -95,7 +95,7 @@ def serve(
         SocketInUseError, CacheDirError, ConfigError: always before `on_ready` is called.
     """
     logs.configure(settings.log_level, settings.log_format)
-    raise_open_files()
+    raise_limit_of_open_files()
     manager = ServiceNotifier.take(os.environ, os.getpid())
     activated = ActivatedSockets.take(os.environ, os.getpid())
     for name, similar in unknown_variables():
@@ -214,7 +214,7 @@ class DaemonRun:
             serve_cache: starts the server for a cache, and returns the server's drain.
         """
         settings = self.settings
-        counters = Counters(bills=self._bills())
+        counters = Counters(bills=self._empty_bills())
         origins = Origins(
             settings.origin,
             max_connections=settings.max_connections,
@@ -249,7 +249,7 @@ class DaemonRun:
             await origins.close()
         return stop_began_s
 
-    def _bills(self) -> Bills:
+    def _empty_bills(self) -> Bills:
         """Return empty bills, which include costs if any origin has a price."""
         # The cost of 0 bytes and 0 requests is None if a table has no price.
         has_price = any(table.cost(0, 0) is not None for table in self.settings.origin)

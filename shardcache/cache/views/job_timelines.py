@@ -16,7 +16,7 @@ from shardcache.shared.protocol import Json
 
 HORIZON_S = 300.0  # from now
 # Number of equal intervals up to the horizon, in each of which uses are counted.
-BINS = 60
+INTERVALS = 60
 # Maximum number of uses that are predicted for one reader, which is enough for a shard per second.
 MAX_USES = 300
 _MAX_SOONEST = 5  # number of a job's soonest uses that are shown one by one
@@ -61,7 +61,7 @@ class Use(NamedTuple):
 
 def _no_counts() -> dict[Presence, list[int]]:
     """Return a count of 0 for each interval, by state."""
-    return {presence: [0] * BINS for presence in Presence}
+    return {presence: [0] * INTERVALS for presence in Presence}
 
 
 @dataclass(slots=True)
@@ -71,14 +71,14 @@ class Lane:
     Attributes:
         client: the job.
         counts: by state, the number of uses in each interval.
-        looked_s: seconds from now up to which the uses of all the job's readers are known.
+        known_to_s: seconds from now up to which the uses of all the job's readers are known.
         soonest: the soonest few uses.
         gaps: the soonest few gaps.
     """
 
     client: JobKey
     counts: dict[Presence, list[int]] = field(default_factory=_no_counts)
-    looked_s: float = HORIZON_S
+    known_to_s: float = HORIZON_S
     soonest: list[Use] = field(default_factory=list)
     gaps: list[Use] = field(default_factory=list)
 
@@ -89,11 +89,11 @@ class Lane:
             uses: the uses, the soonest first.
         """
         for use in uses:
-            interval = min(int(use.in_s * BINS / HORIZON_S), BINS - 1)
+            interval = min(int(use.in_s * INTERVALS / HORIZON_S), INTERVALS - 1)
             self.counts[use.presence][interval] += 1
         is_cut_short = len(uses) == MAX_USES  # there may be further uses before the horizon
         if is_cut_short:
-            self.looked_s = min(self.looked_s, uses[-1].in_s)
+            self.known_to_s = min(self.known_to_s, uses[-1].in_s)
 
         self.soonest = sorted([*self.soonest, *uses[:_MAX_SOONEST]])[:_MAX_SOONEST]
         gaps = [use for use in uses if use.presence is not Presence.CACHED]
@@ -105,7 +105,7 @@ class Lane:
         return {
             "name": name,
             "uid": uid,
-            "looked_s": self.looked_s,
+            "known_to_s": self.known_to_s,
             "counts": {presence.value: counts for presence, counts in self.counts.items()},
             "soonest": [use.to_json(visible) for use in self.soonest],
         }

@@ -58,20 +58,20 @@ class Acceptor:
         self._limits = limits
         self._refusal = refusal or _http_503
         self._serving: set[asyncio.Task[None]] = set()
-        self._logged_s = -_LOG_PERIOD_S
+        self._logged_s = -_LOG_PERIOD_S  # time of the last warning, by the monotonic clock
 
     @contextmanager
     def accepting(self, sock: socket.socket) -> Iterator[None]:
         """Accept the connections of a non-blocking listening socket during the block."""
-        self._listen(sock)
+        self._start_accepting(sock)
         try:
             yield
         finally:
             asyncio.get_running_loop().remove_reader(sock)
-            # Once the socket is closed, `_listen` does not add it again at the end of a pause.
+            # Once the socket is closed, the end of a pause does not add it again.
             sock.close()
 
-    def _listen(self, sock: socket.socket) -> None:
+    def _start_accepting(self, sock: socket.socket) -> None:
         """Let the event loop call `_accept` for new connections, unless the socket is closed."""
         if sock.fileno() >= 0:
             asyncio.get_running_loop().add_reader(sock, self._accept, sock)
@@ -97,7 +97,7 @@ class Acceptor:
         """
         loop = asyncio.get_running_loop()
         loop.remove_reader(sock)
-        loop.call_later(_PAUSE_S, self._listen, sock)
+        loop.call_later(_PAUSE_S, self._start_accepting, sock)
 
     def _admit(self, connection: socket.socket) -> None:
         """Serve a new connection in a task, or refuse it."""

@@ -38,7 +38,7 @@ def own_files(settings: Settings) -> int:
     return _OWN_FILES + for_origins + for_transfers
 
 
-def raise_open_files() -> None:
+def raise_limit_of_open_files() -> None:
     """Raise this process's limit of open files as far as it may."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):

@@ -75,19 +75,19 @@ function showLane(cell, job, lane) {
   setText(text, `needed: ${words}`);
   const next = lane.soonest.map((use) => `${duration(use.in_s)}: ${ending(use.url)} (${use.presence})`).join("\n");
   const guess = job.shards_per_s ? "" : "\nthe pace is an estimate until a shard has been read";
-  cell.title = `needed in the next ${duration(lane.looked_s)}: ${words}${guess}\n\n${next}`;
-  drawLane(canvas, counts, lane.looked_s);
+  cell.title = `needed in the next ${duration(lane.known_to_s)}: ${words}${guess}\n\n${next}`;
+  drawLane(canvas, counts, lane.known_to_s);
 }
 
 /** Bars as high as the number of shards needed, coloured by state; below, a mark if one is missing or being fetched. */
-function drawLane(canvas, counts, looked) {
+function drawLane(canvas, counts, knownToS) {
   const area = brush(canvas);
   if (area === null) return;
   const { context, width, height } = area, bins = counts.cached.length, step = width / bins, room = height - MARK - 2;
   const totals = counts.cached.map((cached, at) => cached + counts.fetching[at] + counts.missing[at]);
   const most = Math.max(1, ...totals);
   const bar = (tone, ...box) => { context.fillStyle = tone; context.fillRect(...box); };
-  bar(colour("--track"), 0, room, width * Math.min(1, looked / HORIZON_S), 1);
+  bar(colour("--track"), 0, room, width * Math.min(1, knownToS / HORIZON_S), 1);
   const tones = Object.fromEntries(PRESENCES.map(([name]) => [name, colour(`--${name}`)]));
   totals.forEach((total, at) => {
     const left = at * step, wide = Math.max(1, step - 1);

@@ -495,7 +495,7 @@ def _open(held: HeldBytes) -> Iterator[int]:
         fd = os.open(held.path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         held.note_lost()
-        raise _LostFileError from None
+        raise _LostFileError("the cached file was removed") from None
     try:
         yield fd
     except (ShardcacheError, ConnectionError):  # some are OSErrors, but none is about the file
@@ -510,10 +510,13 @@ def _open(held: HeldBytes) -> Iterator[int]:
 def _cut_off(http: web.BaseRequest, selection: Selection, exn: Exception) -> None:
     """Close the connection midway, so that the client notices that the body is incomplete."""
     if not isinstance(exn, ConnectionError):
+        cause = str(exn)
+        if isinstance(exn, SlowClientError):
+            cause = "it did not read for too long"
         log.warning(
             "S3 client disconnected before the end of its answer",
             url=selection.obj.url,
-            cause=str(exn) or "it did not read for too long",
+            cause=cause,
         )
     if http.transport is not None:
         http.transport.abort()

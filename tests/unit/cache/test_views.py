@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.cache.views.job_timelines import BINS, HORIZON_S, Lane, Presence, Use, soonest_gaps
+from shardcache.cache.views.job_timelines import HORIZON_S, INTERVALS, Lane, Presence, Use, soonest_gaps
 
 JOB = ("job", 7)
 USES = st.lists(
@@ -22,14 +22,14 @@ def lane_of(readers: list[list[Use]]) -> Lane:
     return lane
 
 
-@given(st.lists(st.tuples(st.integers(0, BINS - 1), st.sampled_from(Presence)), max_size=40))
+@given(st.lists(st.tuples(st.integers(0, INTERVALS - 1), st.sampled_from(Presence)), max_size=40))
 def test_every_use_is_counted_once_in_its_interval(uses: list[tuple[int, Presence]]) -> None:
     """By presence; a use at the very end of the horizon belongs to the last interval."""
-    interval_s = HORIZON_S / BINS
+    interval_s = HORIZON_S / INTERVALS
     readers = [[Use((at + 0.5) * interval_s, "a", JOB, presence)] for at, presence in uses]
     counts = lane_of([*readers, [Use(HORIZON_S, "a", JOB, Presence.CACHED)]]).to_json(lambda _: True)["counts"]
-    wanted = Counter([*uses, (BINS - 1, Presence.CACHED)])
-    assert counts == {presence.value: [wanted[at, presence] for at in range(BINS)] for presence in Presence}
+    wanted = Counter([*uses, (INTERVALS - 1, Presence.CACHED)])
+    assert counts == {presence.value: [wanted[at, presence] for at in range(INTERVALS)] for presence in Presence}
 
 
 @given(st.lists(USES, max_size=4))
