@@ -23,11 +23,17 @@ _SECRET = re.compile(rf"([?&;#](?:{_SECRET_NAMES})=)[^\s&;#'\"<>]+", re.IGNORECA
 _MAX_READ_CHARS = 8192
 # C0 and C1 controls, line separators, and bidirectional overrides.
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-# A url's user name and password, up to the "@". Passwords may contain slashes, as AWS's often do.
-# Ports, IPv6 addresses, ARNs and GitHub's org:repo@ref are not passwords. A match ends before the
-# next "://": if each match could extend further, a text with thousands of urls would take minutes.
+# A url's user name and password. A match ends before the next "://": if each match could extend
+# further, a text with thousands of urls would take minutes.
 _USERINFO = re.compile(
-    r"(?<!github)(://)(?!arn:)[^\s/@:\[{'\"]*:(?!\d{0,5}(?:[/?#\s'\"]|$))(?:(?!://)[^\s@'\"])*@"
+    r"""
+    (?<!github)(://)                # in GitHub's org:repo@ref, there is no password
+    (?!arn:)                        # nor in an ARN
+    [^\s/@:\[{'"]*:                 # the user name; "[" would begin an IPv6 address
+    (?!\d{0,5}(?:[/?#\s'"]|$))      # a port would end here
+    (?:(?!://)[^\s@'"])*@           # the password, which may contain slashes, as AWS's often do
+    """,
+    re.VERBOSE,
 )
 
 
