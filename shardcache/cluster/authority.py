@@ -24,7 +24,7 @@ from shardcache.errors import ConfigError
 
 _CA_DAYS = 3650
 _CLOCK_SKEW = timedelta(hours=1)  # maximum time by which a node's clock may be slow
-_SHARED = "shared"  # name of the folder for a certificate that all nodes share
+_SHARED_FOLDER = "shared"  # name of the folder for a certificate that all nodes share
 # A node is both a server for other nodes and their client.
 _PURPOSES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 # Key usages (RFC 5280) that the authority's certificate excludes, as it only signs certificates.
@@ -71,7 +71,7 @@ def issue(nodes: Sequence[Node] | None, folder: Path, days: int) -> list[IssuedC
     try:
         authority = _Authority(folder)
         if nodes is None:
-            return [authority.issue(PEER_NAME, folder / _SHARED, days)]
+            return [authority.issue(PEER_NAME, folder / _SHARED_FOLDER, days)]
         return [
             authority.issue(node.name, folder / node.name, days, node.address) for node in nodes
         ]

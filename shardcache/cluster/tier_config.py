@@ -67,17 +67,17 @@ class Upstream:
 
         Raises ConfigError.
         """
-        parts = urlsplit(url)
+        parsed = urlsplit(url)
         try:
-            port = parts.port
+            port = parsed.port
         except ValueError:
             port = 0  # refused below
-        host = (parts.hostname or "").rstrip(".")
+        host = (parsed.hostname or "").rstrip(".")
         # The pattern matches names and IPv4 addresses; a host with a colon is an IPv6 address.
         is_host = _HOST.fullmatch(host) is not None or ":" in host
-        is_endpoint = parts.scheme in _PORTS and is_host and port != 0
-        has_user = parts.username is not None
-        surplus = (has_user, parts.path.strip("/"), parts.query, parts.fragment)
+        is_endpoint = parsed.scheme in _PORTS and is_host and port != 0
+        has_user = parsed.username is not None
+        surplus = (has_user, parsed.path.strip("/"), parsed.query, parsed.fragment)
         if not is_endpoint or any(surplus):
             raise ConfigError(
                 "a store's url may have a scheme, a host and a port, and nothing else",
@@ -86,9 +86,9 @@ class Upstream:
                 "https://s3.eu-central-1.amazonaws.com; for a bucket, the endpoint "
                 "of its region",
             )
-        if port == _PORTS[parts.scheme]:
+        if port == _PORTS[parsed.scheme]:
             port = None
-        store = cls(parts.scheme, host, port)
+        store = cls(parsed.scheme, host, port)
         if store.scheme == "https" and store.is_address:
             raise ConfigError(
                 "nginx can verify a certificate for a host name, but not for an address",

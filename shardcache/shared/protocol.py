@@ -44,9 +44,10 @@ reader that finds no file, because the shard was evicted before it was needed, r
 with `read` false and requests the shard again. A release states how many of the shard's samples
 were `unmatched`: they could not be joined with the samples of other shards.
 
-A lease that is not granted yet is released by the id of its request, and the request then gets no
-answer. `need` and `release` of a lease that has ended are ignored: an error, which ends the lease,
-may still have been on its way to the client.
+`explain` asks why the request `of` is not granted yet, and `waiting` answers it. A lease that is
+not granted yet is released by the id of its request, and the request then gets no answer. `need`
+and `release` of a lease that has ended are ignored: an error, which ends the lease, may still have
+been on its way to the client.
 
 Damaged and replaced shards
 ---------------------------
@@ -374,14 +375,18 @@ class MessageKind:
         for name, is_sound in self._checks:
             if is_sound(message.get(name)):
                 continue
+            # The field is missing or wrong. Only an optional field may be missing.
             if name in self.fields or name in message:
                 raise _unsound(message, name, self._types[name])
 
 
 _GRANTS = ("leased", "arriving")
-_PIECE = {"id": int, "order": list}  # fields of a message with a piece of a plan's order
+_PIECE_FIELDS = {"id": int, "order": list}  # fields of a message with a piece of a plan's order
 # Fields of `hello` that describe the reader's process and its place among the job's processes.
-_READER = dict.fromkeys(("rank", "world_size", "worker", "workers", "pid", "batch_size"), int)
+_PROCESS_FIELDS = dict.fromkeys(
+    ("rank", "world_size", "worker", "workers", "pid", "batch_size"),
+    int,
+)
 
 REQUESTS = {
     "hello": MessageKind(
@@ -392,7 +397,7 @@ REQUESTS = {
             "bundles": bool,
             "loader": str,
             "credentials": Json,
-            **_READER,
+            **_PROCESS_FIELDS,
         },
         answers=("welcome",),
     ),
@@ -405,11 +410,11 @@ REQUESTS = {
         {"id": int, "fingerprint": str}, {"packed": bytes}, answers=("ok", "unknown")
     ),
     "plan": MessageKind(
-        {**_PIECE, "shards": list[str], "reads": int},
+        {**_PIECE_FIELDS, "shards": list[str], "reads": int},
         {"epoch": int, "wanted": str},
         answers=("ok", "unknown"),
     ),
-    "extend": MessageKind(_PIECE, answers=("ok",)),
+    "extend": MessageKind(_PIECE_FIELDS, answers=("ok",)),
     "lease": MessageKind(
         {"id": int, "position": int},
         {

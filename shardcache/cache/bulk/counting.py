@@ -147,7 +147,7 @@ class Counting:
         shard = await self._transfers.wait(name, ref, PriorityClass.WARM, Wait())
         assert isinstance(shard, Shard)  # this wait does not accept a partial shard
         facts = await self._store.facts(shard)
-        if facts.samples is None:  # it was being fetched as a file of no format, without an index
+        if facts.samples is None:  # another request fetched it as a file, which is not indexed
             async with self._leasing.published(ref) as published:
                 facts = published.facts
         return _Counted(_ref_with_count(facts), is_known=False)
@@ -183,7 +183,7 @@ class Counting:
 
 
 def _details(ref: ShardRef, number: int) -> Event:
-    """Return the fields that a counted shard's event has beyond those of every request."""
+    """Return the fields that the event of a counted shard has in addition to those of any round."""
     details: Event = {
         "number": number,
         "version": ref.version,

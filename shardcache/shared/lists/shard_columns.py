@@ -120,7 +120,7 @@ class Shards(Sequence[ShardRef]):
 
     @classmethod
     def of_columns(cls, columns: Iterable[ShardColumns]) -> Self:
-        """Build from columns of some shards after another: those of the first shards come first."""
+        """Build from pieces: the columns of the first shards, then those of the next, and so on."""
         urls = _GrowingTexts()
         versions = _GrowingTexts()
         numbers = [array("q"), array("q"), array("q")]
@@ -154,15 +154,12 @@ class Shards(Sequence[ShardRef]):
     def __getitem__(self, index: int) -> ShardRef:  # type: ignore[override]  # no slices
         # The range counts a negative index from the end, and raises IndexError beyond the ends.
         number = range(len(self))[index]
-        size_bytes = self.sizes[number]
-        samples = self.samples[number]
-        tokens = self.tokens[number]
         return ShardRef(
             self.urls[number],
             self.versions[number] or None,
-            None if size_bytes < 0 else size_bytes,
-            None if samples < 0 else samples,
-            None if tokens < 0 else tokens,
+            _none_if_unknown(self.sizes[number]),
+            _none_if_unknown(self.samples[number]),
+            _none_if_unknown(self.tokens[number]),
         )
 
     @cached_property
@@ -280,6 +277,11 @@ def _columns_of(refs: Iterable[ShardRef]) -> Iterator[ShardColumns]:
     while chunk := list(islice(remaining, _CHUNK_SHARDS)):
         *columns, _is_file = zip(*chunk, strict=True)
         yield columns
+
+
+def _none_if_unknown(value: int) -> int | None:
+    """Return a number in a column as a `ShardRef` has it."""
+    return None if value < 0 else value
 
 
 def _joined(columns: Sequence["array[int]"]) -> "array[int]":

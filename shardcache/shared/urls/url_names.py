@@ -4,7 +4,7 @@ An index file lists shards; it may be a list that another program has written. A
 a url: it includes neither the query of a web url nor the version in an S3 url (`?versionId=ID`). A
 key split is the mark `#key_split=last-dot` at the end of a url, by which a user says how the names
 in a tar are split into keys and fields. A split is a mark such as `#train` at the end of an index
-file's url; it names one of the datasets that the file lists.
+file's url; it names a part of the list, such as the shards for training.
 """
 
 import re
@@ -17,8 +17,8 @@ from shardcache.tarindex.key_splits import key_split_in
 INDEX_SUFFIX = ".json"
 """Suffix of the indexes that shardcache writes."""
 
-_LIST_SUFFIX = ".list"
-_YAML_NAMES = ("/.info.yaml", "/split.yaml")
+_LIST_SUFFIX = ".list"  # of WeNet's lists
+_YAML_NAMES = ("/.info.yaml", "/split.yaml")  # of Energon's lists
 _INDEX_ENDINGS = (INDEX_SUFFIX, _LIST_SUFFIX, *_YAML_NAMES)
 
 _WEB = re.compile(r"https?://", re.IGNORECASE)

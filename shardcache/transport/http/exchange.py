@@ -141,7 +141,6 @@ class Exchange:
         Raises StaleError if the request has to be sent over another connection.
         """
         is_reusable = False
-        was_primed = connection.is_primed  # read before `_exchange_heads` resets it
         try:
             with (
                 self._gate.cancellable(connection.end_reads),
@@ -151,7 +150,7 @@ class Exchange:
                 sums = None
                 if self._body is not None and _is_expected(self._body, response):
                     sums, is_at_end = self._write(self._body, response, connection.socket)
-                elif was_primed and response.status not in _BUSY:
+                elif connection.is_primed and response.status not in _BUSY:
                     raise StaleError
                 else:
                     is_at_end = _drain(response, connection.socket)
@@ -179,12 +178,11 @@ class Exchange:
         was_used_before = connection.last_answer_s is not None
         if was_used_before:
             return self._get_response_over_idle(pool, connection)
-        was_primed = connection.is_primed
         try:
             # The connection is new, so the server may take any time to answer.
             return self._exchange_heads(connection, patience_s=None)
         except (OSError, http.client.HTTPException) as exn:
-            if was_primed:
+            if connection.is_primed:
                 raise StaleError from exn
             raise
 
@@ -227,7 +225,6 @@ class Exchange:
             wait_without_limit(connection.socket)
             if not connection.is_primed:
                 connection.socket.sendall(request_head(self._request))
-            connection.is_primed = False
             connection.socket.settimeout(patience_s)
             response.read_head()
             connection.socket.settimeout(None)

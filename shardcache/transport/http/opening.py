@@ -45,8 +45,7 @@ class HttpConnection:
 
     Attributes:
         last_answer_s: when its last answer ended, by the monotonic clock; None before the first.
-        is_primed: True from when a request has been sent ahead of its exchange until the exchange
-            begins.
+        is_primed: True if its present request was sent ahead of the exchange.
     """
 
     socket: socket.socket

@@ -123,8 +123,9 @@ class Pool:
             return idle.pop() if idle else None
 
     def keep(self, server: Server, connection: HttpConnection) -> None:
-        """Keep a connection for the next request."""
+        """Keep a connection, whose answer has ended, for the next request."""
         connection.last_answer_s = time.monotonic()
+        connection.is_primed = False
         with self._lock:
             self._idle[server].append(connection)
 

@@ -8,10 +8,9 @@ lock and makes two system calls. That happens 64,000 times per GB, and the threa
 spend more time on handing over the lock than on decrypting. OpenSSL can do better, though ssl does
 not offer it: `SSL_set_read_ahead` reads several records with one system call, and a read through
 `BIO_f_buffer` returns only when all of the memory is filled (man pages of the same names). A BIO is
-a stream of OpenSSL; several BIOs form a chain. Both functions are called by ctypes, in the very
-library that ssl uses, on connections that ssl has made and verified. Where these calls are not
-possible, for example because the interpreter is linked with OpenSSL statically, records are read
-one by one.
+a stream of OpenSSL; several BIOs form a chain. These functions are called by ctypes, in the very
+library that ssl uses, on connections that ssl has made and verified. Where this is not possible,
+for example because the interpreter is linked with OpenSSL statically, records are read one by one.
 
 In a measurement, four threads of one process wrote bodies from a server on the same two cores. With
 this module, they took 1.2 s of processor time per GB instead of 2.6, and received 0.30 GB/s instead
@@ -69,9 +68,8 @@ class TlsSocket(ssl.SSLSocket):
     Such a socket is made by the `wrap_socket` of a `client_context`.
     """
 
-    _record_reader: "_RecordReader | None" = (
-        None  # None before the handshake, and if OpenSSL is unreachable
-    )
+    # None before the handshake, and if OpenSSL's functions are unreachable.
+    _record_reader: "_RecordReader | None" = None
     _next_bytes = _RECORD_BYTES  # maximum size of the next read
 
     def do_handshake(self, block: bool = False) -> None:
