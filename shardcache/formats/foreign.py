@@ -12,7 +12,6 @@ from shardcache.tarindex.members import Read
 _BEGIN_BYTES = 64  # number of bytes that are enough to recognise any of the formats
 _WRITER_REMEDY = "write its samples as tars by `shardcache.writing.ShardWriter`"
 _PAGE_REMEDY = "check the url: it leads to a page, not to the file"
-_PAGE_REMEDY = "check the url: it leads to a page, not to the file"
 
 
 class _ForeignFormat(NamedTuple):

@@ -132,7 +132,8 @@ class Destination:
     async def read(self, name: str) -> bytes:
         """Return the bytes of a small object. Raises the origin's errors."""
         origin = self._origins.origin(self.url)
-        return await read_object(origin, await origin.stat(self.url + name), Flow())
+        obj = await origin.stat(self.url + name)
+        return await read_object(origin, obj, Flow())
 
     async def store_shard(
         self,

@@ -89,7 +89,10 @@ def recognize(names: Sequence[str], options: WriteOptions, scratch: Path) -> sou
     for name in names:
         if "://" in name:
             raise ConfigError("inputs must be local files", url=name, remedy="download them first")
-    paths = sorted({path for name in names for path in _files_of(name)})
+    distinct_paths: set[str] = set()
+    for name in names:
+        distinct_paths.update(_files_of(name))
+    paths = sorted(distinct_paths)
     kinds = sorted({_kind(path) for path in paths})
     if len(kinds) > 1:
         raise ConfigError(

@@ -80,7 +80,8 @@ class ShardWriter:
         self._runner = self._thread.submit(asyncio.Runner).result()
         self._call(self._target.__aenter__())
         try:
-            check_has_no_shards(self._call(self._target.objects()), self._target.url)
+            objects = self._call(self._target.objects())
+            check_has_no_shards(objects, self._target.url)
         except BaseException:
             self._close()
             raise
@@ -145,7 +146,7 @@ class ShardWriter:
         """Store the last shard, the table of samples and the index."""
         self._finish_shard()
         self._await_upload()
-        if not self._records:
+        if not self._shard_number:
             raise errors.ConfigError(
                 f"no samples were written to {self._target.url}, and readers reject an empty index",
                 remedy="find out why there were no samples; nothing was stored",

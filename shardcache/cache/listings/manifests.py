@@ -138,9 +138,10 @@ class Manifests:
             listing = await self._current(patterns, peer, wanted, asked_s, max_age_s)
             # A bucket may have keys that are not possible urls. They are listed, for users to see,
             # but the listing does not become known, so that it does not get into a plan.
-            may_have_other_keys = wanted in ("files", "entries")
-            if may_have_other_keys and not await asyncio.to_thread(self._are_sound, listing, peer):
-                return listing
+            if wanted in ("files", "entries"):
+                has_only_urls = await asyncio.to_thread(self._has_only_urls, listing, peer)
+                if not has_only_urls:
+                    return listing
             known = await self._make_known(listing, peer)
             url = listing.shards.urls[0]
             self._origins.origin(url).start_preparing(url)
@@ -149,6 +150,27 @@ class Manifests:
             if known.remembered_counts != listing.remembered_counts:
                 return listing
             return known
+
+    def _check_patterns(self, patterns: Sequence[str], peer: Peer) -> None:
+        """Raise NotAllowedError unless the user is allowed every pattern. Blocks."""
+        for pattern in patterns:
+            urls = [pattern]
+            braced = with_braces(pattern)  # with braces in place of other spellings of them
+            host_start = braced.find("://") + len("://")
+            host_end = braced.find("/", host_start)
+            # Braces in the host expand to several hosts, each of which must be allowed.
+            if "{" in braced[:host_end]:
+                urls += expand_braces(pattern)
+            self._allow.check_all(urls, peer)
+
+    def _has_only_urls(self, listing: Listing, peer: Peer) -> bool:
+        """Return True if all listed keys are possible urls. Blocks.
+
+        Raises NotAllowedError for a url that the user may not request.
+        """
+        possible_urls = [url for url in listing.shards.urls if is_sound(url)]
+        self._allow.check_all(possible_urls, peer)
+        return len(possible_urls) == len(listing.shards)
 
     async def _current(
         self,
@@ -185,6 +207,132 @@ class Manifests:
             fingerprint = await _fingerprint(previous)
             self._known.pop((peer, (fingerprint,)), None)
         return listing
+
+    async def _with_counts(self, listing: Listing) -> Listing:
+        """Return a listing with the sample counts that the history has for its shards."""
+        shards = await self._history.fill(listing.shards)
+        added = listing.shards.samples.count(_UNKNOWN) - shards.samples.count(_UNKNOWN)
+        if not added:
+            return listing
+        return Listing(shards, listing.names, listing.remembered_counts + added)
+
+    def _forget_stale(self, now_s: float) -> None:
+        """Forget reusable listings that are too old, and the oldest if they take too much memory.
+
+        Args:
+            now_s: the present time, by the monotonic clock.
+        """
+        newest_first = reversed(list(self._reusable.items()))
+        total_bytes = 0  # memory of a listing and all newer ones
+        for key, reusable in newest_first:
+            ttl_s = self._limits.ttl_s
+            if any(map(is_index, key)):
+                # Reading an index file again takes only one request, and the file may just have
+                # been updated for the job that asks.
+                ttl_s = min(ttl_s, _INDEX_TTL_S)
+            total_bytes += reusable.listing.memory_bytes
+            if now_s - reusable.listed_s >= ttl_s or total_bytes > self._limits.memory_bytes:
+                del self._reusable[key]
+
+    # Listing of shards by their origins
+
+    async def _list_all(self, patterns: Sequence[str], wanted: Wanted) -> Listing:
+        """Return the shards of all patterns as their origins have them now."""
+        if wanted == "objects":
+            objects = [await self._object(url) for url in patterns]
+            return await asyncio.to_thread(lambda: Listing(Shards.of(objects)))
+        # One call in a thread handles all patterns, since there may be many. None stands for a
+        # pattern that its origin has to be asked about.
+        named = await asyncio.to_thread(lambda: [_named(pattern, wanted) for pattern in patterns])
+        shards_by_pattern: list[Shards] = []
+        for pattern, shards in zip(patterns, named, strict=True):
+            shards_by_pattern.append(shards or await self._list(pattern, wanted))
+        if sum(map(len, shards_by_pattern)) > MAX_SHARDS:
+            raise ConfigError(
+                f"the patterns match more than {MAX_SHARDS:,} shards",
+                remedy="write larger shards, or read the dataset in several parts",
+            )
+        if not any(shards_by_pattern):
+            raise NotFoundError("no urls given", remedy="name at least one shard")
+
+        joined = await asyncio.to_thread(Shards.joined, shards_by_pattern)
+        if wanted == "files":
+            joined = await self._with_versions(joined)
+        # The shards of an index file that has not changed are the same object, due to `_indexes`.
+        for listing in self._known.values():
+            if listing.shards is joined:
+                return listing
+        return await asyncio.to_thread(Listing, joined)
+
+    async def _object(self, url: str) -> ShardRef:
+        """Return an object; a ref without a version if there is none, but perhaps a folder.
+
+        Raises the origin's errors.
+        """
+        try:
+            obj = await self.stat(url)
+        except NotFoundError:
+            # The caller searches for a folder only after this error: after any other one, an object
+            # that exists would seem to be missing.
+            if protocol_of(url) in WEB:  # web servers have no folders
+                raise
+            return ShardRef(url)
+        return ShardRef(url, obj.version, obj.size_bytes)
+
+    async def stat(self, url: str) -> RemoteObject:
+        """Return an object as its origin has it now, or as it is cached if the origin fails.
+
+        Raises the origin's errors.
+        """
+        cached = await self._history.cached_file(url)
+        if cached is None:
+            return await self._downloader.stat_ahead(self._origins.origin(url), url)
+        current = await self._revalidation.fetch_present(url)
+        return cached if current is None else current
+
+    async def _with_versions(self, shards: Shards) -> Shards:
+        """Return files with versions and sizes; origins are asked for those that are missing."""
+        incomplete = [ref.url for ref in shards if ref.version is None or ref.size_bytes is None]
+        if not incomplete:
+            return shards
+        objects = await self._downloader.stat_all(self.stat, incomplete)
+        return await asyncio.to_thread(
+            lambda: Shards.of(_with_version(ref, objects.get(ref.url)) for ref in shards),
+        )
+
+    async def _list(self, pattern: str, wanted: Wanted) -> Shards:
+        """Return the shards that a pattern matches.
+
+        If the origin is unavailable, they are those of the last listing, from the catalogue.
+        """
+
+        def request(received: Received) -> Awaitable[Shards]:
+            """Ask the origin once; `Downloader.ask` repeats this if necessary."""
+            return expand(pattern, self._origins, received, self._indexes, wanted)
+
+        row_key = [_ROW_KIND, pattern]
+        if wanted != "samples":
+            row_key.append(wanted)  # the pattern may match other objects than those with samples
+        try:
+            shards = await self._downloader.ask(pattern, request)
+        except OriginUnavailableError as exn:
+            last: Shards | None = None
+            if not _has_secrets(pattern):
+                last = await self._history.catalogue.get(*row_key, parse=shards_of_row)
+            if last is None:
+                raise
+            log.warning(
+                "origin unavailable; using the last known listing",
+                url=pattern,
+                cause=exn.message,
+            )
+            return last
+        row = await asyncio.to_thread(_row_of, pattern, shards)
+        if row is not None:
+            await self._history.catalogue.put(row, *row_key)
+        return shards
+
+    # Listings that are known to users
 
     async def admit(self, packed: bytes, peer: Peer) -> None:
         """Make a listing that a user has sent known to this user.
@@ -238,21 +386,6 @@ class Manifests:
             kept = self._keep(key, peer, listing)
             return await asyncio.to_thread(kept.read_as, wanted)
 
-    async def stat(self, url: str) -> RemoteObject:
-        """Return an object as its origin has it now, or as it is cached if the origin fails.
-
-        Raises the origin's errors.
-        """
-        cached = await self._history.cached_file(url)
-        if cached is None:
-            return await self._downloader.stat_ahead(self._origins.origin(url), url)
-        current = await self._revalidation.fetch_present(url)
-        return cached if current is None else current
-
-    def _lock(self, *key: str) -> asyncio.Lock:
-        """Return the lock of a key, which exists as long as it is in use."""
-        return self._locks.setdefault(key, asyncio.Lock())
-
     async def _joined(self, key: Fingerprints, peer: Peer) -> Listing | None:
         """Return several listings that are known to a user as one listing.
 
@@ -303,137 +436,9 @@ class Manifests:
         listings = set(self._known.values())
         return sum(listing.memory_bytes for listing in listings)
 
-    def _check_patterns(self, patterns: Sequence[str], peer: Peer) -> None:
-        """Raise NotAllowedError unless the user is allowed every pattern. Blocks."""
-        for pattern in patterns:
-            urls = [pattern]
-            braced = with_braces(pattern)  # with braces in place of other spellings of them
-            host_start = braced.find("://") + len("://")
-            host_end = braced.find("/", host_start)
-            # Braces in the host expand to several hosts, each of which must be allowed.
-            if "{" in braced[:host_end]:
-                urls += expand_braces(pattern)
-            self._allow.check_all(urls, peer)
-
-    def _are_sound(self, listing: Listing, peer: Peer) -> bool:
-        """Return True if all listed keys are possible urls. Blocks.
-
-        Raises NotAllowedError for a url that the user may not request.
-        """
-        sound = [url for url in listing.shards.urls if is_sound(url)]
-        self._allow.check_all(sound, peer)
-        return len(sound) == len(listing.shards)
-
-    async def _list_all(self, patterns: Sequence[str], wanted: Wanted) -> Listing:
-        """Return the shards of all patterns as their origins have them now."""
-        if wanted == "objects":
-            objects = [await self._object(url) for url in patterns]
-            return await asyncio.to_thread(lambda: Listing(Shards.of(objects)))
-        # One call in a thread handles all patterns, since there may be many. None stands for a
-        # pattern that its origin has to be asked about.
-        named = await asyncio.to_thread(lambda: [_named(pattern, wanted) for pattern in patterns])
-        shards_by_pattern: list[Shards] = []
-        for pattern, shards in zip(patterns, named, strict=True):
-            shards_by_pattern.append(shards or await self._list(pattern, wanted))
-        if sum(map(len, shards_by_pattern)) > MAX_SHARDS:
-            raise ConfigError(
-                f"the patterns match more than {MAX_SHARDS:,} shards",
-                remedy="write larger shards, or read the dataset in several parts",
-            )
-        if not any(shards_by_pattern):
-            raise NotFoundError("no urls given", remedy="name at least one shard")
-
-        joined = await asyncio.to_thread(Shards.joined, shards_by_pattern)
-        if wanted == "files":
-            joined = await self._with_versions(joined)
-        # The shards of an index file that has not changed are the same object, due to `_indexes`.
-        for listing in self._known.values():
-            if listing.shards is joined:
-                return listing
-        return await asyncio.to_thread(Listing, joined)
-
-    async def _object(self, url: str) -> ShardRef:
-        """Return an object; a ref without a version if there is none, but perhaps a folder.
-
-        Raises the origin's errors.
-        """
-        try:
-            obj = await self.stat(url)
-        except NotFoundError:
-            # The caller searches for a folder only after this error: after any other one, an object
-            # that exists would seem to be missing.
-            if protocol_of(url) in WEB:  # web servers have no folders
-                raise
-            return ShardRef(url)
-        return ShardRef(url, obj.version, obj.size_bytes)
-
-    async def _with_versions(self, shards: Shards) -> Shards:
-        """Return files with versions and sizes; origins are asked for those that are missing."""
-        incomplete = [ref.url for ref in shards if ref.version is None or ref.size_bytes is None]
-        if not incomplete:
-            return shards
-        objects = await self._downloader.stat_all(self.stat, incomplete)
-        return await asyncio.to_thread(
-            lambda: Shards.of(_with_version(ref, objects.get(ref.url)) for ref in shards),
-        )
-
-    async def _with_counts(self, listing: Listing) -> Listing:
-        """Return a listing with the sample counts that the history has for its shards."""
-        shards = await self._history.fill(listing.shards)
-        added = listing.shards.samples.count(_UNKNOWN) - shards.samples.count(_UNKNOWN)
-        if not added:
-            return listing
-        return Listing(shards, listing.names, listing.remembered_counts + added)
-
-    async def _list(self, pattern: str, wanted: Wanted) -> Shards:
-        """Return the shards that a pattern matches.
-
-        If the origin is unavailable, they are those of the last listing, from the catalogue.
-        """
-
-        def request(received: Received) -> Awaitable[Shards]:
-            """Ask the origin once; `Downloader.ask` repeats this if necessary."""
-            return expand(pattern, self._origins, received, self._indexes, wanted)
-
-        row_key = [_ROW_KIND, pattern]
-        if wanted != "samples":
-            row_key.append(wanted)  # the pattern may match other objects than those with samples
-        try:
-            shards = await self._downloader.ask(pattern, request)
-        except OriginUnavailableError as exn:
-            last: Shards | None = None
-            if not _has_secrets(pattern):
-                last = await self._history.catalogue.get(*row_key, parse=shards_of_row)
-            if last is None:
-                raise
-            log.warning(
-                "origin unavailable; using the last known listing",
-                url=pattern,
-                cause=exn.message,
-            )
-            return last
-        row = await asyncio.to_thread(_row_of, pattern, shards)
-        if row is not None:
-            await self._history.catalogue.put(row, *row_key)
-        return shards
-
-    def _forget_stale(self, now_s: float) -> None:
-        """Forget reusable listings that are too old, and the oldest if they take too much memory.
-
-        Args:
-            now_s: the present time, by the monotonic clock.
-        """
-        newest_first = reversed(list(self._reusable.items()))
-        total_bytes = 0  # memory of a listing and all newer ones
-        for key, reusable in newest_first:
-            ttl_s = self._limits.ttl_s
-            if any(map(is_index, key)):
-                # Reading an index file again takes only one request, and the file may just have
-                # been updated for the job that asks.
-                ttl_s = min(ttl_s, _INDEX_TTL_S)
-            total_bytes += reusable.listing.memory_bytes
-            if now_s - reusable.listed_s >= ttl_s or total_bytes > self._limits.memory_bytes:
-                del self._reusable[key]
+    def _lock(self, *key: str) -> asyncio.Lock:
+        """Return the lock of a key, which exists as long as it is in use."""
+        return self._locks.setdefault(key, asyncio.Lock())
 
 
 async def _fingerprint(listing: Listing) -> str:

@@ -9,6 +9,7 @@ the shard's version is known, and otherwise by its place. The place is usually t
 - "samples": they read the samples of each object.
 - "files", "ranges", "objects": they read the bytes of each object.
 - "shards", "either": the name of each object decides between these two.
+- "entries": they only see which entries a folder has.
 """
 
 from collections.abc import Iterable, Sequence

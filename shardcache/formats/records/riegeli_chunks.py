@@ -72,7 +72,7 @@ class RiegeliChunks:
     """The chunks of an open file.
 
     Args:
-        file: the file, which should be buffered, as most chunks are small.
+        file: the file, which should be buffered, since most chunks are small.
         url: url of the file, for errors.
     """
 
