@@ -54,7 +54,8 @@ def show(config: Path | None, as_json: bool, **flags: Any) -> None:
     options = given_options(flags)
     settings = Settings.load(options, config)
     path = config_file(config)
-    rows = list(_rows(settings, Sources(options, os.environ, path)))
+    sources = Sources(options, os.environ, path)
+    rows = list(_rows(settings, sources))
     unknown = [{"name": name, "meant": meant} for name, meant in unknown_variables()]
     if as_json:
         common.print_json(
@@ -71,7 +72,7 @@ def show(config: Path | None, as_json: bool, **flags: Any) -> None:
 def _rows(settings: Settings, sources: Sources) -> Iterator[Json]:
     """Yield each option as JSON: its name, its value, and the kind and the place of its source.
 
-    The place of a default is None.
+    The place is text, such as a line of the config file; None for a default.
     """
     for name in type(settings).model_fields:
         value = getattr(settings, name)
@@ -97,7 +98,9 @@ def _json_value(value: object) -> Any:
 
     match value:
         case DiskAmount():
-            return value.value_bytes if value.fraction is None else f"{value.fraction * 100:g}%"
+            if value.fraction is None:
+                return value.value_bytes
+            return f"{value.fraction * 100:g}%"
         case AllowRule():
             return {
                 "prefix": redact(value.prefix),
@@ -105,11 +108,11 @@ def _json_value(value: object) -> Any:
                 "groups": sorted(value.gids),
             }
         case BaseModel():
-            fields = {}
-            for name in value.model_fields_set:
-                inner = getattr(value, name)
-                fields[name] = _hidden(inner) if name == "storage_options" else _json_value(inner)
-            return fields
+            fields = {name: getattr(value, name) for name in value.model_fields_set}
+            return {
+                name: _hidden(inner) if name == "storage_options" else _json_value(inner)
+                for name, inner in fields.items()
+            }
         case tuple() | list():
             return [_json_value(inner) for inner in value]
         case Path():
@@ -123,7 +126,9 @@ def _hidden(value: object) -> Any:
     """Return storage options with their values hidden, since any may be a password or a key."""
     if isinstance(value, dict):
         return {name: _hidden(inner) for name, inner in value.items()}
-    return value if isinstance(value, bool) else HIDDEN
+    if isinstance(value, bool):
+        return value
+    return HIDDEN
 
 
 def _print_options(rows: list[Json], unknown_variables: list[Json]) -> None:
@@ -137,12 +142,12 @@ def _print_options(rows: list[Json], unknown_variables: list[Json]) -> None:
     for row in rows:
         field = Settings.model_fields[row["name"]]
         name = row["name"].replace("_", "-")
-        place = row["place"] or "default"
+        place = Text(row["place"]) if row["place"] else Text("default", "dim")
         for line in _value_lines(row["value"], field):
-            table.add_row(Text(name), Text(line), Text(place, "" if row["place"] else "dim"))
+            table.add_row(Text(name), Text(line), place)
             # Name and place are only in the first row of an option.
             name = ""
-            place = ""
+            place = Text()
     console.print(table)
     for variable in unknown_variables:
         meant = f"; did you mean {variable['meant']}?" if variable["meant"] else ""
@@ -150,10 +155,10 @@ def _print_options(rows: list[Json], unknown_variables: list[Json]) -> None:
 
 
 def _value_lines(value: Any, field: FieldInfo) -> list[str]:
-    """Return an option's value as text; a list of tables has one line per table."""
+    """Return an option's value as lines of text: one for each table of a list, or else one."""
     match value:
         case None | []:
-            # The description of such an option says in words what the daemon does by default.
+            # The description of the option says in words what the daemon does then.
             _, _, default = (field.description or "").partition("[default: ")
             return [default.rstrip("]") or "none"]
         case list():

@@ -1,9 +1,10 @@
-"""Folders of this user's private caches: their place on a local disk, and the choice of one.
+"""Folders of this user's private caches: their base on a local disk, and the choice of one.
 
 `private_daemon` calls these functions. A private cache is the cache of a private daemon, which
 serves one user. The base is the folder of all private caches of this user. A cache folder in it is
 named after the digest, a keyed hash, of the daemon's credentials, so that daemons with different
-credentials have different caches; further folders for the same credentials have a number.
+credentials have different caches; further folders for the same credentials have a number. A place
+is the set of a daemon's files in a folder: its socket, log and lock.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ BASE_LOCK = "folders.lock"
 The file is locked from the choice of a cache folder until the daemon has locked that folder.
 """
 
-# Maximum number of a user's daemons on one node with the same credentials. There may be several,
+# Maximum number of a user's daemons on a node that have the same credentials. There may be several,
 # since daemons in containers do not see each other's sockets.
 _MAX_FOLDERS = 16
 # A cache of other credentials is removed if it has not been used for this time.
@@ -48,9 +49,9 @@ _WRITABLE_BY_OTHERS = 0o022
 def cache_base(env: Mapping[str, str]) -> Path:
     """Return the base, which is created if it is missing. Only this user can write to it.
 
-    The base is, in order of precedence: `$SHARDCACHE_CACHE_DIR`; the job's own folder on a local
-    disk, if its scheduler names one; the user's cache folder. Raises CacheDirError if the folder is
-    on a network filesystem or cannot be used.
+    The base is `$SHARDCACHE_CACHE_DIR`; else a folder in the job's own folder on a local disk, if
+    its scheduler names one; else a folder in the user's cache folder. Raises CacheDirError if the
+    base is on a network filesystem or cannot be used.
 
     Args:
         env: the environment's variables.
@@ -59,8 +60,8 @@ def cache_base(env: Mapping[str, str]) -> Path:
     if named:
         base = Path(named).resolve()
     else:
-        home = env.get("XDG_CACHE_HOME")
-        user_cache = Path(home) if home else Path.home() / ".cache"
+        named_user_cache = env.get("XDG_CACHE_HOME")
+        user_cache = Path(named_user_cache) if named_user_cache else Path.home() / ".cache"
         base = next(_scratch_folders(env), user_cache / "shardcache-private")
     base = base.absolute()  # the daemon changes its working folder, so relative paths would break
     mount = mount_of(base)
@@ -70,16 +71,16 @@ def cache_base(env: Mapping[str, str]) -> Path:
             "would gain nothing",
             remedy="export SHARDCACHE_CACHE_DIR=/path/on/local/disk",
         )
-    with errors_of_cache():
+    with as_cache_dir_errors():
         return secured(base, denied=_WRITABLE_BY_OTHERS)
 
 
 @contextmanager
-def errors_of_cache() -> Iterator[None]:
+def as_cache_dir_errors() -> Iterator[None]:
     """Turn a DaemonError from the block, which is about a cache folder, into a CacheDirError.
 
-    The remedy of the new error names the variable of the cache folder; that of a DaemonError names
-    the variable of the sockets' folder.
+    The functions of `shared.private` are meant for the folder of the sockets, and the remedy of
+    their errors names that folder's variable. The new error's names the variable of the cache.
     """
     try:
         yield
@@ -94,32 +95,35 @@ def errors_of_cache() -> Iterator[None]:
 
 
 def _scratch_folders(env: Mapping[str, str]) -> Iterator[Path]:
-    """Yield a folder in each place on a local disk that a scheduler made for this job."""
+    """Yield a folder for the base in each local folder that a scheduler made for this job."""
     names = list(_SCRATCH_VARIABLES)
     if any(env.get(name) for name in _JOB_VARIABLES):
         names.append("TMPDIR")
-    for folder in [Path(env[name]) for name in names if env.get(name)]:
-        mount = mount_of(folder)
+    job_folders = [Path(env[name]) for name in names if env.get(name)]
+    for folder in job_folders:
         # A shared folder is not used, since it outlives the job, and other users fill it.
-        is_shared = str(folder) in _SHARED_FOLDERS
-        is_local = not (is_shared or mount.is_network or mount.is_memory)
-        if is_local and folder.is_dir() and os.access(folder, os.W_OK):
+        if str(folder) in _SHARED_FOLDERS:
+            continue
+        mount = mount_of(folder)
+        if mount.is_network or mount.is_memory:
+            continue
+        if folder.is_dir() and os.access(folder, os.W_OK):
             yield folder / f"shardcache-{os.geteuid()}"
 
 
-def place_in_cache(base: Path, name: str) -> PrivatePlace | None:
-    """Return the place in its cache folder of a running daemon with these credentials.
+def find_running(base: Path, digest: str) -> PrivatePlace | None:
+    """Return the place of a running daemon with these credentials; None if no such daemon runs.
 
-    Returns None if no such daemon runs. The function is called when the daemon's other socket,
-    where processes look first, is missing or cannot be seen: a logout removes `/run/user/UID`, and
-    a job or container may have another `$XDG_RUNTIME_DIR`.
+    The place is the one in the daemon's cache folder. The daemon has another place, where processes
+    look first. This function is for when that place is missing or cannot be seen: a logout removes
+    `/run/user/UID`, and a job or container may have another `$XDG_RUNTIME_DIR`.
 
     Args:
         base: the base.
-        name: `digest` of the credentials.
+        digest: digest of the credentials.
     """
     for number in range(_MAX_FOLDERS):
-        folder = base / _folder_name(name, number)
+        folder = base / _folder_name(digest, number)
         if not folder.is_dir():
             continue
         place = PrivatePlace.in_cache(folder, base)
@@ -128,12 +132,7 @@ def place_in_cache(base: Path, name: str) -> PrivatePlace | None:
     return None
 
 
-def _folder_name(name: str, number: int) -> str:
-    """Return the name of a cache folder; the first one for a digest has no number."""
-    return f"{name}.{number}" if number else name
-
-
-def free_folder(base: Path, name: str) -> Path:
+def free_folder(base: Path, digest: str) -> Path:
     """Return a cache folder for these credentials that no daemon has locked.
 
     The folder is created if it is missing. The caller must have locked `BASE_LOCK`: while the
@@ -141,24 +140,32 @@ def free_folder(base: Path, name: str) -> Path:
 
     Args:
         base: the base.
-        name: `digest` of the credentials.
+        digest: digest of the credentials.
     """
     for number in range(_MAX_FOLDERS):
-        folder = base / _folder_name(name, number)
+        folder = base / _folder_name(digest, number)
         with _try_locking(secured(folder)) as is_free:
             if is_free:
-                # The folder is in use from now on: `remove_old` of another daemon must not remove
-                # it before the daemon that is started has locked it.
+                # The folder counts as used from now on, so that `remove_old_caches` of another
+                # daemon does not remove it before the new daemon has locked it.
                 os.utime(folder)
                 return folder
     raise CacheDirError(
-        f"{_MAX_FOLDERS} private daemons already use folders in {base}", remedy="shardcache stop"
+        f"{_MAX_FOLDERS} private daemons already use folders in {base}",
+        remedy="shardcache stop",
     )
+
+
+def _folder_name(digest: str, number: int) -> str:
+    """Return the name of a cache folder; the first one for a digest has no number."""
+    if number == 0:
+        return digest
+    return f"{digest}.{number}"
 
 
 @contextmanager
 def _try_locking(folder: Path) -> Iterator[bool]:
-    """Take the lock that a daemon has on its cache folder; yield False if a daemon has it."""
+    """Try to lock a cache folder for the block, as its daemon does; yield False if one has it."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield try_lock(fd)
@@ -166,7 +173,7 @@ def _try_locking(folder: Path) -> Iterator[bool]:
         os.close(fd)
 
 
-def remove_old(own: Path) -> None:
+def remove_old_caches(own: Path) -> None:
     """Remove caches of other credentials that no daemon has used for a day.
 
     Caches of temporary credentials are never used again once the credentials have expired.
@@ -174,21 +181,22 @@ def remove_old(own: Path) -> None:
     Args:
         own: the cache folder of this daemon, which is in the same base as the others.
     """
-    for other in own.parent.iterdir():
-        name, _, _number = other.name.partition(".")
+    base = own.parent
+    for folder in base.iterdir():
+        digest, _, _number = folder.name.partition(".")
         # The base may also be the folder of the sockets, in which files have such names, too.
-        is_cache = is_environment_digest(name) and other.is_dir()
-        if other == own or not is_cache or _unused_s(other) <= _OLD_S:
+        is_cache = is_environment_digest(digest) and folder.is_dir()
+        if folder == own or not is_cache or not _is_old(folder):
             continue
-        with _try_locking(other) as is_free:
-            # Asked again: `free_folder` may have chosen the folder in the meantime.
-            if is_free and _unused_s(other) > _OLD_S:
-                shutil.rmtree(other, ignore_errors=True)
+        with _try_locking(folder) as is_free:
+            # Checked again, since `free_folder` may have chosen the folder before it was locked.
+            if is_free and _is_old(folder):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
-def _unused_s(folder: Path) -> float:
-    """Return the time since a daemon last used a cache folder, or was started for it."""
+def _is_old(folder: Path) -> bool:
+    """Return True if no daemon has used a cache folder, or been started for it, for `_OLD_S`."""
     # `free_folder` sets the modification time of the folder, and the daemon does so when it starts
     # and ends. Transfers change that of `partial` in between.
     times_s = [path.stat().st_mtime for path in (folder, folder / "partial") if path.exists()]
-    return time.time() - max(times_s)
+    return time.time() - max(times_s) > _OLD_S

@@ -4,8 +4,11 @@ A private daemon serves one user on a node that has no daemon of its own. Each o
 environment: the user, and the credentials in the environment's variables. A place is the set of a
 daemon's files in a folder: its socket, log and lock. Each private daemon has two places: one where
 the processes of its environment look first, and one in its cache folder, where processes of another
-job or container find it, too. The command `serve` calls `start`; clients run the command when they
-find no daemon.
+job or container find it, too.
+
+The command `serve` calls `start`; clients run the command when they find no daemon. `start` forks
+this process. The child becomes the daemon, and sends the outcome of its start through a pipe to the
+parent, which waits for it.
 """
 
 from __future__ import annotations
@@ -24,11 +27,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardcache.cli.starting.private_cache import (
     BASE_LOCK,
+    as_cache_dir_errors,
     cache_base,
-    errors_of_cache,
+    find_running,
     free_folder,
-    place_in_cache,
-    remove_old,
+    remove_old_caches,
 )
 from shardcache.errors import DaemonError, NoDaemonError, ShardcacheError, from_json
 from shardcache.shared.private import PrivatePlace, environment_digest, is_listening, locked
@@ -54,9 +57,9 @@ _MANAGER_VARIABLES = (
     "WATCHDOG_USEC",
     "WATCHDOG_PID",
 )
-# Limits that a job sets for its own processes. The limit on core files is not among them and stays,
-# since a core file would contain credentials.
-_LIMITS = (
+# Limits that a job sets for its own processes, not for a private daemon. The limit on core files is
+# not among them and stays, since a core file would contain credentials.
+_JOB_LIMITS = (
     resource.RLIMIT_AS,
     resource.RLIMIT_CPU,
     resource.RLIMIT_DATA,
@@ -70,7 +73,8 @@ _LIMITS = (
 def start(flags: Mapping[str, Any], config: Path | None) -> Json:
     """Start the private daemon of this environment, unless it runs already.
 
-    Returns the daemon's socket, and `started`, True if this call has started the daemon, as JSON.
+    Returns a JSON object: the daemon's `socket`, and `started`, True if this call started the
+    daemon. If so, also its `cache_dir`, `capacity_bytes` and `pid`.
 
     Raises the errors of `shardcache serve`; CacheDirError if there is no local disk for the cache;
     DaemonError if the daemon ends before it serves; NoDaemonError if it was killed.
@@ -85,9 +89,7 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
     if "cache_dir" in flags:
         env["SHARDCACHE_CACHE_DIR"] = flags["cache_dir"]
     base = cache_base(env)
-    # An error about the folder `base` is raised as CacheDirError, whose remedy names that folder's
-    # variable.
-    with errors_of_cache():
+    with as_cache_dir_errors():
         # Daemons do not share credentials, so a cache folder is named after a keyed hash of the
         # environment's credentials. The key is a file in the folder `base`.
         credentials_digest = environment_digest(base)
@@ -96,48 +98,63 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
     with ExitStack() as stack:
         lock = stack.enter_context(locked(place.lock, is_inherited=True))
         base_lock = stack.enter_context(locked(base / BASE_LOCK, is_inherited=True))
-        # 1. A daemon listens where this environment's processes look first.
-        if is_listening(place.socket):
-            if not place.shows_cache():
-                # The daemon's cache is in another mount namespace, or the file that names the cache
-                # is being written. In the second case, another attempt succeeds.
-                raise NoDaemonError(
-                    "a private daemon has just been started, but this process cannot see its cache",
-                    remedy="try again",
-                )
+        if _is_running(place, base, credentials_digest):
             return {"socket": str(place.socket), "started": False}
-        with errors_of_cache():
-            # 2. A daemon listens in its cache folder only: this environment's place gets a link to
-            # the socket there.
-            other = place_in_cache(base, credentials_digest)
-            if other is not None:
-                place.link_to(other)
-                place.record_cache(other.folder)
-                return {"socket": str(place.socket), "started": False}
-            # 3. No daemon listens: one is started in a free cache folder.
+
+        with as_cache_dir_errors():
             folder = free_folder(base, credentials_digest)
         if place.socket.is_symlink():  # the link leads to a daemon that has ended
             place.socket.unlink()
         place.record_cache(folder)
         settings = _settings(flags, config, place, folder)
-        reader, writer = os.pipe()
+        read_fd, write_fd = os.pipe()
         pid = os.fork()
         if pid == 0:  # this process becomes the daemon
-            os.close(reader)
+            os.close(read_fd)
             second_place = PrivatePlace.in_cache(folder, base)
-            _serve(settings, place, second_place, writer, (lock, base_lock))
-        os.close(writer)
-        return _outcome(reader, place, pid)
+            _serve(settings, place, second_place, write_fd, (lock, base_lock))
+        os.close(write_fd)
+        return _wait_for_outcome(read_fd, place, pid)
 
 
 def _raise_limits() -> None:
     """Raise the job's soft limits, which are not meant for the daemon, to the hard limits.
 
-    Call this before anything is written, since one of the limits is on the size of files.
+    This must be done before anything is written, since one of the limits is on the size of files.
     """
-    for kind in _LIMITS:
-        _, hard = resource.getrlimit(kind)
-        resource.setrlimit(kind, (hard, hard))
+    for limit in _JOB_LIMITS:
+        _, hard = resource.getrlimit(limit)
+        resource.setrlimit(limit, (hard, hard))
+
+
+def _is_running(place: PrivatePlace, base: Path, credentials_digest: str) -> bool:
+    """Return True if a daemon of this environment runs, and make it reachable at `place`.
+
+    Raises NoDaemonError if this process cannot see the daemon's cache, CacheDirError if the base
+    cannot be used.
+
+    Args:
+        place: the place where processes of this environment look first.
+        base: the folder of all private caches.
+        credentials_digest: hash of this environment's credentials.
+    """
+    if is_listening(place.socket):
+        if not place.shows_cache():
+            # The daemon's cache is in another mount namespace, or the file that names the cache is
+            # being written. In the second case, another attempt succeeds.
+            raise NoDaemonError(
+                "a private daemon has just been started, but this process cannot see its cache",
+                remedy="try again",
+            )
+        return True
+    with as_cache_dir_errors():
+        other = find_running(base, credentials_digest)
+        if other is None:
+            return False
+        # The daemon can be reached in its cache folder only, so `place` gets a link to its socket.
+        place.lead_to(other)
+        place.record_cache(other.folder)
+    return True
 
 
 def _settings(
@@ -148,7 +165,7 @@ def _settings(
 ) -> Settings:
     """Return the daemon's options, from flags, environment and config file.
 
-    The config file may be the node's, so its settings of socket, cache folder and HTTP are ignored.
+    The config file may be the node's, so its values for socket, cache folder and HTTP are ignored.
 
     Args:
         flags: the options on the command line.
@@ -159,16 +176,16 @@ def _settings(
     from shardcache.config.option_sources import VARIABLE_PREFIX
     from shardcache.config.settings import Settings
 
+    # The names of the options that the user has set. Variables without the prefix are in the set,
+    # too, but their names do not occur among `defaults`.
     prefix = VARIABLE_PREFIX.lower()
-    # The names of the options that are set. Variables without the prefix are in the set, too, but
-    # their names do not occur among `defaults`.
     set_names = {name.lower().removeprefix(prefix) for name in os.environ} | flags.keys()
     # The capacity is half of the space that would be free without this cache, so that it is the
     # same at each start.
     cached_bytes = sum(path.stat().st_size for path in folder.glob("shards/*/*"))
     spare_bytes = free_bytes(folder) + cached_bytes
     defaults: Json = {"capacity": spare_bytes // 2, "idle_exit_s": _IDLE_EXIT_S}
-    unset = {name: value for name, value in defaults.items() if name not in set_names}
+    unset_defaults = {name: value for name, value in defaults.items() if name not in set_names}
     fixed = {
         "socket": place.socket,
         "cache_dir": folder,
@@ -176,14 +193,14 @@ def _settings(
         "http": None,
         "http_token_file": None,
     }
-    return Settings.load({**flags, **fixed, **unset}, config)
+    return Settings.load({**flags, **fixed, **unset_defaults}, config)
 
 
 def _serve(
     settings: Settings,
     place: PrivatePlace,
     second_place: PrivatePlace,
-    writer: int,
+    write_fd: int,
     locks: Iterable[int],
 ) -> NoReturn:
     """Run the daemon in this process, which outlives its terminal, job and parent.
@@ -192,25 +209,27 @@ def _serve(
         settings: the daemon's options.
         place: the place where processes of this environment look first.
         second_place: the place in the cache folder.
-        writer: descriptor of the pipe for the outcome of the start.
+        write_fd: descriptor of the pipe for the outcome of the start.
         locks: descriptors of the locks to release once the daemon serves.
     """
 
     def on_ready(store: Store) -> None:
-        os.utime(settings.cache_dir)  # records the time of last use for `remove_old`
-        facts = {
-            "cache_dir": str(settings.cache_dir),
-            "capacity_bytes": store.space.capacity_bytes,
-            "pid": os.getpid(),
-        }
-        _report(writer, socket=str(place.socket), started=True, **facts)
+        """Report the outcome, and release the locks, once the daemon serves."""
+        os.utime(settings.cache_dir)  # records the time of last use for `remove_old_caches`
+        _report(
+            write_fd,
+            socket=str(place.socket),
+            started=True,
+            cache_dir=str(settings.cache_dir),
+            capacity_bytes=store.space.capacity_bytes,
+            pid=os.getpid(),
+        )
         for lock in locks:
             fcntl.flock(lock, fcntl.LOCK_UN)
-        threading.Thread(target=remove_old, args=(settings.cache_dir,), daemon=True).start()
+        threading.Thread(target=remove_old_caches, args=(settings.cache_dir,), daemon=True).start()
 
     _detach(place.log)
-    # Garbage collections would take a tenth of the time that the imports take. The daemon enables
-    # them later.
+    # Garbage collection would make the imports a tenth slower. The daemon enables it later.
     gc.disable()
     try:
         from shardcache.daemon.running import serve
@@ -219,9 +238,9 @@ def _serve(
         second_socket = second_place.socket if second_place.is_usable else None
         serve(settings, on_ready, is_private=True, second_socket=second_socket)
     except ShardcacheError as exn:
-        _report(writer, error=exn.to_json())
+        _report(write_fd, error=exn.to_json())
         raise
-    os.utime(settings.cache_dir)  # records the time of last use for `remove_old`
+    os.utime(settings.cache_dir)  # records the time of last use for `remove_old_caches`
     sys.exit()
 
 
@@ -236,7 +255,7 @@ def _detach(log: Path) -> None:
     os.umask(0o077)
     for name in _MANAGER_VARIABLES:
         os.environ.pop(name, None)
-    with suppress(OSError):
+    with suppress(OSError):  # a sandbox may forbid it
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     with suppress(OSError):  # only privileged users may lower their niceness
         os.setpriority(os.PRIO_PROCESS, 0, 0)
@@ -248,26 +267,26 @@ def _detach(log: Path) -> None:
     os.dup2(output, _STDERR)
 
 
-def _report(writer: int, **outcome: Any) -> None:
-    """Send the outcome of the start to the parent process, which waits for it in `_outcome`."""
-    os.write(writer, json.dumps(outcome).encode())
-    os.close(writer)
+def _report(write_fd: int, **outcome: Any) -> None:
+    """Send the outcome of the start to the parent process, and close the pipe."""
+    os.write(write_fd, json.dumps(outcome).encode())
+    os.close(write_fd)
 
 
-def _outcome(reader: int, place: PrivatePlace, pid: int) -> Json:
-    """Wait for the outcome of the start that the daemon reports, and return it.
+def _wait_for_outcome(read_fd: int, place: PrivatePlace, pid: int) -> Json:
+    """Wait until the daemon reports the outcome of its start, and return the outcome.
 
-    If the daemon ends without a report, the pipe ends with nothing in it. Raises NoDaemonError if
-    the daemon was killed, since another attempt may succeed.
+    Raises the error that the daemon reports, or else DaemonError if it ended without a report, and
+    NoDaemonError if it was killed, since another attempt may succeed.
 
     Args:
-        reader: descriptor of the pipe.
+        read_fd: descriptor of the pipe.
         place: the daemon's place.
         pid: process id of the daemon.
     """
-    with os.fdopen(reader, "rb") as file:
+    with os.fdopen(read_fd, "rb") as file:
         report = file.read()
-    if not report:
+    if not report:  # the daemon has ended, and thus closed its end of the pipe
         _, status = os.waitpid(pid, 0)
         if os.WIFSIGNALED(status):
             raise NoDaemonError(

@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from shardcache.shared.private import PrivatePlace
 from shardcache.shared.protocol import Json
 from shardcache.shared.unix_socket import connected, peer_ids
 
-_ANSWER_S = 10.0  # time limit for connecting to a daemon
-_STOP_S = 60.0  # time limit for the daemon's end after SIGTERM
+_CONNECT_LIMIT_S = 10.0
+_STOP_LIMIT_S = 60.0  # from SIGTERM to the daemon's end
 
 
 @common.examples(
@@ -53,12 +54,24 @@ def serve(config: Path | None, *, private: bool, as_json: bool, **flags: Any) ->
     config file.
     """
     options = given_options(flags)
-    if not private:
-        from shardcache.config.settings import Settings
-        from shardcache.daemon.running import serve as run_daemon
-
-        run_daemon(Settings.load(options, config))
+    if private:
+        _start_private(options, config, as_json=as_json)
         return
+
+    from shardcache.config.settings import Settings
+    from shardcache.daemon.running import serve as run_daemon
+
+    run_daemon(Settings.load(options, config))
+
+
+def _start_private(options: Mapping[str, Any], config: Path | None, *, as_json: bool) -> None:
+    """Start this user's private daemon, unless it runs already, and print its socket.
+
+    Args:
+        options: the options of `serve` on the command line, by name.
+        config: path of the config file; None for the default one.
+        as_json: True to print JSON.
+    """
     from shardcache.cli.starting.private_daemon import start
 
     if "socket" in options:
@@ -85,6 +98,7 @@ def stop(yes: bool, as_json: bool, socket: Path | None) -> None:
     readers wait for the next daemon; those of a private daemon start one. On a terminal, the
     command asks first if readers are attached.
     """
+    can_ask = sys.stdin.isatty() and not yes and not as_json
     private_sockets = PrivatePlace.find().running_sockets()
     sockets = private_sockets if socket is None else [socket]
     if not sockets:
@@ -94,14 +108,13 @@ def stop(yes: bool, as_json: bool, socket: Path | None) -> None:
         )
     stopped = []
     for path in sockets:
-        page = AdminClient(path).status()
-        warning = _readers_warning(page, is_private=path in private_sockets)
+        status = AdminClient(path).status()
+        warning = _readers_warning(status, is_private=path in private_sockets)
         if warning:
             click.echo(f"{path}: {warning}", err=True)
-        may_ask = sys.stdin.isatty() and not (yes or as_json)
-        if warning and may_ask and not click.confirm("Stop it?", err=True):
-            continue
-        _stop(path, page["pid"])
+            if can_ask and not click.confirm("Stop it?", err=True):
+                continue
+        _stop(path, status["pid"])
         stopped.append(path)
         if not as_json:
             click.echo(f"stopped: {path}")
@@ -111,16 +124,16 @@ def stop(yes: bool, as_json: bool, socket: Path | None) -> None:
         common.fail()
 
 
-def _readers_warning(page: Json, *, is_private: bool) -> str:
-    """Return a warning with the number of a daemon's readers, and their reaction to its end.
+def _readers_warning(status: Json, *, is_private: bool) -> str:
+    """Return a warning with the number of a daemon's readers, and what they do when it stops.
 
     The warning is empty if the daemon has no readers.
 
     Args:
-        page: the daemon's status page.
+        status: the daemon's status.
         is_private: True for a private daemon, whose readers start another.
     """
-    readers = sum(job["sessions"] for job in page["jobs"])
+    readers = sum(job["sessions"] for job in status["jobs"])
     if not readers:
         return ""
     attached = f"{common.quantity(readers, 'reader')} attached"
@@ -135,9 +148,9 @@ def _stop(path: Path, reported_pid: int) -> None:
 
     Args:
         path: path of the socket.
-        reported_pid: process id of the daemon as its status has it.
+        reported_pid: process id of the daemon, according to its status.
     """
-    with connected(path, _ANSWER_S) as sock:
+    with connected(path, _CONNECT_LIMIT_S) as sock:
         pid, _, _ = peer_ids(sock)
     if pid != reported_pid:
         # A service manager has opened the socket, or the daemon runs in another PID namespace.
@@ -147,13 +160,13 @@ def _stop(path: Path, reported_pid: int) -> None:
             remedy="stop the daemon where it was started: by its service manager, or in its "
             "container",
         )
-    process = os.pidfd_open(pid)
+    pidfd = os.pidfd_open(pid)
     try:
-        signal.pidfd_send_signal(process, signal.SIGTERM)
-        ended, _, _ = select.select([process], [], [], _STOP_S)
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        ended, _, _ = select.select([pidfd], [], [], _STOP_LIMIT_S)
         if not ended:
             raise DaemonError(
-                f"the daemon did not stop within {_STOP_S:g} s",
+                f"the daemon did not stop within {_STOP_LIMIT_S:g} s",
                 url=str(path),
                 remedy=f"kill -9 {pid}",
             )
@@ -164,4 +177,4 @@ def _stop(path: Path, reported_pid: int) -> None:
             remedy="ask its administrator",
         ) from exn
     finally:
-        os.close(process)
+        os.close(pidfd)

@@ -1,7 +1,7 @@
 """The fields of `Settings` as options of commands, such as --cache-dir of `serve`.
 
-The module `config.settings` takes time to import, so it is imported only when the options of such a
-command are needed.
+The module `config.settings` takes long to import, so it is imported only when a command with these
+options is used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SettingsCommand(click.Command):
-    """A command with one option for each field of `Settings` that the command line can express."""
+    """A command with an option for each field of `Settings` whose values a flag can express."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the declared parameters and those of `Settings`."""
@@ -37,7 +37,10 @@ config_option = click.option(
 
 @cache
 def settings_options() -> tuple[click.Parameter, ...]:
-    """Return the options of `Settings`. click asks for a command's parameters more than once."""
+    """Return the options of `Settings`.
+
+    They are cached because click asks for a command's parameters more than once.
+    """
     from shardcache.config.settings import Settings
 
     fields = Settings.model_fields.items()
@@ -45,26 +48,26 @@ def settings_options() -> tuple[click.Parameter, ...]:
 
 
 def given_options(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of `Settings` that are on the command line.
+    """Return the options of `Settings` that are on the command line, by name.
 
     Args:
-        flags: values of all options; None or () for an option that is not given.
+        flags: values of all options, by name; None or () for an option that is not given.
     """
     return {name: value for name, value in flags.items() if value not in (None, ())}
 
 
 def _option(name: str, field: FieldInfo) -> click.Option:
     """Return the option for a field of `Settings`."""
-    metavar = None
-    # The value of most options is a text for click; pydantic parses it.
-    kind: click.ParamType[Any] | type[str] = str
+    value_type: click.ParamType[Any] | type[str]
     if get_origin(field.annotation) is Literal:
-        kind = click.Choice(get_args(field.annotation))
+        value_type = click.Choice(get_args(field.annotation))
+        metavar = None  # click lists the choices
     else:
+        value_type = str  # pydantic parses the text
         metavar = _metavar(field)
     return click.Option(
         ["--" + name.replace("_", "-"), name],
-        type=kind,
+        type=value_type,
         metavar=metavar,
         shell_complete=common.complete_path if metavar == "PATH" else None,
         multiple=get_origin(field.annotation) is tuple,
@@ -79,20 +82,21 @@ def _fits_flag(field: FieldInfo) -> bool:
     """
     from pydantic import BaseModel
 
-    kinds = [kind for kind in get_args(field.annotation) if isinstance(kind, type)]
-    return not any(issubclass(kind, BaseModel) for kind in kinds)
+    value_types = [each for each in get_args(field.annotation) if isinstance(each, type)]
+    return not any(issubclass(each, BaseModel) for each in value_types)
 
 
 def _metavar(field: FieldInfo) -> str:
     """Return the word that stands for a field's value in the help."""
-    kinds = get_args(field.annotation) or (field.annotation,)
-    for kind, metavar in ((Path, "PATH"), (float, "SECONDS"), (bool, "BOOL")):
-        if kind in kinds:
+    # The types of a union, such as `Path | None`, or else the only type.
+    value_types = get_args(field.annotation) or (field.annotation,)
+    for value_type, metavar in ((Path, "PATH"), (float, "SECONDS"), (bool, "BOOL"), (int, "N")):
+        if value_type in value_types:
             return metavar
-    names = {getattr(kind, "__name__", "") for kind in kinds}
+    names = {getattr(each, "__name__", "") for each in value_types}
     if names & {"DiskAmount", "ByteSize"}:
         return "SIZE"
-    return "N" if int in kinds else "TEXT"
+    return "TEXT"
 
 
 def _help(field: FieldInfo) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cli.starting.private_cache import free_folder, remove_old
+from shardcache.cli.starting.private_cache import free_folder, remove_old_caches
 
 DAY_S = 86_400.0
 OWN, OTHER = "a" * 16, "b" * 16  # digests of credentials
@@ -34,7 +34,7 @@ def test_caches_that_were_not_used_for_a_day_are_removed(tmp_path: Path, own: Pa
     second_old = unused(tmp_path / f"{OTHER}.1", 1.1)
     recent = unused(tmp_path / ("c" * 16), 0.9)
     foreign = unused(tmp_path / "datasets", 3)
-    remove_old(own)
+    remove_old_caches(own)
     assert not old.exists()
     assert not second_old.exists()
     assert recent.exists()
@@ -48,7 +48,7 @@ def test_cache_with_recent_transfers_is_kept(tmp_path: Path, own: Path) -> None:
     other.mkdir(mode=0o700)
     (other / "partial").mkdir()
     unused(other, 3)
-    remove_old(own)
+    remove_old_caches(own)
     assert other.exists()
 
 
@@ -58,7 +58,7 @@ def test_cache_that_a_daemon_uses_is_kept(tmp_path: Path, own: Path) -> None:
     fd = os.open(other, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        remove_old(own)
+        remove_old_caches(own)
         assert other.exists()
     finally:
         os.close(fd)
@@ -68,5 +68,5 @@ def test_cache_that_was_chosen_for_a_start_is_kept(tmp_path: Path, own: Path) ->
     """Its daemon has not locked it yet, and no daemon has used it for days, as on a Monday."""
     unused(tmp_path / OTHER, 3)
     chosen = free_folder(tmp_path, OTHER)
-    remove_old(own)
+    remove_old_caches(own)
     assert chosen.exists()
