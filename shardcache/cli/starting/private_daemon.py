@@ -152,7 +152,7 @@ def _is_running(place: PrivatePlace, base: Path, credentials_digest: str) -> boo
         if other is None:
             return False
         # The daemon can be reached in its cache folder only, so `place` gets a link to its socket.
-        place.lead_to(other)
+        place.link_to(other)
         place.record_cache(other.folder)
     return True
 
