@@ -1,18 +1,14 @@
 """GetObject and HeadObject: bytes of an object, from the cache or as they arrive there.
 
-`s3_endpoint` checks a request and calls `ObjectAnswers`. A selection is the bytes that a request
-asks for: a whole object, a range, or a part in which the object was uploaded. Held bytes cannot be
-evicted from the cache as long as the block that holds them lasts. The common headers are those that
-every answer of the endpoint has.
+`s3_endpoint` checks a request and calls `ObjectAnswers`. A selection (see `selections`) is the
+bytes that a request asks for. Held bytes cannot be evicted from the cache as long as the block that
+holds them lasts. The common headers are those that every answer of the endpoint has.
 """
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
-from email.utils import formatdate
-from functools import lru_cache
-from typing import NamedTuple
 
 import structlog
 from aiohttp import web
@@ -24,14 +20,15 @@ from shardcache.cache.waiting.waits import JobKey
 from shardcache.errors import OutdatedError, ShardcacheError, ShardChangedError
 from shardcache.origin.objects import RemoteObject
 from shardcache.server.s3.error_documents import S3Error
-from shardcache.server.s3.s3_requests import (
-    S3Request,
-    applicable_range,
-    check_conditions,
-    parse_range,
+from shardcache.server.s3.s3_requests import S3Request, check_conditions
+from shardcache.server.s3.selections import (
+    Selection,
+    object_headers,
+    select_range,
+    select_span,
+    stored_at_s,
 )
 from shardcache.server.s3.sending import ClientSocket, Sender, SlowClientError
-from shardcache.store.part_file import Span
 
 log = structlog.get_logger()
 
@@ -45,42 +42,6 @@ _SHORT_BYTES = 64 * 1024
 _PIECE_BYTES = 8 * 1024 * 1024
 _TRIES = 3  # number of attempts to answer a request whose object or cached file changes
 _MAX_PARTS = 10_000  # number of parts of an upload that S3 allows
-# Parameters of a request that set a header of its answer, and these headers.
-_HEADER_OF_PARAM = {
-    "response-cache-control": "Cache-Control",
-    "response-content-disposition": "Content-Disposition",
-    "response-content-encoding": "Content-Encoding",
-    "response-content-language": "Content-Language",
-    "response-content-type": "Content-Type",
-    "response-expires": "Expires",
-}
-
-
-class Selection(NamedTuple):
-    """Bytes of an object that one request selects: all, a range, or an uploaded part.
-
-    Attributes:
-        obj: the object, in the version that is answered.
-        span: start and end of the bytes.
-        is_range: True if the answer is for a range (206), False for the whole object (200).
-        headers: headers of the answer.
-    """
-
-    obj: RemoteObject
-    span: Span
-    is_range: bool
-    headers: dict[str, str]
-
-    @property
-    def size_bytes(self) -> int:
-        """Number of selected bytes."""
-        start, end = self.span
-        return end - start
-
-    @property
-    def status(self) -> int:
-        """HTTP status of the answer."""
-        return 206 if self.is_range else 200
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,7 +66,7 @@ class ObjectAnswers:
         obj = self._objects.known(request.url, peer)
         if obj is None:
             return None
-        selection = _select_range(request, obj)
+        selection = select_range(request, obj)
         selection.headers.update(common_headers)
         return selection
 
@@ -187,7 +148,7 @@ class ObjectAnswers:
         obj = await self._objects.stat(request.url, peer)
         part_number = request.number("partNumber", lowest=1, highest=_MAX_PARTS)
         if part_number is None:
-            selection = _select_range(request, obj)
+            selection = select_range(request, obj)
         else:
             selection = await self._select_upload_part(request, obj, part_number)
         selection.headers.update(common_headers)
@@ -203,19 +164,19 @@ class ObjectAnswers:
 
         Raises S3Error, ShardcacheError.
         """
-        check_conditions(request, obj.version, _modified_s(obj))
+        check_conditions(request, obj.version, stored_at_s(obj))
         if request.header("range") is not None:
             raise S3Error("InvalidRequest", "ask for a range or for a part, not for both")
         span = await self._objects.part_span(obj, part_number)
         if span is None:
             raise S3Error("InvalidPartNumber", f"the object has no part {part_number}")
-        headers = _object_headers(request, obj)
+        headers = object_headers(request, obj)
         part_count = count_upload_parts(obj)
         if part_count is not None:
             headers["x-amz-mp-parts-count"] = str(part_count)
         if obj.size_bytes == 0:
-            return _select_span(obj, None, headers)  # Content-Range cannot name an empty range
-        return _select_span(obj, span, headers)
+            return select_span(obj, None, headers)  # Content-Range cannot name an empty range
+        return select_span(obj, span, headers)
 
     async def _answer(
         self,
@@ -410,74 +371,10 @@ class _Stream:
         return self.sent_to == end
 
 
-def _select_range(request: S3Request, obj: RemoteObject) -> Selection:
-    """Return the selection of a request for an object or for a range.
-
-    Raises S3Error for a range beyond the object's end, and if a condition of the request, such as
-    If-Match, is not met.
-    """
-    modified_s = _modified_s(obj)
-    check_conditions(request, obj.version, modified_s)
-    range_header = applicable_range(request, obj.version, modified_s)
-    span = parse_range(range_header, obj.size_bytes)
-    return _select_span(obj, span, _object_headers(request, obj))
-
-
-def _select_span(obj: RemoteObject, span: Span | None, headers: dict[str, str]) -> Selection:
-    """Return a selection of an object's bytes.
-
-    Args:
-        span: start and end of the bytes; None for the whole object.
-        headers: headers of the answer; `Content-Range` is added for a range.
-    """
-    if span is None:
-        return Selection(obj, (0, obj.size_bytes), is_range=False, headers=headers)
-    start, end = span
-    headers["Content-Range"] = f"bytes {start}-{end - 1}/{obj.size_bytes}"
-    return Selection(obj, span, is_range=True, headers=headers)
-
-
 def _head(selection: Selection) -> web.Response:
     """Return the answer to HeadObject."""
     headers = {**selection.headers, "Content-Length": str(selection.size_bytes)}
     return web.Response(status=selection.status, headers=headers)
-
-
-def _object_headers(request: S3Request, obj: RemoteObject) -> dict[str, str]:
-    """Return the headers that describe an object; the request's parameters may set some of them.
-
-    Raises S3Error for a parameter that cannot be a header's value.
-    """
-    headers = {
-        "ETag": f'"{obj.version}"',
-        "Last-Modified": _http_date(int(_modified_s(obj))),
-        "Accept-Ranges": "bytes",
-        "Content-Type": "binary/octet-stream",
-    }
-    if not request.params:  # as in most requests
-        return headers
-    for name, header in _HEADER_OF_PARAM.items():
-        if name in request.params:
-            headers[header] = _checked_header(request.params[name])
-    return headers
-
-
-def _checked_header(text: str) -> str:
-    """Return a text unchanged. Raises S3Error if it cannot be the value of a header."""
-    if not text.isprintable() or not text.isascii():
-        raise S3Error("InvalidArgument", "a header of the answer has to be printable ASCII")
-    return text
-
-
-def _modified_s(obj: RemoteObject) -> float:
-    """Return the time at which an object was stored; 0, the Unix epoch, if it is not known."""
-    return obj.modified_s or 0.0
-
-
-@lru_cache(1024)
-def _http_date(seconds: int) -> str:
-    """Return a time in seconds since the Unix epoch in the form of HTTP headers."""
-    return formatdate(seconds, usegmt=True)
 
 
 class _LostFileError(Exception):

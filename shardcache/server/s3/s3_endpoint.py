@@ -21,8 +21,9 @@ from shardcache.errors import NotFoundError, ShardcacheError
 from shardcache.server.process.drain import Drain
 from shardcache.server.s3.bucket_answers import BucketAnswers
 from shardcache.server.s3.error_documents import S3Error
-from shardcache.server.s3.object_answers import ObjectAnswers, Selection
+from shardcache.server.s3.object_answers import ObjectAnswers
 from shardcache.server.s3.s3_requests import S3Request
+from shardcache.server.s3.selections import Selection
 from shardcache.server.s3.sending import Sender, SlowClientError
 from shardcache.server.s3.signatures import Signature
 from shardcache.server.s3.user_keys import S3Keys
