@@ -267,7 +267,7 @@ class RowSpans:
 
 
 def _read_span(
-    columns: Iterable[tuple[bool, Sequence[int | None]]],
+    columns: Sequence[tuple[bool, Sequence[int | None]]],
     place: int,
     begin: int,
 ) -> tuple[int, int] | None:

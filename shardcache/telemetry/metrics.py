@@ -17,10 +17,9 @@ from shardcache.telemetry.bills import Bills
 _MAX_LABELS = 64
 OTHERS = "others"  # label of all further origins
 
-# Bounds of histograms, in seconds: for requests, and for transfers of whole shards and waits for
-# them.
-_REQUEST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
-_SHARD_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 600.0)
+# Bounds of histograms, for requests, and for transfers of whole shards and waits for them.
+_REQUEST_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
+_SHARD_BOUNDS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 600.0)
 
 
 class Histogram:
@@ -97,11 +96,11 @@ class Measures:
         failed: number of shards that could not be fetched, by code of the error.
     """
 
-    first_byte: Histograms = field(default_factory=lambda: Histograms(_REQUEST_S))
-    part: Histograms = field(default_factory=lambda: Histograms(_REQUEST_S))
-    stage: Histograms = field(default_factory=lambda: Histograms(_SHARD_S))
-    transfer: Histogram = field(default_factory=lambda: Histogram(_SHARD_S))
-    wait: Histogram = field(default_factory=lambda: Histogram(_SHARD_S))
+    first_byte: Histograms = field(default_factory=lambda: Histograms(_REQUEST_BOUNDS_S))
+    part: Histograms = field(default_factory=lambda: Histograms(_REQUEST_BOUNDS_S))
+    stage: Histograms = field(default_factory=lambda: Histograms(_SHARD_BOUNDS_S))
+    transfer: Histogram = field(default_factory=lambda: Histogram(_SHARD_BOUNDS_S))
+    wait: Histogram = field(default_factory=lambda: Histogram(_SHARD_BOUNDS_S))
     given_up: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
 

@@ -57,8 +57,8 @@ def _is_group_of_one(gid: int, uid: int) -> bool:
 def check_writers(layout: Layout) -> None:
     """Raise CacheDirError if another user can write where the daemon does, or owns a file there.
 
-    The daemon would follow another user's link. In a folder that another user owns, that user could
-    replace a file at any time.
+    If that file is a link, the daemon would follow it. If it is a folder, its owner could replace
+    the files in it at any time.
     """
     root, *folders = layout.folders()
     folders.append(layout.catalogue)

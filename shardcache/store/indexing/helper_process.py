@@ -52,7 +52,7 @@ class HelperProcess:
         silence_s: float = SILENCE_S,
         env: Mapping[str, str] | None = None,
     ) -> Self:
-        """Start a process that runs a module; its only argument is this process's pid.
+        """Start a process that runs a module, with this process's pid as the only argument.
 
         Args:
             module: the module's full name.
