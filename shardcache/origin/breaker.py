@@ -1,7 +1,8 @@
-"""Circuit breaker for one way to make requests: through the tier, or by presigned urls.
+"""Circuit breaker for one way to make requests, such as by presigned urls or through the tier.
 
 While a breaker is open, requests are made in another way. Only probes still use this way: single
-requests that find out whether it works again. A stall is a request that gets no answer in time.
+requests that find out whether it works again. A stall is a request that gets no answer in time. The
+tier is an optional cache that the nodes of a cluster share.
 """
 
 import math

@@ -1,8 +1,9 @@
 """Objects as their origins state them: versions, sizes and checksums.
 
 Every origin returns these types, and the cache, the listings and the S3 endpoint use them. A
-version is an object's ETag, or another text that changes whenever the object's bytes change. A key
-is an object's name in its bucket: the part of the url after the bucket.
+version is an object's ETag, or another text that changes whenever the object's bytes change. A part
+is the unit in which the cache requests an object. A key is an object's name in its bucket, which
+ends the object's url.
 """
 
 import base64

@@ -117,6 +117,9 @@ class Origins:
         """Report that an object arrived damaged.
 
         If the object's origin has a tier, the next requests for its parts go past the tier's cache.
+
+        Args:
+            part_bytes: size of the parts in which the object was requested.
         """
         tier = self.origin(obj.url).tier
         if tier is not None:

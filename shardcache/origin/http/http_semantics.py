@@ -64,7 +64,7 @@ class Environment:
 
         Args:
             proxy: url of the proxy; None or empty for the environment's.
-            far_only: True to refuse near hosts: see `Request.far_only`.
+            far_only: True to refuse hosts that are this node or its cloud's metadata service.
         """
         if not proxy:
             scheme, server, *_ = urlsplit(url)

@@ -8,7 +8,7 @@ a url's bucket and key as parameters of the SDK.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -215,26 +215,14 @@ class S3Origin(CredentialedOrigin):
             options["Delimiter"] = "/"
 
         objects: list[RemoteObject] = []
-        token = None  # token of the next page; None on the first page
         async with self._sessions.use(prefix) as fs:
-            while True:
-                page = await call(fs, "list_objects_v2", **options)
+            async for page in _pages(fs, options, prefix):
                 entries = page.get("Contents", [])
                 folders = page.get("CommonPrefixes", [])
                 objects += [_listed_object(bucket_url, entry) for entry in entries]
                 objects += [_listed_folder(bucket_url, folder) for folder in folders]
                 received(len(entries) + len(folders))
-                if not page["IsTruncated"]:
-                    return sorted(objects, key=lambda obj: obj.url)
-
-                next_token = page["NextContinuationToken"]
-                if next_token == token:
-                    raise OriginUnavailableError(
-                        "the origin repeats a page of its listing endlessly",
-                        url=prefix,
-                    )
-                token = next_token
-                options["ContinuationToken"] = token
+        return sorted(objects, key=lambda obj: obj.url)
 
     async def list_page(self, wanted: PageRequest) -> ListedPage:
         """As `Origin.list_page`; one request."""
@@ -374,6 +362,33 @@ class S3Origin(CredentialedOrigin):
             joinable=joinable,
             modified_s=modified_s(head.get("last-modified")),
         )
+
+
+async def _pages(fs: Any, options: Mapping[str, str], prefix: str) -> AsyncIterator[Any]:
+    """Yield the SDK's answer for each page of a listing.
+
+    Args:
+        options: parameters of the SDK for the first page.
+        prefix: the listed prefix, for the error.
+
+    Raises OriginUnavailableError if the origin repeats a page.
+    """
+    token = None  # token of the present page; None for the first page
+    page_options = dict(options)
+    while True:
+        page = await call(fs, "list_objects_v2", **page_options)
+        yield page
+        if not page["IsTruncated"]:
+            return
+
+        next_token = page["NextContinuationToken"]
+        if next_token == token:
+            raise OriginUnavailableError(
+                "the origin repeats a page of its listing endlessly",
+                url=prefix,
+            )
+        token = next_token
+        page_options["ContinuationToken"] = token
 
 
 def _listed_object(bucket_url: str, entry: Mapping[str, Any]) -> RemoteObject:
