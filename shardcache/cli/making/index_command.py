@@ -1,8 +1,8 @@
-"""`shardcache index`: an index of shards, and the table of their samples.
+"""`shardcache index`: writes an index of shards, and the table of their samples.
 
 The index is a JSON file that lists the shards of a dataset with their sample counts, sizes and
 versions. The table of samples lists all samples (`tarindex.contents`). Both are made in a temporary
-folder first, and stored when they are complete.
+folder first, and stored when they are complete. The destination is a folder, on disk or in a store.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -31,13 +31,11 @@ if TYPE_CHECKING:
     from shardcache.tarindex.named_members import MetadataMember, TokenMember
     from shardcache.writing.destination import Destination
 
-T = TypeVar("T")
-
 _STDOUT = "-"
 
 
-def _output_place(_ctx: click.Context, _param: click.Parameter, output: str) -> str:
-    """Return the url or path of --output, or `-`.
+def _check_output(_ctx: click.Context, _param: click.Parameter, output: str) -> str:
+    """Return the url or absolute path of --output, or `-`.
 
     An output that cannot be written, or whose name readers would not recognize as an index, is
     rejected here, before any shard is read.
@@ -48,15 +46,15 @@ def _output_place(_ctx: click.Context, _param: click.Parameter, output: str) -> 
         raise click.BadParameter(
             f"datasets recognize an index by its name: it must end in {INDEX_SUFFIX}",
         )
-    place = absolute_url(output)
-    path = local_path(place)
+    url = absolute_url(output)
+    path = local_path(url)
     if path:
         folder = Path(path).parent
         if not os.access(folder, os.W_OK | os.X_OK):
             raise click.BadParameter(f"the folder {folder} does not exist or is not writable")
-    elif "/" not in without_protocol(place):
+    elif "/" not in without_protocol(url):  # the part after "://" has a bucket but no key
         raise click.BadParameter(f"{output} names a bucket; the index needs a name in it")
-    return place
+    return url
 
 
 @common.examples(
@@ -70,7 +68,7 @@ def _output_place(_ctx: click.Context, _param: click.Parameter, output: str) -> 
     "--output",
     required=True,
     metavar="FILE",
-    callback=_output_place,
+    callback=_check_output,
     shell_complete=common.complete_path,
     help="Index to write (.json): a file, a url in a store, or - for standard output.",
 )
@@ -127,40 +125,39 @@ def index(
     command began, it is not overwritten, where the store can tell (S3). To write to a store, the
     command uses your own credentials.
     """
-    # Imported here, like all that only some commands need: `shardcache --help` starts sooner.
     import asyncio
 
     _check_usage(output, metadata, with_samples=with_samples, as_json=as_json)
 
     urls = tuple(with_key_split(url, key_split) for url in urls)
-    # The version of the index that is there now. A store that is given this version refuses to
-    # overwrite an index that has been changed since.
+    # The store is told the version of the index before the command, so that it refuses to overwrite
+    # an index that somebody has changed since.
     replaced_version = None
     if output != _STDOUT:
-        asking = _in_folder_of(output, lambda folder, name: folder.version(name))
-        replaced_version = asyncio.run(asking)
-    with tempfile.TemporaryDirectory(prefix="shardcache-index-") as scratch:
-        table_file = Path(scratch, "table")
-        index_file = Path(scratch, "index.json")
+        replaced_version = asyncio.run(_version_of(output))
+    with tempfile.TemporaryDirectory(prefix="shardcache-index-") as folder:
+        table_file = Path(folder, "table")
         listed_refs = None
         if with_samples:
             listed_refs = _write_table(table_file, urls, metadata, as_json=as_json, socket=socket)
         events = AdminClient(socket).index(urls, None if tokens is None else str(tokens))
-        refs = _count(events, output, as_json=as_json)
+        refs = _count_samples(events, output, as_json=as_json)
         if listed_refs is not None:
             from shardcache.cli.making.sample_table import check_same
 
             check_same(listed_refs, refs)
 
-        index_file.write_text(shardlist.write(refs, relative_to))
+        index_text = shardlist.write(refs, relative_to)
         if output == _STDOUT:
-            click.echo(index_file.read_text(), nl=False)
+            click.echo(index_text, nl=False)
             return
         if listed_refs is not None:
             from shardcache.tarindex.contents import SUFFIX
 
-            _store(table_file, beside_index(output, SUFFIX))
-        _store(index_file, output, replaced_version)
+            asyncio.run(_store(table_file, beside_index(output, SUFFIX)))
+        index_file = Path(folder, "index.json")
+        index_file.write_text(index_text)
+        asyncio.run(_store(index_file, output, replaced_version))
 
 
 def _check_usage(
@@ -193,39 +190,39 @@ def _write_table(
     from shardcache.cli.making.sample_table import write_table
 
     console = common.make_console()
-    with file.open("wb") as rows, byte_progress(console, "listing samples") as show_bar:
+    with file.open("wb") as table, byte_progress(console, "listing samples") as show_bar:
         show = common.print_json if as_json else show_bar
-        return write_table(urls, socket, rows, metadata, show)
+        return write_table(urls, socket, table, metadata, show)
 
 
-def _count(events: Lines, output: str, *, as_json: bool) -> list[ShardRef]:
-    """Show the progress of counting; return the shards in the order of the list.
+def _count_samples(events: Lines, output: str, *, as_json: bool) -> list[ShardRef]:
+    """Show the progress of counting samples; return the shards, with their counts, in order.
 
-    Exit 1 if a shard failed.
+    Exits with code 1 if a shard failed.
     """
-    refs: dict[int, ShardRef] = {}  # the shards by their numbers in the list
+    refs_by_number: dict[int, ShardRef] = {}
     # `show_work` fills in the figures of the last event.
     summary = (
         "{shards}, {samples}: {fetched:,} fetched, {known:,} already known, {failed:,} failed; "
         "{origin_bytes} from the origin"
     )
     show_work(
-        _collecting(events, refs),
+        _collect_shards(events, refs_by_number),
         "counting",
         summary,
         as_json=as_json,
         advice=lambda: "no index written: it would lack the failed shards",
         stderr=output == _STDOUT,
     )
-    return [refs[number] for number in sorted(refs)]
+    return [refs_by_number[number] for number in sorted(refs_by_number)]
 
 
-def _collecting(events: Lines, refs: dict[int, ShardRef]) -> Lines:
-    """Yield the events; put each shard that an event reports into `refs`, by its number."""
+def _collect_shards(events: Lines, refs_by_number: dict[int, ShardRef]) -> Lines:
+    """Yield the events; put each shard that an event reports into `refs_by_number`."""
     with contextlib.closing(events):
         for event in events:
             if event["event"] == "shard":
-                refs[event["number"]] = ShardRef(
+                refs_by_number[event["number"]] = ShardRef(
                     event["url"],
                     version=event.get("version"),
                     size_bytes=event.get("size_bytes"),
@@ -235,27 +232,28 @@ def _collecting(events: Lines, refs: dict[int, ShardRef]) -> Lines:
             yield event
 
 
-def _store(file: Path, output: str, replaced_version: str | None = None) -> None:
-    """Store a file as an output. Raises the errors of a destination.
+async def _version_of(output: str) -> str:
+    """Return the version of the file at an output; "" if there is none."""
+    async with _destination_of(output) as (destination, name):
+        return await destination.version(name)
+
+
+async def _store(file: Path, output: str, replaced_version: str | None = None) -> None:
+    """Move a file to an output. Raises the errors of a destination.
 
     Args:
-        file: the file, which is removed.
+        file: the file.
         output: url or path to store the file under.
         replaced_version: the version that may be replaced, "" if nothing may be replaced; None to
             replace any version.
     """
-    import asyncio
-
-    asyncio.run(
-        _in_folder_of(
-            output,
-            lambda folder, name: folder.store_file(file, name, replaced_version),
-        )
-    )
+    async with _destination_of(output) as (destination, name):
+        await destination.store_file(file, name, replaced_version)
 
 
-async def _in_folder_of(output: str, work: Callable[[Destination, str], Awaitable[T]]) -> T:
-    """Call `work` with the folder of an output and the output's name in it; return the result.
+@contextlib.asynccontextmanager
+async def _destination_of(output: str) -> AsyncIterator[tuple[Destination, str]]:
+    """Yield the folder of an output, and the output's name in it.
 
     For a url, the folder is the prefix up to its last slash. Raises the errors of a destination.
     """
@@ -263,7 +261,7 @@ async def _in_folder_of(output: str, work: Callable[[Destination, str], Awaitabl
     from shardcache.writing.destination import Destination
 
     folder, _, name = output.rpartition("/")
-    # {} stands for no flags: settings come from environment and config file. The folder of a path
-    # such as /index.json is empty.
-    async with Destination(folder or "/", Settings.load({}).origin) as destination:
-        return await work(destination, name)
+    root_or_folder = folder or "/"  # the folder of a path such as /index.json is empty
+    settings = Settings.load({})  # from environment and config file
+    async with Destination(root_or_folder, settings.origin) as destination:
+        yield destination, name

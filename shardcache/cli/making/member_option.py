@@ -1,4 +1,4 @@
-"""Options that name a member of samples: --tokens and --metadata of `write` and `index`."""
+"""Options that name a member of samples: --tokens of `write` and `index`, --metadata of `index`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def parse_token_member(text: str) -> TokenMember:
     """Parse the value of --tokens. Raises click.BadParameter."""
     from shardcache.tarindex.named_members import TokenMember
 
-    with _usage_errors():
+    with _as_usage_errors():
         return TokenMember.parse(text)
 
 
@@ -27,13 +27,13 @@ def parse_metadata_member(text: str) -> MetadataMember:
     """Parse the value of --metadata. Raises click.BadParameter."""
     from shardcache.tarindex.named_members import MetadataMember
 
-    with _usage_errors():
+    with _as_usage_errors():
         return MetadataMember.parse(text)
 
 
 @contextmanager
-def _usage_errors() -> Iterator[None]:
-    """Turn ConfigError for an option's value into an error of the command's usage."""
+def _as_usage_errors() -> Iterator[None]:
+    """Turn a ConfigError about an option's value into click.BadParameter."""
     try:
         yield
     except ConfigError as exn:

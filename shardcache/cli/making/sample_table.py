@@ -1,12 +1,13 @@
 """Writing of a sample table: a tar with the keys, sizes, places and metadata of all samples.
 
-`shardcache index --samples` calls `write_table`, which reads the shards as a training job would: a
-session with the daemon declares a plan, all shards in order; the daemon prefetches them into the
-cache, and a window leases one shard after another. The indexes are read from the cache.
+The place of a sample is where its bytes are in the shard. `shardcache index --samples` calls
+`write_table`, which reads the shards as a training job would: a session with the daemon declares a
+plan, all shards in order; the daemon prefetches them into the cache, and a window leases one shard
+after another, so that it is not evicted while it is read. The daemon has indexed the cached shards,
+and the table's rows are made of these indexes. A `ShardRef` is a shard's url, version and counts.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,7 +27,7 @@ from shardcache_client.order.shards.declared_plan import Plan
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.reading.leased.shard_window import ShardWindow
 
-_JOB = "shardcache index"
+_JOB = "shardcache index"  # name of the command's job in the daemon's status
 _TIMEOUT_S = 300.0
 
 
@@ -50,28 +51,30 @@ def write_table(
     """
     choice = DaemonChoice.of(socket)
     reader = ReaderIdentity(_JOB)
-    refs_by_url = {ref.url: ref for ref in resolve(choice, reader, urls, _TIMEOUT_S)}
+    listed_refs = {ref.url: ref for ref in resolve(choice, reader, urls, _TIMEOUT_S)}
+    sizes = [ref.size_bytes for ref in listed_refs.values()]
+    total_bytes = sum(size or 0 for size in sizes)
+    is_total_known = None not in sizes
     # The listed versions are left out, since the table describes the versions that are current when
     # the shards are read.
-    manifest = Manifest.of(map(ShardRef, refs_by_url))
-    plan = Plan.of(manifest, epoch=0, now=range(len(refs_by_url)))
+    manifest = Manifest.of(map(ShardRef, listed_refs))
+    plan = Plan.of(manifest, epoch=0, now=range(len(listed_refs)))
     session = Session(choice, reader, Patience(_TIMEOUT_S))
     window = ShardWindow(session, plan, partial=False)
-    sizes = [ref.size_bytes for ref in refs_by_url.values()]
-    known_sizes = [size or 0 for size in sizes]
-    total_bytes = None if None in sizes else sum(known_sizes)
     refs: list[ShardRef] = []
+    done_bytes = 0
     try:
         session.declare(plan)
-        for number, done_bytes in enumerate(accumulate(known_sizes)):
+        for number, size_bytes in enumerate(sizes):
             refs.append(_add_shard(file, number, window, metadata))
+            done_bytes += size_bytes or 0
             show(
                 {
                     "event": "progress",
                     "done_shards": number + 1,
                     "done_bytes": done_bytes,
-                    "shards": len(refs_by_url),
-                    "total_bytes": total_bytes,
+                    "shards": len(listed_refs),
+                    "total_bytes": total_bytes if is_total_known else None,
                 },
             )
         file.write(END)
@@ -95,37 +98,45 @@ def _add_shard(
         window: leases the shards of the plan.
         member: the member with each sample's metadata; None for a table without metadata.
     """
-    # The whole shard is needed: None is no limit for the number of samples.
-    leased_shard = window.take(number, count=None)
+    leased_shard = window.take(number, count=None)  # the number of samples is not known yet
     leased_shard.open()
     try:
         shard = leased_shard.whole
         index = shard.index
-        facts = index.header
-        metadata = None if member is None else read_metadata(index, shard.tar, member, facts["url"])
+        header = index.header
+        url = header["url"]
+        metadata = None
+        if member is not None:
+            metadata = read_metadata(index, shard.tar, member, url)
         # The table has the places of samples only if they are places in the object itself: the
         # shard is a tar, and the cached file has the object's bytes.
-        is_tar = facts.get("content", TAR.name) == TAR.name
-        is_plain = is_tar and is_stored_as_is(facts["url"])
-        blocks = blocks_of(index, shard.tar, facts["url"]) if is_plain else None
+        blocks = None
+        is_tar = header.get("content", TAR.name) == TAR.name
+        if is_tar and is_stored_as_is(url):
+            blocks = blocks_of(index, shard.tar, url)
         rows = rows_of(index, metadata, blocks=blocks)
-        file.writelines(table_part(number, facts["version"], rows))
-        return ShardRef(facts["url"], facts["version"], facts["origin_bytes"], len(shard))
+        file.writelines(table_part(number, header["version"], rows))
+        return ShardRef(url, header["version"], header["origin_bytes"], len(shard))
     finally:
         window.give_back(leased_shard)
 
 
 def check_same(listed: Sequence[ShardRef], indexed: Sequence[ShardRef]) -> None:
-    """Raise ConfigError unless a table lists the same versions of the same shards as an index."""
+    """Raise ConfigError unless a table lists the same versions of the same shards as an index.
+
+    Args:
+        listed: the shards of the table.
+        indexed: the shards of the index, which were read after the table's.
+    """
     if [ref.version for ref in listed] != [ref.version for ref in indexed]:
-        changed = (
+        changed_urls = [
             after.url
-            for before, after in zip(listed, indexed, strict=False)
+            for before, after in zip(listed, indexed, strict=False)  # their numbers may differ
             if before.version != after.version
-        )
+        ]
         raise ConfigError(
             "shards changed while they were being read",
-            url=next(changed, None),
+            url=changed_urls[0] if changed_urls else None,
             remedy="run the command again; unchanged shards that are still cached are not fetched "
             "again",
         )

@@ -1,6 +1,7 @@
-"""`shardcache write`: shards from other formats, with their index.
+"""`shardcache write`: writes datasets of other formats as shards, with their index.
 
-The module has the options and the output of the command; `shardcache.writing` does the work.
+The module has the options and the output of the command; `shardcache.writing` does the work. A
+member is a file in a shard; a sample consists of the members with the same key.
 """
 
 import os
@@ -16,7 +17,7 @@ from shardcache.shared.protocol import Json
 from shardcache.shared.units import size
 
 _MAX_WORKERS = 8
-# Decoders by extension. At its end, the command prints an example of reading the shards with them.
+# Decoders by extension, for the example of reading the shards that the command prints at its end.
 _DECODERS = {
     "jpg": "rgb8",
     "jpeg": "rgb8",
@@ -32,8 +33,12 @@ _DECODERS = {
 }
 
 
-def _columns(_ctx: click.Context, _param: click.Parameter, text: str | None) -> dict[str, str]:
-    """Return the extension of each column that --columns names."""
+def _parse_columns(
+    _ctx: click.Context,
+    _param: click.Parameter,
+    text: str | None,
+) -> dict[str, str]:
+    """Return the extension of each column that --columns names, by the column's name."""
     columns: dict[str, str] = {}
     if not text:
         return columns
@@ -47,7 +52,7 @@ def _columns(_ctx: click.Context, _param: click.Parameter, text: str | None) -> 
     return columns
 
 
-def _sources(
+def _require_sources(
     ctx: click.Context,
     _param: click.Parameter,
     sources: tuple[str, ...],
@@ -69,7 +74,7 @@ def _sources(
     "write lines.jsonl text/ --pack --workers 8",
 )
 @click.command(context_settings={"show_default": True})
-@click.argument("sources", nargs=-1, callback=_sources, metavar="SOURCE...")
+@click.argument("sources", nargs=-1, callback=_require_sources, metavar="SOURCE...")
 @click.argument("destination", required=False, metavar="DESTINATION")
 @click.option(
     "--shard-size",
@@ -111,7 +116,7 @@ def _sources(
 @click.option(
     "--columns",
     metavar="COLUMN=EXT,...",
-    callback=_columns,
+    callback=_parse_columns,
     help="Tables: the columns to write, each with its extension.  [default: all, as "
     "COLUMN.txt and so on]",
 )
@@ -172,11 +177,14 @@ def write(
     with byte_progress(stderr, "writing") as show_bytes:
 
         def show(event: Json) -> None:
-            if "files" in event:
-                input_ = common.quantity(event["files"], "file") if event["files"] else "the input"
-                stderr.print(f"checking {input_}: shards of an earlier run are there")
-            else:
+            if "files" not in event:
                 show_bytes(event)
+                return
+            # The input of an interrupted run is checked first; its number of files may be unknown.
+            checked = "the input"
+            if event["files"]:
+                checked = common.quantity(event["files"], "file")
+            stderr.print(f"checking {checked}: shards of an earlier run are there")
 
         work = convert(
             sources,
@@ -198,19 +206,20 @@ def _print_summary(summary: Json) -> None:
     console = common.make_console()
     shards = common.quantity(summary["shards"], "shard")
     samples = common.quantity(summary["samples"], "sample")
-    numbers = f"{summary['written']:,} written, {summary['kept']:,} already there"
-    if not summary["written"]:
-        numbers = "all already there, nothing to upload"
+    numbers = "all already there, nothing to upload"
+    if summary["written"]:
+        numbers = f"{summary['written']:,} written, {summary['kept']:,} already there"
     console.print(f"{shards}, {samples}, {size(summary['bytes'])}: {numbers}")
 
     members = []
-    common_members = []  # the members that every sample has
-    for name, count in summary["members"].items():
-        if count == summary["samples"]:
-            members.append(name)
-            common_members.append(name)
-        else:
-            members.append(f"{name} (in {count:,})")
+    decode = {}  # decoders of the members that every sample has
+    for extension, count in summary["members"].items():
+        if count < summary["samples"]:
+            members.append(f"{extension} (in {count:,})")
+            continue
+        members.append(extension)
+        if extension in _DECODERS:
+            decode[extension] = _DECODERS[extension]
     console.print(f"members: {', '.join(members)}", markup=False)
     if "tokens" in summary:
         console.print(common.quantity(summary["tokens"], "token"))
@@ -219,7 +228,6 @@ def _print_summary(summary: Json) -> None:
         console.print(f"{skipped} left out: no name of the form KEY.EXTENSION")
 
     arguments = [repr(summary["index"]), "shuffle=True"]
-    decode = {name: _DECODERS[name] for name in common_members if name in _DECODERS}
     if decode:
         arguments.append(f"decode={decode!r}")
     console.print(f"read it with: ShardDataset({', '.join(arguments)})", markup=False)
