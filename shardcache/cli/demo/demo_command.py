@@ -20,12 +20,12 @@ import click
 from shardcache.cli import common
 from shardcache.cli.demo.demo_data import SHAPES, draw_shape, write_data
 from shardcache.cli.demo.demo_node import RANKS, DemoNode, s3_server
-from shardcache.cli.demo.demo_outcome import DemoOutcome, Epoch, epochs_of, show
+from shardcache.cli.demo.demo_outcome import DemoOutcome, Epoch, epochs_of, print_outcome
 from shardcache.errors import ConfigError, ShardcacheError
 
 _IMAGES = 577  # a number that cannot be divided by the number of ranks or workers
 _PIXELS = 64
-_STOP_AFTER = 8  # number of batches of the last epoch to stop after, about half of them
+_STOP_AFTER = 8  # number of batches of the last epoch after which a job stops, about half of them
 
 
 @common.examples("demo", "demo --data data")
@@ -50,30 +50,31 @@ def demo(data: Path | None, as_json: bool) -> None:
     if data is not None:
         _write_data(data, as_json=as_json)
         return
-    _require("torch", "moto", "flask", "PIL")
+    _require_packages("torch", "moto", "flask", "PIL")
     # SIGTERM causes the same orderly shutdown as Ctrl-C.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    # Modules that only the demo needs are imported in functions: `shardcache --help` starts sooner.
+    # Modules that only the demo needs are imported in functions, so that `shardcache --help` starts
+    # sooner.
     import asyncio
 
-    say: Callable[[str], object] = _say_nothing
+    announce: Callable[[str], object] = _ignore
     if not as_json:
-        say = common.make_console().print
+        announce = common.make_console().print
     with tempfile.TemporaryDirectory(prefix="shardcache-demo-") as folder:
-        outcome = asyncio.run(_run(Path(folder), say))
+        outcome = asyncio.run(_run(Path(folder), announce))
     if as_json:
         common.print_json(outcome.to_json())
     else:
-        show(outcome)
-    if not outcome.ok:
+        print_outcome(outcome)
+    if not outcome.has_passed:
         common.fail()
 
 
-def _say_nothing(line: str) -> None:
+def _ignore(line: str) -> None:
     """Ignore a line that describes a step of the demo."""
 
 
-def _require(*packages: str) -> None:
+def _require_packages(*packages: str) -> None:
     """Raise ShardcacheError if any of these packages is not installed."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
@@ -88,7 +89,7 @@ def _write_data(folder: Path, *, as_json: bool) -> None:
 
     Raises ConfigError for a folder that is not empty.
     """
-    _require("PIL")
+    _require_packages("PIL")
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(
             f"{folder} is not empty",
@@ -102,36 +103,47 @@ def _write_data(folder: Path, *, as_json: bool) -> None:
         common.make_console().print(f"{folder}: {', '.join(names)}")
 
 
-async def _run(folder: Path, say: Callable[[str], object]) -> DemoOutcome:
-    """Run the demo in a folder, and return its outcome; `say` is called before each step."""
+async def _run(folder: Path, announce: Callable[[str], object]) -> DemoOutcome:
+    """Run the demo in a folder, and return its outcome.
+
+    Args:
+        folder: an empty folder.
+        announce: called with a line about each step, before the step.
+    """
     import asyncio
 
-    say(f"drawing {_IMAGES} JPEG images")
-    keys = await asyncio.to_thread(_draw, folder / "images")
+    announce(f"drawing {_IMAGES} JPEG images")
+    keys = await asyncio.to_thread(_draw_images, folder / "images")
     with s3_server() as endpoint:
-        say(
+        announce(
             f"starting an S3 server at {endpoint}, and writing them to it as tar shards: "
             "shardcache write",
         )
         node = DemoNode(folder, endpoint)
         dataset = await node.write(folder / "images")
-        say("starting a daemon with an empty cache")
+        announce("starting a daemon with an empty cache")
         async with node.daemon():
-            say(
+            announce(
                 f"training 2 concurrent jobs from {dataset['index']}: {RANKS} ranks × 2 workers "
                 "each;",
             )
-            say(
+            announce(
                 "the second is stopped midway through its last epoch, and resumes from its "
                 "checkpoint with 1 rank",
             )
             epochs = await _train(node, dataset["index"])
-            fetched_bytes = (await node.status())["counters"]["origin_bytes"]
-    return DemoOutcome(keys, dataset["shards"], dataset["bytes"], epochs, fetched_bytes)
+            status = await node.status()
+    return DemoOutcome(
+        dataset_keys=keys,
+        shards=dataset["shards"],
+        size_bytes=dataset["bytes"],
+        epochs=epochs,
+        origin_bytes=status["counters"]["origin_bytes"],
+    )
 
 
 async def _train(node: DemoNode, url: str) -> list[Epoch]:
-    """Run both jobs at the same time; return the epochs that each has read.
+    """Run both jobs at the same time; return the epochs that they read.
 
     Args:
         node: the node, whose daemon is running.
@@ -140,6 +152,7 @@ async def _train(node: DemoNode, url: str) -> list[Epoch]:
     import asyncio
 
     # The jobs have different seeds and so read in different orders, but one download serves both.
+    # Each function returns the reports of the job's runs: for each run, those of its ranks.
     async def train_first() -> list[list[Any]]:
         return [await node.train(url, name="first", job="first", seed=0)]
 
@@ -158,11 +171,11 @@ async def _train(node: DemoNode, url: str) -> list[Epoch]:
     return [*epochs_of("first", first.result()), *epochs_of("second", second.result())]
 
 
-# The dataset: small JPEG images of shapes, drawn on each run
+def _draw_images(folder: Path) -> frozenset[str]:
+    """Draw the images, `<shape>/<number>.jpg`, into a folder; return their names without suffix.
 
-
-def _draw(folder: Path) -> frozenset[str]:
-    """Draw the images, `<shape>/<number>.jpg`, into a folder; return their names without suffix."""
+    The names are the keys of the samples.
+    """
     rng = random.Random(0)
     keys = [f"{rng.choice(list(SHAPES))}/{number:03d}" for number in range(_IMAGES)]
     for key in keys:

@@ -1,7 +1,7 @@
 """Data of the demo and of the documentation: small JPEG drawings of shapes, and shards of them.
 
-The numbers and keys are the same on every machine, so that the documentation's pages can show the
-output of a script.
+The numbers and keys of the samples are the same on every machine, so that the documentation's pages
+can show the output of a script.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SHAPES = {
     "square": 4,
     "triangle": 3,
 }
-PHOTOS = 600
-# Number of samples in each shard.
+PHOTOS = 600  # number of files in `photos/`
+# Number of samples in each shard of `train/` and `val/`.
 TRAINING = (25, 25, 25, 25)
 VALIDATION = (4, 7)
-LINES = 2_000
+LINES = 2_000  # number of lines in `lines.txt`
 
 _SIDES = (96, 128, 160)  # widths and heights of photos, in pixels
 _SAMPLE_PIXELS = 16
@@ -60,11 +60,11 @@ def draw_shape(shape: str, rng: random.Random, width: int, height: int) -> bytes
 
 
 def write_data(folder: Path) -> None:
-    """Write the data of the documentation's pages into a folder, which must not have them yet.
+    """Write the data of the documentation's pages into a new or empty folder.
 
     `photos/` has a folder of JPEG files for each class. `train/` and `val/` have shards and their
-    index; their samples have a `jpg`, a `txt` and a `cls`. `captions/` has shards with the `txt` of
-    the same samples alone. `lines.txt` is a file of text lines.
+    index; their samples have a `jpg`, a `txt` and a `cls`. `captions/` has shards with only the
+    `txt` of the same samples. `lines.txt` is a file of text lines.
     """
     rng = random.Random(0)
     _write_photos(folder / "photos", rng)
@@ -79,6 +79,7 @@ def write_data(folder: Path) -> None:
 
 
 def _write_photos(folder: Path, rng: random.Random) -> None:
+    """Write JPEG files of random shapes and sizes, `<shape>/<number>.jpg`."""
     for shape in SHAPES:
         (folder / shape).mkdir(parents=True)
     for number in range(PHOTOS):
@@ -118,10 +119,11 @@ def _write_shards(
         file = folder / name_format.format(shard)
         with tarfile.open(file, "w", format=tarfile.USTAR_FORMAT) as tar:
             for sample in samples[start:stop]:
-                _add(tar, sample)
+                _add_sample(tar, sample)
 
 
-def _add(tar: tarfile.TarFile, sample: Mapping[str, bytes]) -> None:
+def _add_sample(tar: tarfile.TarFile, sample: Mapping[str, bytes]) -> None:
+    """Add a sample to a shard: a member for each of its values, named by key and extension."""
     members = dict(sample)
     key = members.pop("__key__").decode()
     for extension, data in members.items():

@@ -1,8 +1,8 @@
 """The demo's object store, and its node: a daemon, and the commands and jobs that it serves.
 
 `demo_command` uses `s3_server` and a `DemoNode`. Each process that the node starts is ended when
-the context that started it exits. A command is a list of a Python module, which is run as by
-`python -m`, and its arguments. A job is a training job; each of its ranks is a process.
+the context that started it exits. A command is a list: a Python module, run as by `python -m`, and
+its arguments. A job is a training job; each of its ranks is a process.
 
 Modules that take long to import, such as asyncio, are imported in functions. `shardcache --help`
 also imports this module, and so starts sooner.
@@ -54,9 +54,9 @@ _ENV = {
 # Further variables of commands and jobs: a rank computes in one thread, and ranks reach each other
 # over the loopback interface.
 _JOB_ENV = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-_GRACE_S = 10  # time between SIGTERM and SIGKILL
+_STOP_LIMIT_S = 10  # time between SIGTERM and SIGKILL
 _RETRY_S = 0.05  # interval between attempts to reach a daemon that is starting
-_LOG_LINES = 60  # number of lines of a log that an error shows
+_SHOWN_LOG_LINES = 60  # number of lines of a log that an error shows
 
 
 @contextmanager
@@ -91,7 +91,7 @@ class DemoNode:
         # The demo's config file is used in place of the machine's own.
         self._config = folder / "shardcache.toml"
         self._config.write_text(_CONFIG.format(endpoint=endpoint))
-        # The user's options and credentials do not apply to the demo.
+        # The demo ignores the user's options and credentials.
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -100,10 +100,18 @@ class DemoNode:
         self._env = inherited | _ENV
 
     async def write(self, images: Path) -> Json:
-        """Run `shardcache write`; return its summary."""
-        command = ["shardcache", "write", images, f"s3://{_BUCKET}"]
-        command += ["--classes", "--shuffle=0", f"--shard-size={_SHARD_SIZE}"]
-        command += [f"--config={self._config}", "--json"]
+        """Write a folder of images to the store with `shardcache write`; return its summary."""
+        command = [
+            "shardcache",
+            "write",
+            images,
+            f"s3://{_BUCKET}",
+            "--classes",
+            "--shuffle=0",
+            f"--shard-size={_SHARD_SIZE}",
+            f"--config={self._config}",
+            "--json",
+        ]
         await self._run_command("write", command)
         # The summary is the last line of the command's output, which goes to its log.
         output = self._log_path("write").read_text()
@@ -116,22 +124,32 @@ class DemoNode:
 
         The daemon is ready when the context is entered.
         """
+        command = [
+            "shardcache",
+            "serve",
+            f"--config={self._config}",
+            f"--socket={self._socket}",
+            f"--cache-dir={self._folder / 'cache'}",
+            "--capacity=1GB",
+            "--min-free=0",
+        ]
+        async with self._running("daemon", command, env={}) as process:
+            await self._wait_until_ready(process)
+            yield
+
+    async def _wait_until_ready(self, daemon: Process) -> None:
+        """Wait until the daemon answers. Raises ShardcacheError if its process ends."""
         import asyncio
 
-        command = ["shardcache", "serve", f"--config={self._config}", f"--socket={self._socket}"]
-        command += [f"--cache-dir={self._folder / 'cache'}", "--capacity=1GB", "--min-free=0"]
-        async with self._running("daemon", command, env={}) as process:
-            while True:
-                if process.returncode is not None:
-                    raise self._failure("daemon", "the daemon did not start")
-                try:
-                    await self.status()
-                    break
-                except NoDaemonError:
-                    # The daemon does not listen yet. The pause ends early if the process ends.
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(process.wait(), _RETRY_S)
-            yield
+        while daemon.returncode is None:
+            try:
+                await self.status()
+                return
+            except NoDaemonError:
+                # The daemon does not listen yet. The pause ends early if the process ends.
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(daemon.wait(), _RETRY_S)
+        raise self._failure("daemon", "the daemon did not start")
 
     async def train(
         self,
@@ -143,11 +161,11 @@ class DemoNode:
         ranks: int = RANKS,
         stop_after: int | None = None,
     ) -> list[Any]:
-        """Run a training job, from its checkpoint if there is one; return each rank's report.
+        """Run a training job, from its checkpoint if there is one; return each rank's reports.
 
         Args:
             url: url of the dataset's index file.
-            name: name of this run, from which its log and the folder of its reports are named.
+            name: name of this run, after which its log and the folder of its reports are named.
             job: name of the job. All runs of a job share one checkpoint.
             seed: seed of the shuffle.
             ranks: number of ranks.
@@ -157,23 +175,33 @@ class DemoNode:
         reports = self._folder / name
         reports.mkdir()
         program = Path(__file__).with_name("demo_training.py")
-        command: list[Any] = ["torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-        command += [f"--nproc-per-node={ranks}", program, url, f"--job={job}", f"--seed={seed}"]
-        command += [f"--epochs={_EPOCHS}", f"--reports={reports}"]
-        command += [f"--checkpoint={self._folder / job}.pt"]
+        command: list[Any] = [
+            "torch.distributed.run",
+            "--standalone",
+            "--local-addr=127.0.0.1",
+            f"--nproc-per-node={ranks}",
+            program,
+            url,
+            f"--job={job}",
+            f"--seed={seed}",
+            f"--epochs={_EPOCHS}",
+            f"--reports={reports}",
+            f"--checkpoint={self._folder / job}.pt",
+        ]
         if stop_after is not None:
             command.append(f"--stop-after={stop_after}")
         await self._run_command(name, command)
-        return [json.loads((reports / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+        files = [reports / f"rank-{rank}.json" for rank in range(ranks)]
+        return [json.loads(file.read_text()) for file in files]
 
     async def status(self) -> Json:
-        """Return the daemon's status page."""
+        """Return the daemon's status, as JSON."""
         return await common.in_thread(AdminClient(self._socket).status)
 
     async def _run_command(self, name: str, command: list[Any]) -> None:
         """Run a command to its end; raise ShardcacheError if it fails.
 
-        The process finds the daemon by a variable, and needs no credentials.
+        An environment variable tells the process where the daemon is.
 
         Args:
             name: name of the process, for its log and for errors.
@@ -191,7 +219,7 @@ class DemoNode:
         command: list[Any],
         env: dict[str, str],
     ) -> AsyncIterator[Process]:
-        """Run a command in a process, which has ended when the context exits.
+        """Run a command in a process, which is ended when the context exits.
 
         Args:
             name: name of the process, for its log.
@@ -221,11 +249,11 @@ class DemoNode:
                     # SIGTERM goes to the process alone, which then stops its own children.
                     process.terminate()
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(process.wait(), _GRACE_S)
+                        await asyncio.wait_for(process.wait(), _STOP_LIMIT_S)
             finally:
-                # The process is still running after the time to stop, or this task was cancelled
-                # while it waited for that. SIGKILL goes to the whole group, as a process that is
-                # killed cannot stop its children.
+                # The process may still run: it took too long, or this task was cancelled while it
+                # waited. SIGKILL goes to the whole group, since a process that is killed cannot
+                # stop its children.
                 if process.returncode is None:
                     os.killpg(process.pid, signal.SIGKILL)
                     await process.wait()
@@ -236,5 +264,6 @@ class DemoNode:
 
     def _failure(self, name: str, message: str) -> ShardcacheError:
         """Return an error with the end of a process's log."""
-        tail = self._log_path(name).read_text(errors="replace").splitlines()[-_LOG_LINES:]
-        return ShardcacheError("\n    ".join([f"{message}; the end of its log:", *tail]))
+        log_lines = self._log_path(name).read_text(errors="replace").splitlines()
+        shown_lines = [f"{message}; the end of its log:", *log_lines[-_SHOWN_LOG_LINES:]]
+        return ShardcacheError("\n    ".join(shown_lines))

@@ -1,8 +1,9 @@
 """Outcome of the demo: the samples that each job read in each epoch, and verdicts about them.
 
-A leg is the part of an epoch that one run of a job has read: a job that is stopped and resumed
-reads an epoch in two legs. Padding is samples that are repeated so that all ranks of a job get
-equally many. A sample is known by its key, and `dataset_keys` are the keys of all samples.
+Each rank of a run of a job writes a report for each epoch. A leg is the part of an epoch that one
+run has read: a job that is stopped and resumed reads an epoch in two legs. Padding is samples that
+are repeated so that all ranks of a job get equally many. A sample is known by its key, and
+`dataset_keys` are the keys of all samples.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Epoch:
     Attributes:
         job: name of the job.
         number: number of the epoch.
-        legs: for each leg, the reports that the ranks of its run wrote (`demo_training.py`).
+        legs: for each leg, the reports of the ranks, as `demo_training.py` writes them.
     """
 
     job: str
@@ -31,13 +32,14 @@ class Epoch:
 
     @property
     def keys(self) -> list[str]:
-        """Keys of the samples that were read, by all ranks in all legs; repeated as they were."""
-        return [key for leg in self.legs for rank in leg for key in rank["keys"]]
+        """Keys of the samples that all ranks read in all legs, with repetitions."""
+        reports = [report for leg in self.legs for report in leg]
+        return [key for report in reports for key in report["keys"]]
 
     @property
     def steps(self) -> list[list[int]]:
         """For each leg, the number of steps of each rank."""
-        return [[rank["steps"] for rank in leg] for leg in self.legs]
+        return [[report["steps"] for report in leg] for leg in self.legs]
 
     def padding(self, dataset_keys: frozenset[str]) -> int:
         """Return the number of samples that have to be repeated to give all ranks equally many.
@@ -45,28 +47,33 @@ class Epoch:
         Only the last leg has padding, as it reads to the end of the epoch.
         """
         *earlier_legs, last_leg = self.legs
-        seen_before = sum(len(rank["keys"]) for leg in earlier_legs for rank in leg)
-        unseen = len(dataset_keys) - seen_before
-        return -unseen % len(last_leg)  # fills up to the next multiple of the number of ranks
+        read_before = sum(len(report["keys"]) for leg in earlier_legs for report in leg)
+        unread = len(dataset_keys) - read_before
+        return -unread % len(last_leg)  # fills up to the next multiple of the number of ranks
 
-    def wrong_samples(self, dataset_keys: frozenset[str]) -> str:
+    def sample_problems(self, dataset_keys: frozenset[str]) -> str:
         """Describe the errors in the samples that were read.
 
-        The result is empty if each sample of the dataset was read once, and the padding twice.
+        Returns "" if each sample of the dataset was read once, and the padding twice.
         """
-        seen = set(self.keys)
-        counts = {"lost": len(dataset_keys - seen), "unknown": len(seen - dataset_keys)}
-        problems = [f"{number} {name}" for name, number in counts.items() if number]
-        repeated = len(self.keys) - len(seen)
+        distinct = set(self.keys)
+        lost = len(dataset_keys - distinct)
+        unknown = len(distinct - dataset_keys)
+        problems = []
+        if lost:
+            problems.append(f"{lost} lost")
+        if unknown:
+            problems.append(f"{unknown} unknown")
+        repeated = len(self.keys) - len(distinct)
         padding = self.padding(dataset_keys)
         if repeated != padding:
             problems.append(f"{repeated} repeated, expected {padding} as padding")
         return ", ".join(problems)
 
-    def wrong_steps(self) -> str:
-        """Describe the errors in the ranks' steps; empty if all took the promised number.
+    def step_problem(self) -> str:
+        """Describe an error in the ranks' steps; "" if all took the promised number.
 
-        The promise is the length of a rank's loader.
+        The promised number of a rank is the length of its loader.
         """
         for steps in self.steps:
             if len(set(steps)) > 1:
@@ -74,14 +81,19 @@ class Epoch:
         # A loader's length is that of a whole epoch, and one leg of several takes fewer steps.
         if len(self.legs) > 1:
             return ""
-        for rank in self.legs[0]:
-            if rank["steps"] != rank["promised"]:
-                return f"{rank['steps']} steps, but the loader's length is {rank['promised']}"
+        for report in self.legs[0]:
+            steps = report["steps"]
+            promised = report["promised"]
+            if steps != promised:
+                return f"{steps} steps, but the loader's length is {promised}"
         return ""
 
     def to_json(self, dataset_keys: frozenset[str]) -> Json:
-        """Return the epoch's row in the outcome; its waiting time is that of the slowest ranks."""
-        problems = [self.wrong_samples(dataset_keys), self.wrong_steps()]
+        """Return the epoch's row in the outcome.
+
+        The row's waiting time is that of the rank that waited longest, of each leg.
+        """
+        problems = [self.sample_problems(dataset_keys), self.step_problem()]
         problem = "; ".join(each for each in problems if each)
         return {
             "job": self.job,
@@ -90,7 +102,7 @@ class Epoch:
             "padding": self.padding(dataset_keys),
             "legs": [{"ranks": len(steps), "steps": steps} for steps in self.steps],
             "problem": problem or None,
-            "waited_s": sum(max(rank["waited_s"] for rank in leg) for leg in self.legs),
+            "waited_s": sum(max(report["waited_s"] for report in leg) for leg in self.legs),
         }
 
 
@@ -99,13 +111,13 @@ def epochs_of(job: str, runs: Iterable[Iterable[Iterable[Json]]]) -> list[Epoch]
 
     Args:
         job: name of the job.
-        runs: for each run and each of its ranks, the list of epochs that `demo_training.py` wrote.
+        runs: for each run and each of its ranks, the reports of the epochs.
     """
     legs_by_epoch: dict[int, list[Sequence[Json]]] = {}
-    for ranks in runs:
-        # The reports are lists of epochs, one list per rank. Each leg has the ranks of one epoch.
-        for leg in zip(*ranks, strict=True):
-            epoch = leg[0]["epoch"]  # the same for all ranks
+    for reports_by_rank in runs:
+        # All ranks of a run report the same epochs, so a leg is one report of each rank.
+        for leg in zip(*reports_by_rank, strict=True):
+            epoch = leg[0]["epoch"]
             legs_by_epoch.setdefault(epoch, []).append(leg)
     return [Epoch(job, number, legs) for number, legs in sorted(legs_by_epoch.items())]
 
@@ -138,14 +150,14 @@ class DemoOutcome:
         """
         return {
             "exactly_once": not any(
-                epoch.wrong_samples(self.dataset_keys) for epoch in self.epochs
+                epoch.sample_problems(self.dataset_keys) for epoch in self.epochs
             ),
-            "equal_steps": not any(epoch.wrong_steps() for epoch in self.epochs),
+            "equal_steps": not any(epoch.step_problem() for epoch in self.epochs),
             "fetched_once": self.origin_bytes == self.size_bytes,
         }
 
     @property
-    def ok(self) -> bool:
+    def has_passed(self) -> bool:
         """True if all checks passed."""
         return all(self.checks.values())
 
@@ -157,7 +169,7 @@ class DemoOutcome:
             "size_bytes": self.size_bytes,
         }
         return {
-            "ok": self.ok,
+            "ok": self.has_passed,
             "checks": self.checks,
             "dataset": dataset,
             "origin_bytes": self.origin_bytes,
@@ -165,12 +177,8 @@ class DemoOutcome:
         }
 
 
-def show(outcome: DemoOutcome) -> None:
+def print_outcome(outcome: DemoOutcome) -> None:
     """Print a table of the epochs, and the number of bytes that were fetched."""
-
-    def verdict(problem: str) -> str:
-        return f"[red]no: {problem}[/red]" if problem else "[green]yes[/green]"
-
     columns = (
         "job",
         "epoch",
@@ -187,25 +195,33 @@ def show(outcome: DemoOutcome) -> None:
         # Here, each sample of the dataset counts once. The number in `row` counts repeated and
         # unknown samples, too.
         distinct_samples = len(outcome.dataset_keys & set(epoch.keys))
-        steps = ", then ".join(" | ".join(map(str, leg)) for leg in epoch.steps)
+        steps_by_leg = [" | ".join(map(str, steps)) for steps in epoch.steps]
         table.add_row(
             row["job"],
             str(row["epoch"]),
             f"{distinct_samples:,}",
             str(row["padding"]),
-            verdict(epoch.wrong_samples(outcome.dataset_keys)),
-            steps,
-            verdict(epoch.wrong_steps()),
+            _verdict(epoch.sample_problems(outcome.dataset_keys)),
+            ", then ".join(steps_by_leg),
+            _verdict(epoch.step_problem()),
             duration(row["waited_s"]),
         )
     console = common.make_console()
     console.print("", table, sep="\n")
     fetched_bytes = outcome.origin_bytes
     dataset_bytes = outcome.size_bytes
+    fetched_share = fetched_bytes / dataset_bytes
     once = "[green]once[/green]" if outcome.checks["fetched_once"] else "[red]not once[/red]"
     console.print(
-        f"\nfrom the origin: {size(fetched_bytes)}, {fetched_bytes / dataset_bytes:.2f} × the "
+        f"\nfrom the origin: {size(fetched_bytes)}, {fetched_share:.2f} × the "
         f"dataset's {size(dataset_bytes)}: {once}",
     )
     read_bytes = len(outcome.epochs) * dataset_bytes
     console.print(f"read by the jobs: {size(read_bytes)}, from the node's disk")
+
+
+def _verdict(problem: str) -> str:
+    """Return "yes" in green if there is no problem, and "no" with the problem in red otherwise."""
+    if problem:
+        return f"[red]no: {problem}[/red]"
+    return "[green]yes[/green]"

@@ -1,4 +1,4 @@
-"""A user's training script.
+"""A training script, as a user writes it.
 
 Only the dataset, and the loader's state in the checkpoint, are specific to shardcache.
 
@@ -30,11 +30,8 @@ BATCH_SIZE = 16
 def decode(sample: dict[str, Any]) -> tuple[str, Tensor, int]:
     """Turn a sample into its key, its image (float32, 3 x height x width, 0 to 1) and its label."""
     image = Image.open(io.BytesIO(sample["jpg"])).convert("RGB")
-    pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(
-        image.height,
-        image.width,
-        3,
-    )
+    pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+    pixels = pixels.view(image.height, image.width, 3)
     return sample["__key__"], pixels.permute(2, 0, 1) / 255, int(sample["cls"])
 
 
@@ -56,14 +53,18 @@ def train(
     optimizer: torch.optim.Optimizer,
     batches: Iterable[Any],
 ) -> dict[str, Any]:
-    """Train on the batches; return the keys seen, the steps, and the seconds waited for data."""
+    """Train on the batches.
+
+    Returns `keys`, those of the samples; `steps`, the number of batches; and `waited_s`, the time
+    for which the training waited for data.
+    """
     keys: list[str] = []
     steps = 0
     waited_s = 0.0
-    batches = iter(batches)
+    remaining_batches = iter(batches)
     while True:
         start_s = time.perf_counter()
-        batch = next(batches, None)
+        batch = next(remaining_batches, None)
         waited_s += time.perf_counter() - start_s
         if batch is None:
             return {"keys": keys, "steps": steps, "waited_s": waited_s}
@@ -108,7 +109,7 @@ def _arguments() -> argparse.Namespace:
 
 @record  # lets torchrun show which rank failed first, and how
 def main() -> None:
-    """Train, then write this rank's report of each epoch."""
+    """Train, then write this rank's reports, one for each epoch."""
     args = _arguments()
 
     dist.init_process_group("gloo")
@@ -128,27 +129,28 @@ def main() -> None:
     loader: Any = dataset.loader(num_workers=2)
 
     if args.checkpoint.exists():
-        saved = torch.load(args.checkpoint, weights_only=True)
-        model.module.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        loader.load_state_dict(saved["loader"])
+        checkpoint = torch.load(args.checkpoint, weights_only=True)
+        model.module.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        loader.load_state_dict(checkpoint["loader"])
 
     reports = []
     for epoch in range(loader.epoch, args.epochs):
-        stop = args.stop_after if epoch == args.epochs - 1 else None
+        is_last = epoch == args.epochs - 1
+        max_batches = args.stop_after if is_last else None
         # All ranks get the same number of batches, even of a partial epoch: no rank waits in a
         # collective operation for one that has ended.
-        report = train(model, optimizer, islice(loader, stop))
+        report = train(model, optimizer, islice(loader, max_batches))
         reports.append({"epoch": epoch, "promised": len(loader), **report})
 
-    # All ranks are at the same batch: one saves for all.
+    # All ranks are at the same batch, so one saves for all.
     if args.stop_after and dist.get_rank() == 0:
-        state = {
+        checkpoint = {
             "model": model.module.state_dict(),
             "optimizer": optimizer.state_dict(),
             "loader": loader.state_dict(),
         }
-        torch.save(state, args.checkpoint)
+        torch.save(checkpoint, args.checkpoint)
 
     (args.reports / f"rank-{dist.get_rank()}.json").write_text(json.dumps(reports))
     dist.destroy_process_group()

@@ -57,14 +57,14 @@ WHOLE = leg("abca", 2, 2)
 def test_wrong_samples_and_steps_are_named(legs: list[Any], wrong_samples: str, wrong_steps: str) -> None:
     """Lost, foreign and repeated samples are told apart, padding allowed for, and unequal or unpromised steps named."""
     seen = outcome(*legs)
-    assert (seen.epochs[1].wrong_samples(SAMPLES), seen.epochs[1].wrong_steps()) == (wrong_samples, wrong_steps)
+    assert (seen.epochs[1].sample_problems(SAMPLES), seen.epochs[1].step_problem()) == (wrong_samples, wrong_steps)
     assert seen.checks == {"exactly_once": not wrong_samples, "equal_steps": not wrong_steps, "fetched_once": True}
-    assert seen.ok is not bool(wrong_samples or wrong_steps)
+    assert seen.has_passed is not bool(wrong_samples or wrong_steps)
 
 
 @pytest.mark.parametrize("origin_bytes", [99, 101])
 def test_bytes_from_the_store_must_be_exactly_the_dataset(origin_bytes: int) -> None:
     """More or fewer bytes than the dataset's fail the demo: with fewer, something else served the samples."""
     seen = outcome(WHOLE, origin_bytes=origin_bytes)
-    assert not seen.ok
+    assert not seen.has_passed
     assert seen.checks == {"exactly_once": True, "equal_steps": True, "fetched_once": False}
