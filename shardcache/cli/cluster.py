@@ -97,7 +97,7 @@ def _write_configs(configs: dict[Path, str]) -> None:
 )
 @click.command(
     short_help="Write the nodes' certificates, signed by the cluster's own authority.",
-    params=[option("--nodes", metavar="LIST")],
+    params=[option("--nodes", metavar="LIST")],  # not required, unlike `NODES_OPTION`
 )
 @click.option(
     "--out",
@@ -200,16 +200,15 @@ def run(node: str | None, wait: bool, as_json: bool, **options: Any) -> None:
     node_name = node or host_name
     run_dir = Path(options["run_dir"].replace("{node}", node_name))
     report = partial(_print_event, "message", as_json=as_json)
+    stopping = Event()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, lambda *_: stopping.set())
 
     def announce_ready(line: str) -> None:
         """Tell the health probe, the operator and systemd that nginx listens."""
         end_waiting(run_dir)
         _print_event("ready", line, as_json=as_json)
         asyncio.run(notifier.notify(READY=1, STATUS=line))
-
-    stopping = Event()
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signal_number, lambda *_: stopping.set())
 
     def run_tier() -> int:
         """Run nginx until `stopping` is set; return its exit status."""

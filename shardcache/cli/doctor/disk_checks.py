@@ -118,9 +118,10 @@ def _check_owner(context: Context, cache_dir: Path) -> Finding:
     # the user of the doctor.
     uid = os.geteuid() if context.uid is None else context.uid
     paths = (cache_dir, layout.shards, layout.partial, layout.quarantine, layout.catalogue)
-    for path in paths:
-        if not path.exists() or path.stat().st_uid == uid:
-            continue
+    existing_paths = filter(Path.exists, paths)
+    foreign_paths = [path for path in existing_paths if path.stat().st_uid != uid]
+    if foreign_paths:
+        path = foreign_paths[0]
         owner = user_name(path.stat().st_uid)
         cause = (
             f"{path} belongs to {owner}: a daemon that ran as {owner} created it, or it was copied"
@@ -181,15 +182,15 @@ def check_space(context: Context) -> Finding:
         )
     existing = nearest_existing(cache_dir)
     total_bytes, _, free_bytes = disk_usage(existing)
-    capacity_bytes = settings.capacity.of(total_bytes)
-    min_free_bytes = settings.min_free.of(total_bytes)
     if context.status is None:
+        capacity_bytes = settings.capacity.of(total_bytes)
         used_bytes = _allocated_bytes(cache_dir)
     else:
         # The daemon may run with another capacity than the doctor's options say. It may also run
         # with another --min-free, but that is not in its status.
         capacity_bytes = context.status["cache"]["capacity_bytes"]
         used_bytes = context.status["cache"]["used_bytes"]
+    min_free_bytes = settings.min_free.of(total_bytes)
     # The size to which the cache could grow with the space that is free now.
     reachable_bytes = max(0, used_bytes + free_bytes - min_free_bytes)
 

@@ -73,8 +73,8 @@ SIGNS = {
 _LIMIT_S = 30.0
 
 # Widths of the columns of a finding, in characters.
-_STATE_COLUMNS = 7
-_NAME_COLUMNS = 13
+_STATE_WIDTH = 7
+_NAME_WIDTH = 13
 # Fills the columns of sign and state, so that a remedy is aligned with the names of checks.
 _INDENT = " " * 12
 
@@ -182,8 +182,8 @@ def _print_finding(console: Console, finding: Finding) -> None:
     _, _, name = finding.check.partition(".")
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True, width=_STATE_COLUMNS)
-    grid.add_column(no_wrap=True, width=_NAME_COLUMNS)
+    grid.add_column(no_wrap=True, width=_STATE_WIDTH)
+    grid.add_column(no_wrap=True, width=_NAME_WIDTH)
     grid.add_column(overflow="fold")
     # The sign and the state repeat what the colour says, since not everybody sees colours.
     grid.add_row(
@@ -198,7 +198,7 @@ def _print_finding(console: Console, finding: Finding) -> None:
     if finding.remedy:
         # The remedy is not in the grid: the terminal wraps it, not rich, so that it can be copied
         # as one command.
-        label = "  fix".ljust(_NAME_COLUMNS + 1)
+        label = "  fix".ljust(_NAME_WIDTH + 1)
         line = Text.assemble((_INDENT + label, "dim"), finding.remedy)
         console.print(line, soft_wrap=True)
 

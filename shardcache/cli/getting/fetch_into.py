@@ -49,7 +49,7 @@ def fetch_into(
         links: value of the option --link/--copy; None if the option was not given.
         as_json: True to print events as JSON.
     """
-    choice = DaemonChoice.of(socket)
+    choice = DaemonChoice.of(socket)  # the node's daemon, or a private one
     reader = ReaderIdentity(_JOB)
     folder = Path(dest)
     wanted = find_files(source, choice, reader)

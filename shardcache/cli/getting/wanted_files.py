@@ -120,7 +120,7 @@ def _name_files(
 
 
 def _names_below(url: str, base: str) -> Names:
-    """Return the names of a file.
+    """Return the names of a file's path below the destination.
 
     Raises ConfigError for names that lead outside of the destination.
 

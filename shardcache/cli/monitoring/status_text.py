@@ -170,8 +170,8 @@ def _job_columns(jobs: Sequence[Fields], rates: Fields | None, width: int) -> Co
 def _drop_columns(columns: Columns, width: int) -> None:
     """Remove dispensable columns of jobs until the others fit into a width."""
     dispensable = list(_DISPENSABLE_COLUMNS)
-    is_nobody_waiting = not any(map(str, columns[_ELASTIC_COLUMN]))
-    if is_nobody_waiting:
+    is_any_waiting = any(map(str, columns[_ELASTIC_COLUMN]))
+    if not is_any_waiting:
         dispensable.insert(0, _ELASTIC_COLUMN)
     for heading in dispensable:
         if _min_width(columns, _USUAL_NAME_WIDTH) <= width:

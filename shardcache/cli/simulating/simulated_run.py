@@ -162,13 +162,13 @@ class SimulatedRun:
         self._check_largest(reads, disk_bytes)
         sizes = Sizes(reserved=self.reserved_bytes, cached=self.cached_bytes)
         replay = Replay(reads, disk_bytes, sizes)
-        # `misses` evicts the shard with the highest rank, a number for each read. For LRU, that has
-        # to be the earliest read, so the ranks fall from read to read: 0, -1, -2 and so on.
-        lru_ranks = range(0, -len(reads), -1)
+        # `misses` evicts the shard whose last read has the highest number. For LRU, that has to be
+        # the earliest read, so the numbers fall from read to read: 0, -1, -2 and so on.
+        lru_order = range(0, -len(reads), -1)
         fetched = {
             "shardcache": replay.fetched,
             "MIN": list(misses(reads, furthest_next(reads), disk_bytes, sizes)),
-            "LRU": list(misses(reads, lru_ranks, disk_bytes, sizes)),
+            "LRU": list(misses(reads, lru_order, disk_bytes, sizes)),
             NO_CACHE: [read.shard for read in reads] * self.workers,
         }
         return fetched, replay.peak_bytes

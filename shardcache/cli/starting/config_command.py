@@ -108,11 +108,11 @@ def _json_value(value: object) -> Any:
                 "groups": sorted(value.gids),
             }
         case BaseModel():
-            fields = {name: getattr(value, name) for name in value.model_fields_set}
-            return {
-                name: _hidden(inner) if name == "storage_options" else _json_value(inner)
-                for name, inner in fields.items()
-            }
+            fields = {}
+            for name in value.model_fields_set:
+                to_json = _hidden if name == "storage_options" else _json_value
+                fields[name] = to_json(getattr(value, name))
+            return fields
         case tuple() | list():
             return [_json_value(inner) for inner in value]
         case Path():

@@ -98,7 +98,7 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
     with ExitStack() as stack:
         lock = stack.enter_context(locked(place.lock, is_inherited=True))
         base_lock = stack.enter_context(locked(base / BASE_LOCK, is_inherited=True))
-        if _is_running(place, base, credentials_digest):
+        if _reach_running_daemon(place, base, credentials_digest):
             return {"socket": str(place.socket), "started": False}
 
         with as_cache_dir_errors():
@@ -127,8 +127,8 @@ def _raise_limits() -> None:
         resource.setrlimit(limit, (hard, hard))
 
 
-def _is_running(place: PrivatePlace, base: Path, credentials_digest: str) -> bool:
-    """Return True if a daemon of this environment runs, and make it reachable at `place`.
+def _reach_running_daemon(place: PrivatePlace, base: Path, credentials_digest: str) -> bool:
+    """Make a daemon of this environment reachable at `place`; return False if none runs.
 
     Raises NoDaemonError if this process cannot see the daemon's cache, CacheDirError if the base
     cannot be used.
