@@ -35,11 +35,11 @@ Collate = Callable[[Any], Any]
 _NOTHING = object()
 
 
-class RawBatch(NamedTuple):
-    """Results of reading the places of a batch.
+class RawPart(NamedTuple):
+    """Results of reading the places of a part.
 
     Attributes:
-        first: number of the first place.
+        first: the first place.
         reads: for each place, a sample or the error of reading it.
         reading_s: seconds that reading has taken.
         waited_s: seconds of `reading_s` that were spent waiting for shards.
@@ -56,21 +56,21 @@ class RawBatch(NamedTuple):
     is_last: bool = False
 
 
-class MadeBatch(NamedTuple):
+class MadePart(NamedTuple):
     """A part, and counts of the samples that it lacks.
 
     Attributes:
-        batch: the return value of `collate`, or None for a batch without samples. For a chunk, this
-            is the `Chunk`.
-        samples: number of samples in the batch.
-        is_last: True if a handler has ended the epoch with this batch, or if reading has shown that
-            no sample comes after it. False for the last of a known number of batches.
-        skipped: number of samples that were skipped at the batch's places.
-        lost: urls of the shards that could not be read at the batch's places.
-        times: times that the steps of making the batch have taken.
+        content: the batch that `collate` has returned, or None for a batch without samples; or the
+            `Chunk`.
+        samples: number of samples in the part.
+        is_last: True if a handler has ended the epoch with this part, or if reading has shown that
+            no sample comes after it. False for the last of a known number of parts.
+        skipped: number of samples that were skipped at the part's places.
+        lost: urls of the shards that could not be read at the part's places.
+        times: times that the steps of making the part have taken.
     """
 
-    batch: Any
+    content: Any
     samples: int
     is_last: bool
     skipped: int
@@ -287,7 +287,7 @@ class BadCounts:
 class Maker(ABC):
     """Makes the parts of one epoch: batches, or chunks of samples for a stage. Any thread."""
 
-    def make(self, raw: RawBatch) -> MadeBatch:
+    def make(self, raw: RawPart) -> MadePart:
         """Return the part made of `raw`. Raises what `ItemMaker.items` and `gather` raise."""
         begun_s = monotonic()
         items: list[Any] = []
@@ -299,19 +299,19 @@ class Maker(ABC):
         except StoppedError:
             is_last = True
         decoded_s = monotonic()
-        part = self.gather(items, raw)
+        content = self.gather(items, raw)
         ended_s = monotonic()
         times = BatchTimes(
             samples=len(items),
-            # Reading, which came first, is a part of making the batch.
+            # The time of making the part includes that of reading, which came first.
             begun_s=begun_s - raw.reading_s,
             ended_s=ended_s,
             waited_s=raw.waited_s,
             decoding_s=decoded_s - begun_s,
             collating_s=ended_s - decoded_s,
         )
-        return MadeBatch(
-            part,
+        return MadePart(
+            content,
             samples=len(items),
             is_last=is_last,
             skipped=bad.samples,
@@ -320,12 +320,12 @@ class Maker(ABC):
         )
 
     @abstractmethod
-    def items_of(self, raw: RawBatch, bad: BadCounts) -> Iterator[Any]:
+    def items_of(self, raw: RawPart, bad: BadCounts) -> Iterator[Any]:
         """Yield the items of a part, and count its bad places in `bad`."""
 
     @abstractmethod
-    def gather(self, items: list[Any], raw: RawBatch) -> Any:
-        """Return the part that consists of these items.
+    def gather(self, items: list[Any], raw: RawPart) -> Any:
+        """Return the batch or the chunk that consists of these items.
 
         Args:
             items: the items that could be made of `raw`.
@@ -348,11 +348,11 @@ class BatchMaker(Maker):
     collate: Collate
     size: int | None
 
-    def items_of(self, raw: RawBatch, bad: BadCounts) -> Iterator[Any]:
+    def items_of(self, raw: RawPart, bad: BadCounts) -> Iterator[Any]:
         """Yield the items of a batch, with substitutes for items that cannot be made."""
         return self.item_maker.items(raw.first, raw.reads, bad)
 
-    def gather(self, items: list[Any], raw: RawBatch) -> Any:
+    def gather(self, items: list[Any], raw: RawPart) -> Any:
         """Return the batch that `collate` makes of the items; None if there are no items."""
         if not items:
             return None

@@ -116,8 +116,8 @@ class RankBatches(RankWork):
         substitutes = None
         # With `even=None`, ranks may have different numbers of items: bad samples are left out.
         if self._deal.even is not None:
-            spare = partial(self._deal.spare, epoch, self._topology)
-            substitutes = Substitutes(spare, reading.form.manifest, lone_reader)
+            spare_of = partial(self._deal.spare, epoch, self._topology)
+            substitutes = Substitutes(spare_of, reading.form.manifest, lone_reader)
         return ItemMaker(
             reading.pipeline,
             skips,

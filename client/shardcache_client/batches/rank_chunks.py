@@ -32,7 +32,7 @@ from shardcache_client.batches.maker import (
     BadCounts,
     ItemMaker,
     Maker,
-    RawBatch,
+    RawPart,
     Skips,
     StoppedError,
     no_good_sample,
@@ -217,7 +217,7 @@ class RankChunks(RankWork):
             epoch=self._epoch,
         )
 
-    def read_part(self, number: int, places_reader: PlacesReader, session: Session) -> RawBatch:
+    def read_part(self, number: int, places_reader: PlacesReader, session: Session) -> RawPart:
         """Read the samples of a chunk; see `RankWork`."""
         raw = super().read_part(number, places_reader, session)
         if not isinstance(places_reader, UncountedReader):
@@ -320,11 +320,11 @@ class ChunkMaker(Maker):
     def __init__(self, item_maker: ItemMaker) -> None:
         self._item_maker = item_maker
 
-    def items_of(self, raw: RawBatch, bad: BadCounts) -> Iterator[Placed]:
+    def items_of(self, raw: RawPart, bad: BadCounts) -> Iterator[Placed]:
         """Yield the items of a chunk, with their places."""
         return self._item_maker.placed_items(raw.first, raw.reads, bad)
 
-    def gather(self, items: list[Placed], raw: RawBatch) -> Chunk:
+    def gather(self, items: list[Placed], raw: RawPart) -> Chunk:
         """Return the chunk with these items."""
         end = raw.first + len(raw.reads)
         return Chunk(items, end, raw.steps, self._item_maker.skips.first_error)

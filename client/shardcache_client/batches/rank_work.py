@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from time import monotonic
 
-from shardcache_client.batches.maker import Collate, MadeBatch, Maker, RawBatch, Skips
+from shardcache_client.batches.maker import Collate, MadePart, Maker, RawPart, Skips
 from shardcache_client.batches.threads import Check, made_by_threads, nothing_to_check
 from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.daemon.session import Session
@@ -73,9 +73,9 @@ class Reading:
         return self.epochs is None or epoch + 1 < self.epochs
 
 
-def _as_it_is(made: MadeBatch) -> MadeBatch:
+def _as_it_is(part: MadePart) -> MadePart:
     """Return a part unchanged: the default for `finish`."""
-    return made
+    return part
 
 
 class RankWork(ABC):
@@ -117,7 +117,7 @@ class RankWork(ABC):
             skips: passes the errors of bad samples to the user's handler.
         """
 
-    def read_part(self, number: int, places_reader: PlacesReader, session: Session) -> RawBatch:
+    def read_part(self, number: int, places_reader: PlacesReader, session: Session) -> RawPart:
         """Read the samples of a part.
 
         Args:
@@ -129,7 +129,7 @@ class RankWork(ABC):
         waited_before_s = session.waited_s
         first, end = self.places_of(number)
         reads: Sequence[ReadResult] = list(places_reader.reads(first, end))
-        return RawBatch(
+        return RawPart(
             first,
             reads,
             reading_s=monotonic() - begun_s,
@@ -143,8 +143,8 @@ class RankWork(ABC):
         threads: int = 0,
         ahead: int = 2,
         begin: Callable[[], object] = lambda: None,
-        finish: Callable[[MadeBatch], MadeBatch] = _as_it_is,
-    ) -> Generator[MadeBatch]:
+        finish: Callable[[MadePart], MadePart] = _as_it_is,
+    ) -> Generator[MadePart]:
         """Yield the parts without the first `skip`.
 
         Args:
@@ -157,7 +157,7 @@ class RankWork(ABC):
         Raises the errors of reading and decoding that the handler does not skip.
         """
 
-        def read_parts(check: Check) -> Generator[RawBatch]:
+        def read_parts(check: Check) -> Generator[RawPart]:
             """Yield the results of reading each part."""
             if skip >= self.count:
                 return
@@ -172,25 +172,25 @@ class RankWork(ABC):
         skips = Skips(for_epoch(self._reading.on_error))  # `for_epoch` limits its warnings
         with self.open_maker(skips) as maker:
 
-            def make_part(raw: RawBatch) -> MadeBatch:
+            def make_part(raw: RawPart) -> MadePart:
                 """Return the part made of the results of reading it."""
                 return finish(maker.make(raw))
 
             if threads:
-                made = made_by_threads(
+                parts = made_by_threads(
                     read_parts, make_part, threads=threads, ahead=ahead * threads, begin=begin
                 )
             else:
-                made = _made_here(read_parts(nothing_to_check), make_part)
+                parts = _made_here(read_parts(nothing_to_check), make_part)
             # The generator is closed here: the traceback of an error would keep it alive if it were
             # merely dropped.
-            with closing(made):
-                yield from made
+            with closing(parts):
+                yield from parts
 
 
 def _made_here(
-    raw_parts: Generator[RawBatch], make_part: Callable[[RawBatch], MadeBatch]
-) -> Generator[MadeBatch]:
+    raw_parts: Generator[RawPart], make_part: Callable[[RawPart], MadePart]
+) -> Generator[MadePart]:
     """Yield the parts, each of which the calling thread makes when it is asked for."""
     with closing(raw_parts):
         for raw in raw_parts:

@@ -1,10 +1,11 @@
 """Substitutes for bad samples: other samples of the epoch, whichever rank reads them.
 
 A bad sample is one that cannot be read or decoded. If the user's handler skips it, another sample
-takes its place in the batch, so that all ranks keep their number of batches.
+is put in its stead in the batch, so that all ranks keep their number of batches.
 
-The spare of a place is the samples among which its substitutes are found: all samples of the epoch;
-or all samples of the place's source, if a mixture makes each batch of one source.
+A place is the number of a sample in an epoch. The spare of a place is the samples among which its
+substitutes are found: all samples of the epoch; or all samples of the place's source, if a mixture
+makes each batch of one source.
 """
 
 from __future__ import annotations
@@ -54,25 +55,25 @@ class Substitutes:
     places need substitutes, these mostly come from shards that are already open.
 
     Args:
-        spare: returns the spare of a place in the rank's epoch.
+        spare_of: returns the spare of a place in the rank's epoch.
         manifest: the shards of the dataset.
         lone_reader: reads single samples.
     """
 
     def __init__(
-        self, spare: Callable[[int], Spare], manifest: Manifest, lone_reader: SampleReader
+        self, spare_of: Callable[[int], Spare], manifest: Manifest, lone_reader: SampleReader
     ) -> None:
-        self._spare = spare
+        self._spare_of = spare_of
         self._manifest = manifest
         self._lone_reader = lone_reader
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # protects the orders and the block
         self._orders: dict[int, RankEpoch] = {}  # samples of spares in their order, by source
         # The last block that was tried. The substitutes for neighbouring places come from it, too.
         self._block: _Block | None = None
 
     def __call__(self, place: int) -> Iterator[ReadResult]:
         """Yield the results of reading substitutes for a place, until all samples were tried."""
-        spare = self._spare(place)
+        spare = self._spare_of(place)
         with self._lock:
             places = len(self._order_of(spare))
         tried: set[SampleId] = set()
@@ -95,8 +96,8 @@ class Substitutes:
                 samples = sorted(self._order_of(spare).between(first, first + _BLOCK_PLACES))
                 block = _Block(spare.source, first, samples)
                 self._block = block
-        start = place - first
-        return [*block.samples[start:], *block.samples[:start]]
+        offset = place - first
+        return [*block.samples[offset:], *block.samples[:offset]]
 
     def _order_of(self, spare: Spare) -> RankEpoch:
         """Return the spare's samples in the order of their places."""

@@ -146,11 +146,11 @@ class NumberedBatches:
                 for number, made in enumerate(batches, start):
                     bad.samples += made.skipped
                     bad.lost |= made.lost
-                    if made.batch is None:
+                    if made.content is None:
                         position.move_to(number + 1)
                         position.has_gaps = True
                     else:
-                        yield made.batch, number + 1, made.times
+                        yield made.content, number + 1, made.times
                     is_over = made.is_last
                     # The loader has moved the position past this batch. So the next batch is due,
                     # unless the user has skipped batches.

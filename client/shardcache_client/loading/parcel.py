@@ -85,11 +85,8 @@ class Parcel:
         buffers = [buffer.raw() for buffer in pickle_buffers]
         sizes = [buffer.nbytes for buffer in buffers]
         memory = None
-        if sum(sizes):
-            # The memory is shared from the start, as in torch's `default_collate`. A queue would
-            # copy memory that is not shared.
-            storage = torch.UntypedStorage._new_shared(sum(sizes))  # type: ignore[no-untyped-call]  # noqa: SLF001
-            memory = torch.empty(0, dtype=torch.uint8).set_(storage)
+        if any(sizes):
+            memory = _shared_memory(sum(sizes))
             target = memory.numpy().data
             start = 0
             for size, buffer in zip(sizes, buffers, strict=True):
@@ -107,3 +104,12 @@ class Parcel:
             whole = self.memory.numpy().data
         buffers = [whole[start:stop] for start, stop in pairwise(accumulate(self.sizes, initial=0))]
         return pickle.loads(self.head, buffers=buffers)
+
+
+def _shared_memory(size_bytes: int) -> torch.Tensor:
+    """Return a tensor of bytes in memory that other processes can map.
+
+    torch's `default_collate` uses such memory, too. A queue would copy memory that is not shared.
+    """
+    storage = torch.UntypedStorage._new_shared(size_bytes)  # type: ignore[no-untyped-call]  # noqa: SLF001
+    return torch.empty(0, dtype=torch.uint8).set_(storage)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from shardcache_client.batches.maker import MadeBatch, Maker, Skips
+from shardcache_client.batches.maker import MadePart, Maker, Skips
 from shardcache_client.batches.rank_chunks import Chunk
 from shardcache_client.batches.rank_work import BatchForm, RankWork, Reading
 from shardcache_client.daemon.connection import ReaderIdentity
@@ -80,34 +80,34 @@ class _OpenTask:
     resources: ExitStack
     next: int = 0
 
-    def make_part(self, number: int) -> MadePart:
+    def make_part(self, number: int) -> SentPart:
         """Read and make a part. Raises the errors of reading and decoding."""
         self.next = number + 1
         self.probe.begin()
         raw = self.work.read_part(number, self.places_reader, self.session)
-        made = self.maker.make(raw)
+        part = self.maker.make(raw)
         lock_use = self.probe.end()
-        if isinstance(made.batch, Chunk):
-            made = made._replace(batch=Parcel.of(made.batch))
-        times = made.times
+        if isinstance(part.content, Chunk):
+            part = part._replace(content=Parcel.of(part.content))
+        times = part.times
         if times.waited_s > _MAX_WAITED_SHARE * times.lasted_s:
             lock_use = LockUse()  # leaves out the samples that were taken
-        return MadePart(made, lock_use)
+        return SentPart(part, lock_use)
 
 
-class MadePart(NamedTuple):
+class SentPart(NamedTuple):
     """A part as a worker process sends it.
 
     Attributes:
-        made: the part, with a batch or a chunk; a chunk comes in a `Parcel`.
+        part: the part; a chunk is packed into a `Parcel`.
         lock_use: samples of Python's global lock while the part was made; none if not watched.
     """
 
-    made: MadeBatch
+    part: MadePart
     lock_use: LockUse
 
 
-class PartsByTask(Dataset[MadePart]):
+class PartsByTask(Dataset[SentPart]):
     """The parts of a rank's work by task and number, each made by the worker that is asked for it.
 
     A worker reads on from its last part, so the numbers that a worker is asked for have to ascend.
@@ -127,7 +127,7 @@ class PartsByTask(Dataset[MadePart]):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open_task": None}
 
-    def __getitem__(self, issued_part: tuple[IssuedTask, int]) -> MadePart:
+    def __getitem__(self, issued_part: tuple[IssuedTask, int]) -> SentPart:
         issued, number = issued_part
         open_task = self._open_task
         # The reader of an open task cannot go back to a part before its next one.
@@ -136,16 +136,16 @@ class PartsByTask(Dataset[MadePart]):
             open_task = self._begin(issued)
             self._open_task = open_task
         try:
-            part = open_task.make_part(number)
+            sent = open_task.make_part(number)
         except BaseException:
             self.close()
             raise
         # The workers make parts in turn, so this worker's next part is as many numbers further as
         # there are workers. If there is none, the task is closed now, to free its shards.
         next_number = number + self._worker_count()
-        if next_number >= open_task.work.count or part.made.is_last:
+        if next_number >= open_task.work.count or sent.part.is_last:
             self.close()
-        return part
+        return sent
 
     def _worker_count(self) -> int:
         """Return the number of worker processes, this one included."""
@@ -206,7 +206,7 @@ def _put_error(queue: Queue[Any], _error: Exception, lost: Any) -> None:
         lost: the message that could not be pickled.
     """
     match lost:
-        case (number, MadePart()):
+        case (number, SentPart()):
             error = ExceptionWrapper(where="in a worker process")  # type: ignore[no-untyped-call]
             queue.put((number, error))
         case _:  # a message of another queue: print the error, as the hook does by default
@@ -255,7 +255,7 @@ class ProcessPool:
         self._part_numbers = _PartNumbers()
         self._serial = 0
         self._pid = os.getpid()
-        self._dataloader: DataLoader[MadePart] = DataLoader(
+        self._dataloader: DataLoader[SentPart] = DataLoader(
             PartsByTask(reading, form, loader_name),
             batch_size=None,
             sampler=self._part_numbers,
@@ -268,7 +268,7 @@ class ProcessPool:
         """False in a process that was forked from the process that made this pool."""
         return self._pid == os.getpid()
 
-    def parts(self, task: Task, numbers: range, *, is_watched: bool = False) -> Generator[MadePart]:
+    def parts(self, task: Task, numbers: range, *, is_watched: bool = False) -> Generator[SentPart]:
         """Yield the parts of these numbers, in order, until `retire` is called.
 
         Args:
@@ -281,12 +281,12 @@ class ProcessPool:
         self._serial += 1
         self._part_numbers.issued = IssuedTask(self._serial, task, is_watched)
         self._part_numbers.numbers = numbers
-        parts = iter(self._dataloader)
-        keep_queues_open(parts)
+        sent_parts = iter(self._dataloader)
+        keep_queues_open(sent_parts)
         may_reuse_workers = False
         try:
-            for part in parts:
-                yield _unpacked(part)
+            for sent in sent_parts:
+                yield _unpacked(sent)
             may_reuse_workers = True
         except GeneratorExit:
             may_reuse_workers = True
@@ -295,7 +295,7 @@ class ProcessPool:
             # After an error, or when no parts are wanted any more, the workers end. Otherwise they
             # stay for the next task, if they persist.
             if not may_reuse_workers or self._part_numbers.is_retired:
-                end_workers(self._dataloader, parts)
+                end_workers(self._dataloader, sent_parts)
 
     def retire(self) -> None:
         """Ask the workers for no further parts.
@@ -305,14 +305,14 @@ class ProcessPool:
         self._part_numbers.is_retired = True
 
 
-def _unpacked(part: MadePart) -> MadePart:
+def _unpacked(sent: SentPart) -> SentPart:
     """Return a part with its chunk unpacked from its parcel; return other parts as they are."""
-    made = part.made
-    if not isinstance(made.batch, Parcel):
-        return part
-    return part._replace(made=made._replace(batch=made.batch.value()))
+    part = sent.part
+    if not isinstance(part.content, Parcel):
+        return sent
+    return sent._replace(part=part._replace(content=part.content.value()))
 
 
-def _unchanged(batch: Any) -> Any:
+def _unchanged(sent: Any) -> Any:
     """Return a part as it is; replaces torch's collating, as a worker's part is complete."""
-    return batch
+    return sent

@@ -21,7 +21,7 @@ from itertools import islice
 from time import monotonic
 from typing import Any, NamedTuple, TypeAlias
 
-from shardcache_client.batches.maker import MadeBatch, collated
+from shardcache_client.batches.maker import MadePart, collated
 from shardcache_client.batches.rank_chunks import Chunk, RankChunks, Spot
 from shardcache_client.batches.rank_work import BatchForm
 from shardcache_client.batches.sample_run import report_skipped
@@ -299,11 +299,11 @@ class _ChunkSamples:
         self._work = work
         self._times = _ChunkTimes()
 
-    def from_chunks(self, made_chunks: Iterator[MadeBatch], check: Check) -> Iterator[Placed]:
+    def from_chunks(self, made_chunks: Iterator[MadePart], check: Check) -> Iterator[Placed]:
         """Yield the samples of chunks.
 
         Args:
-            made_chunks: results of the workers; each has a chunk in place of a batch.
+            made_chunks: the parts that the workers have made; each has a chunk as its content.
             check: called before each chunk; it may raise to end the samples.
 
         Raises ShardError if all samples have been tried, and none of them was good.
@@ -313,7 +313,7 @@ class _ChunkSamples:
         last_good = Spot(resumed.mark.place, resumed.step.share)
         for made in made_chunks:
             check()
-            chunk: Chunk = made.batch
+            chunk: Chunk = made.content
             self.skipped += made.skipped
             self.lost |= made.lost
             self._add_times(made.times)

@@ -138,14 +138,14 @@ def may_tune_malloc(env: Mapping[str, str]) -> bool:
 _queues_of_workers: WeakKeyDictionary[Iterator[Any], Any] = WeakKeyDictionary()
 
 
-def keep_queues_open(batches: Iterator[Any]) -> None:
+def keep_queues_open(iteration: Iterator[Any]) -> None:
     """Keep the queues to the workers of a DataLoader's iteration open, if there are workers."""
-    queues = getattr(batches, "_index_queues", None)
+    queues = getattr(iteration, "_index_queues", None)
     if queues is not None:
-        _queues_of_workers[batches] = queues
+        _queues_of_workers[iteration] = queues
 
 
-def end_workers(loader: DataLoader[Any], batches: Iterator[Any] | None) -> None:
+def end_workers(loader: DataLoader[Any], iteration: Iterator[Any] | None) -> None:
     """End the workers of an iteration that failed, or is done.
 
     Without this, the workers of a failed iteration would run until the error is collected, because
@@ -153,11 +153,11 @@ def end_workers(loader: DataLoader[Any], batches: Iterator[Any] | None) -> None:
 
     Args:
         loader: the DataLoader that started the workers.
-        batches: the iteration; None if it has not begun.
+        iteration: the iteration; None if it has not begun.
     """
-    # A DataLoader with persistent workers keeps the iteration for the next one.
+    # A DataLoader with persistent workers keeps the iteration, to use it again.
     loader._iterator = None  # noqa: SLF001
 
-    shut_down = getattr(batches, "_shutdown_workers", None)
+    shut_down = getattr(iteration, "_shutdown_workers", None)
     if shut_down is not None:  # an iteration without it has no workers
         shut_down()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from shardcache_client.batches.maker import MadeBatch
+from shardcache_client.batches.maker import MadePart
 from shardcache_client.batches.rank_work import BatchForm, RankWork, Reading
 from shardcache_client.loading.processes import ProcessPool
 from shardcache_client.loading.tasks import BatchTask, Task
@@ -42,9 +42,9 @@ def _prepare_thread(device: int | None) -> None:
         torch.accelerator.set_device_index(device)
 
 
-def _unchanged(made: MadeBatch) -> MadeBatch:
+def _unchanged(part: MadePart) -> MadePart:
     """Return a part as it is; takes the place of pinning its memory."""
-    return made
+    return part
 
 
 class Workers:
@@ -87,7 +87,7 @@ class Workers:
         """False in a fork of the process that made this object, if there are worker processes."""
         return self._pool is None or self._pool.is_of_this_process
 
-    def parts(self, task: Task, work: RankWork, start: int) -> Generator[MadeBatch]:
+    def parts(self, task: Task, work: RankWork, start: int) -> Generator[MadePart]:
         """Yield the parts of a task from number `start` on; batches are pinned if that is wanted.
 
         Args:
@@ -126,18 +126,18 @@ class Workers:
         pool: ProcessPool,
         task: Task,
         numbers: range,
-    ) -> Generator[MadeBatch]:
+    ) -> Generator[MadePart]:
         """Yield the parts that worker processes make.
 
         If threads are chosen in the meantime, the parts end early, and the pool is removed.
         """
         choice = self._choice
-        with closing(pool.parts(task, numbers, is_watched=choice.is_open)) as parts:
-            for part in parts:
-                choice.note_making(part.lock_use)
+        with closing(pool.parts(task, numbers, is_watched=choice.is_open)) as sent_parts:
+            for sent in sent_parts:
+                choice.note_making(sent.lock_use)
                 if choice.kind == "threads":
                     pool.retire()
-                yield part.made
+                yield sent.part
         if choice.kind == "threads":
             self._pool = None
 
@@ -156,6 +156,6 @@ class Workers:
             return batch
         return pin_memory(batch)  # type: ignore[no-untyped-call]
 
-    def _pinned_part(self, made: MadeBatch) -> MadeBatch:
+    def _pinned_part(self, part: MadePart) -> MadePart:
         """Return a part with its batch in pinned memory, if that is wanted."""
-        return made._replace(batch=self.pinned(made.batch))
+        return part._replace(content=self.pinned(part.content))

@@ -127,8 +127,9 @@ def column_decoders(
     decoders: list[Decoder | None] = []
     for extension, encoding in zip(extensions, encodings, strict=True):
         name = view.prefix + extension
-        is_image_file = format_.has_image_files(encoding)
-        if not encoding or not view.includes(name) or view.takes_bytes(name, is_image_file):
+        is_read = view.includes(name)
+        is_bytes = not encoding or view.takes_bytes(name, format_.has_image_files(encoding))
+        if not is_read or is_bytes:
             decoders.append(None)
             continue
         try:
