@@ -140,6 +140,8 @@ class RankBatches(RankWork):
         """Return a reader of the samples at this epoch's places; see `RankWork`."""
         reading = self._reading
         epoch = self.progress.epoch
+        # Finding the next epoch's first shards takes a while. So plans get a function, which they
+        # call only once they need these shards.
         shards_after: Callable[[], Iterator[int]] = no_shards
         if reading.has_epoch_after(epoch):
             manifest = reading.form.manifest
@@ -147,7 +149,7 @@ class RankBatches(RankWork):
         plans = EpochPlans(session, reading.form, epoch, shards_after, check, is_shared=is_shared)
         return reader_of(session, plans, self._order, reading.sessions, check)
 
-    def place(self, sample: int) -> int:
+    def place_of_sample(self, sample: int) -> int:
         """Return the place of a sample, given its number from where the epoch is resumed."""
         return self._passed + sample
 
@@ -194,7 +196,8 @@ def first_shards(
 ) -> Iterator[int]:
     """Yield the numbers of the first shards that a rank needs in an epoch.
 
-    There are at most as many as a plan, which tells the daemon about them, may have.
+    There are at most as many as a plan may have. Plans are sent to the daemon, which fetches the
+    shards ahead.
 
     Args:
         deal: division of the epoch.

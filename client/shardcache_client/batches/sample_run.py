@@ -180,7 +180,9 @@ class SampleRun:
         A whole rank has one run, and a worker has one run for each batch.
         """
         if self._is_whole_rank:
-            yield self._batches.place(self._passed_before), self._batches.place(self._total)
+            first = self._batches.place_of_sample(self._passed_before)
+            end = self._batches.place_of_sample(self._total)
+            yield first, end
             return
         batches_passed, places_passed = divmod(self._passed_before, self._batch_size)
         workers = self.topology.workers

@@ -1,7 +1,7 @@
 """Substitutes for bad samples: other samples of the epoch, whichever rank reads them.
 
 A bad sample is one that cannot be read or decoded. If the user's handler skips it, another sample
-is put in its stead in the batch, so that all ranks keep their number of batches.
+replaces it in the batch, so that all ranks keep their number of batches.
 
 A place is the number of a sample in an epoch. The spare of a place is the samples among which its
 substitutes are found: all samples of the epoch; or all samples of the place's source, if a mixture

@@ -340,9 +340,9 @@ class _ChunkSamples:
         )
 
     def _add_steps(self, chunk: Chunk) -> None:
-        """Tell the staged epoch which steps of uncounted shards the chunk's places belong to.
+        """Pass the steps of a chunk's uncounted shards to the staged epoch.
 
-        The staged epoch removes them from the deque once it has passed them.
+        The staged epoch removes each step from the deque once it has passed it.
         """
         begun = self._work.staged_epoch.begun_steps
         for step in chunk.steps:

@@ -132,8 +132,8 @@ def may_tune_malloc(env: Mapping[str, str]) -> bool:
     return not any(name in env for name in _GLIBC_VARIABLES)
 
 
-# torch tells the workers over these queues to end. If the loader is in a reference cycle, the
-# garbage collector may close the queues before that. torch would then wait up to 5 s for each
+# torch sends the workers the order to end over these queues. If the loader is in a reference cycle,
+# the garbage collector may close the queues before that. torch would then wait up to 5 s for each
 # worker to find out. A reference to the queues from here keeps them open.
 _queues_of_workers: WeakKeyDictionary[Iterator[Any], Any] = WeakKeyDictionary()
 

@@ -113,8 +113,8 @@ class ColumnRuns:
         if next_starts.tobytes() == ends.tobytes():
             return stop
         # The run ends where the format's next batch of rows begins. All columns of a batch end at
-        # the same sample, so the first column tells where. Then the other columns are compared, by
-        # calling this method for the shorter run.
+        # the same sample, so only the first column is searched. This method then compares the other
+        # columns in the shorter run.
         first_column = zip(next_starts[::width], ends[::width], strict=True)
         for number, (next_start, end) in enumerate(first_column, start + 1):
             if next_start != end:

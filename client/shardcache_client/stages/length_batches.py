@@ -1,4 +1,4 @@
-"""Division of samples into batches of similar lengths: the min_batch_count, or an exact number.
+"""Division of samples into batches of similar lengths: the fewest, or an exact number.
 
 Every batch is padded to its longest sample, so samples of similar length belong together. Batches
 are therefore runs of the samples in order of length, longest first. No other division needs fewer
@@ -14,7 +14,11 @@ from collections.abc import Sequence
 
 
 def min_batch_count(lengths: Sequence[int], max_tokens: int) -> int:
-    """Return the minimum number of batches for samples of these lengths, from 1 to `max_tokens`."""
+    """Return the minimum number of batches for samples of these lengths.
+
+    The padded size of a batch, its number of samples times its longest length, is at most
+    `max_tokens`. Each length is from 1 to `max_tokens`.
+    """
     return len(_runs(sorted(lengths, reverse=True), max_tokens))
 
 
@@ -42,14 +46,17 @@ def batches_of(lengths: Sequence[int], max_tokens: int, count: int) -> list[list
     bound = bisect_left(range(max_tokens), True, lo=longest_first[0], key=is_enough)
     runs = _runs(longest_first, bound)
 
-    # Halve the largest batch, again and again, until there are enough batches.
     def priority(index: int) -> tuple[bool, int]:
-        """Return a key for a run, which is greatest for the run to halve next."""
+        """Return a key that is greatest for the run with the largest padded size.
+
+        Runs of a single sample come last, since they cannot be halved.
+        """
         run = runs[index]
         can_be_halved = len(run) > 1
         padded_size = len(run) * longest_first[run.start]
         return can_be_halved, padded_size
 
+    # Halve the largest run until there are enough runs, or all have a single sample.
     while len(runs) < min(count, len(lengths)):
         largest = max(range(len(runs)), key=priority)
         run = runs[largest]
@@ -59,14 +66,15 @@ def batches_of(lengths: Sequence[int], max_tokens: int, count: int) -> list[list
     # Repeat the last sample, which is the shortest, if there are fewer samples than batches.
     shortest = range(len(lengths) - 1, len(lengths))
     runs += [shortest] * (count - len(runs))
-    return [[numbers[place] for place in run] for run in runs]
+    return [[numbers[index] for index in run] for run in runs]
 
 
 def _runs(longest_first: Sequence[int], bound: int) -> list[range]:
-    """Divide samples into the min_batch_count runs whose padded size is at most `bound`.
+    """Divide samples into the fewest runs whose padded size is at most `bound`.
 
     Args:
         longest_first: lengths of the samples, in descending order.
+        bound: maximum padded size; at least the longest length.
     """
     runs = []
     start = 0

@@ -58,8 +58,8 @@ class Rows:
         if row is None:
             if self.missing == "skip":
                 return Dropped.INCOMPLETE
-            # Default values stand for a missing row, too. If a required member has none, the error
-            # below names that member.
+            # Default values can replace a missing row as well. If a required member has no default
+            # value, the error below names that member.
             if not copied_defaults:
                 raise self._unmatched(sample)
             row = {}
