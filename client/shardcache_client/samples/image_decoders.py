@@ -19,9 +19,9 @@ class ImageDecoder:
     """Decodes an image file.
 
     Attributes:
-        color: "l", "rgb" or "rgba".
-        container: "numpy" (height x width, or height x width x colors), "torch" (colors first) or
-            "pil".
+        color: "l" (grey), "rgb" or "rgba".
+        container: "numpy" (height x width x colors), "torch" (colors x height x width) or "pil".
+            Grey arrays and tensors are height x width.
         is_uint8: True for values from 0 to 255, False for floats from 0 to 1.
     """
 
@@ -48,7 +48,7 @@ class ImageDecoder:
         import torch
 
         tensor = torch.from_numpy(pixels)
-        if tensor.ndim == 2:  # A grey image has no dimension of colors.
+        if tensor.ndim == 2:  # grey
             return tensor
         return tensor.permute(2, 0, 1).contiguous()
 

@@ -1,7 +1,8 @@
 """Samples sliced from a mapped tar by its index, not by walking over the tar.
 
 The index, `Tables`, has the key of each sample and the begin and end of each member in the tar. The
-reader maps the cached tar into memory, and these functions slice the members' bytes out of the map.
+reader maps the cached tar into memory, and these functions cut samples out of the map: they slice
+the bytes of each member.
 
 A column is the members with one extension in all samples of a shard. A column's value in a sample
 is the member's bytes, or the decoded object if the shard's format stores values encoded. Columns
@@ -35,7 +36,7 @@ class Slices(Protocol):
     Slices of a map are `bytes`. Slices of a `sharing.buffer.Buffer` are views of it.
     """
 
-    def __getitem__(self, run: slice, /) -> Any: ...
+    def __getitem__(self, byte_range: slice, /) -> Any: ...
 
 
 SlicedColumn = tuple[str, Slices, Decoder | None]
