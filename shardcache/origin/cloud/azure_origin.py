@@ -61,7 +61,8 @@ class AzureOrigin(StoreOrigin):
         for name, value in reversed(credentials.values):
             options[_OPTIONS[name]] = value
         # If the secret is from the SDK's variable, so are the names of the identity and its tenant.
-        # adlfs would not find them, because it does not read the SDK's variables.
+        # adlfs would not find them, because it does not read the SDK's variables. The daemon's are
+        # also the session's: readers with another identity have another private daemon.
         if credentials.variables.keys() == {_IDENTITY_SECRET}:
             options["client_id"] = os.environ.get("AZURE_CLIENT_ID")
             options["tenant_id"] = os.environ.get("AZURE_TENANT_ID")
@@ -106,16 +107,16 @@ class AzureOrigin(StoreOrigin):
                 "needs a table",
             )
 
-    def _target(self, url: str) -> str:
-        """As `StoreOrigin._target`. Raises OriginError for another account's url."""
+    def _http_url(self, url: str) -> str:
+        """As `StoreOrigin._http_url`. Raises OriginError for another account's url."""
         self._check_account(url)
         bucket, key = quoted_bucket_and_key(url)
         container = bucket.partition("@")[0]
         endpoint, _ = _split_query(self._fs.service_client.url)
         return f"{endpoint.rstrip('/')}/{container}/{key}"
 
-    async def _prove(self, was_refused: bool) -> Proof:
-        """As `StoreOrigin._prove`.
+    async def _new_proof(self, was_refused: bool) -> Proof:
+        """As `StoreOrigin._new_proof`.
 
         By the credentials that adlfs has found, the proof is a token, a query signed with the
         account key, or a shared access signature.

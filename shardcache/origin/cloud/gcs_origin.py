@@ -49,8 +49,8 @@ class GcsOrigin(StoreOrigin):
         cls: type[fsspec.AbstractFileSystem] = importlib.import_module("gcsfs.core").GCSFileSystem
         return cls
 
-    def _target(self, url: str) -> str:
-        """As `StoreOrigin._target`."""
+    def _http_url(self, url: str) -> str:
+        """As `StoreOrigin._http_url`."""
         bucket, key = quoted_bucket_and_key(url)
         endpoint = self._fs._location.rstrip("/")  # noqa: SLF001  # gcsfs has no public name for it
         return f"{endpoint}/{bucket}/{key}"
@@ -63,8 +63,8 @@ class GcsOrigin(StoreOrigin):
                 return checksum_from_base64(name, value, url)
         return None
 
-    async def _prove(self, was_refused: bool) -> Proof:
-        """As `StoreOrigin._prove`: the headers that gcsfs's credentials add to a request."""
+    async def _new_proof(self, was_refused: bool) -> Proof:
+        """As `StoreOrigin._new_proof`: the headers that gcsfs's credentials add to a request."""
         connection = self._fs.credentials  # gcsfs's object that holds Google's credentials
         if was_refused:
             # The argument is a time to expiry, below which credentials are renewed. Infinity renews

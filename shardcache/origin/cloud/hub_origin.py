@@ -122,7 +122,7 @@ class HubOrigin(StoreOrigin):
 
     async def _find(self, url: str) -> tuple[Answer, URL]:
         """Return the answer to a HEAD that describes a file, and the file's location."""
-        location = URL(self._target(url), encoded=True)
+        location = URL(self._http_url(url), encoded=True)
         for _ in range(MAX_REDIRECTS):
             at_hub = Location(str(location), is_away=False)
             answer = await self._head(url, location=at_hub)
@@ -167,8 +167,8 @@ class HubOrigin(StoreOrigin):
         age_s = time.monotonic() - obj.reported_s
         return age_s > _LOCATION_LIFE_S
 
-    def _target(self, url: str) -> str:
-        """As `StoreOrigin._target`. Raises NotFoundError for a url that does not name a file."""
+    def _http_url(self, url: str) -> str:
+        """As `StoreOrigin._http_url`. Raises NotFoundError for a url that does not name a file."""
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import parse_hf_uri
 
@@ -204,8 +204,8 @@ class HubOrigin(StoreOrigin):
             return None
         return Checksum(algorithm, int(version, 16))
 
-    async def _prove(self, _was_refused: bool) -> Proof:
-        """As `StoreOrigin._prove`: the session's or the table's token, if there is one.
+    async def _new_proof(self, _was_refused: bool) -> Proof:
+        """As `StoreOrigin._new_proof`: the session's or the table's token, if there is one.
 
         Otherwise the token is looked up in the environment and the user's login. Each call looks it
         up anew, whether or not the last token was refused.

@@ -49,13 +49,13 @@ class RenewedProof:
     If several requests need a new proof at the same time, one of them renews it for all.
 
     Args:
-        prove: returns a new proof. Its argument is True if the store refused the last proof, which
-            may have been revoked before its expiry.
+        new_proof: returns a new proof. Its argument is True if the store refused the last proof,
+            which may have been revoked before its expiry.
     """
 
-    def __init__(self, prove: Callable[[bool], Awaitable[Proof]]) -> None:
-        self._prove = prove
-        self._proving = asyncio.Lock()
+    def __init__(self, new_proof: Callable[[bool], Awaitable[Proof]]) -> None:
+        self._new_proof = new_proof
+        self._renewing = asyncio.Lock()
         self._proof = _expired_proof()
         self._was_refused = False
         self._due_s = -math.inf  # POSIX time of the next renewal
@@ -77,11 +77,11 @@ class RenewedProof:
         if now_s < self._due_s:
             return self._proof
         # A request need not wait for a renewal while the previous proof is still valid.
-        is_being_renewed = self._proving.locked()
+        is_being_renewed = self._renewing.locked()
         if is_being_renewed and now_s < self._proof.expires_s:
             return self._proof
 
-        async with self._proving:
+        async with self._renewing:
             # A renewal failed while this request waited for it: this request would fail as well.
             if self._failed_s > now_s:
                 failure = self._failure
@@ -110,7 +110,7 @@ class RenewedProof:
         now_s = time.time()
         try:
             with translate_fsspec_errors(url):
-                proof = await self._prove(self._was_refused)
+                proof = await self._new_proof(self._was_refused)
         except ShardcacheError as exn:
             self._failure = exn
             self._failed_s = time.time()

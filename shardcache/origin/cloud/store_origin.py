@@ -88,7 +88,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         super().__init__(self._with_options(setup))
         self._workers = setup.workers
         self._verify_md5 = setup.table.verify_etag
-        self._proof = RenewedProof(self._prove)
+        self._proofs = RenewedProof(self._new_proof)
         self._environment = Environment()
 
     @classmethod
@@ -131,7 +131,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
 
     async def obtain_credentials(self, url: str) -> str:
         """As `Origin.obtain_credentials`."""
-        proof = await self._proof.get(url)
+        proof = await self._proofs.get(url)
         return proof.source
 
     async def close(self) -> None:
@@ -273,7 +273,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         """
 
         async def ask_with(proof: Proof) -> Answer | None:
-            target = location.url or self._target(url)
+            target = location.url or self._http_url(url)
             all_headers = {**proof.headers, **headers}
             far_only = location.is_away and self._far_only
             with translate_transport_errors(url):
@@ -289,13 +289,13 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
             # Another server gets no credentials: the empty proof has neither headers nor a query.
             return await ask_with(Proof({}))
 
-        proof = await self._proof.get(url)
+        proof = await self._proofs.get(url)
         answer = await ask_with(proof)
         is_refused = answer is not None and answer.status == 401
         if is_refused:
-            may_be_renewed = self._proof.record_refusal(proof)
+            may_be_renewed = self._proofs.record_refusal(proof)
             if may_be_renewed:
-                new_proof = await self._proof.get(url)
+                new_proof = await self._proofs.get(url)
                 answer = await ask_with(new_proof)
         return answer
 
@@ -328,8 +328,8 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         return version
 
     @abstractmethod
-    def _target(self, url: str) -> str:
-        """Return the url for HTTP of an object at the store. Raises OriginError."""
+    def _http_url(self, url: str) -> str:
+        """Return the HTTP url of an object at the store. Raises OriginError."""
 
     def _checksum(self, headers: Mapping[str, str], url: str) -> Checksum | None:
         """Return the whole object's checksum; None if the answer does not state it.
@@ -341,7 +341,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         return checksum_from_base64(MD5, headers["content-md5"], url)
 
     @abstractmethod
-    async def _prove(self, was_refused: bool) -> Proof:
+    async def _new_proof(self, was_refused: bool) -> Proof:
         """Return a new proof, from the credentials as they are now.
 
         Args:
