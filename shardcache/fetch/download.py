@@ -307,7 +307,7 @@ class Downloader:
 
         # The requests for parts of an unguarded object do not check its version. So it is compared
         # once, after all parts have arrived.
-        if not obj.guarded:
+        if not obj.is_guarded:
             present = await self.ask(obj.url, lambda _: origin.stat(obj.url))
             if present.version != obj.version:
                 raise ShardChangedError("the object was replaced during the download", url=obj.url)
@@ -375,10 +375,10 @@ class Downloader:
         Fewer, larger requests cost less; more, smaller requests use more connections.
         """
         # Without ranges, one request fetches the whole object.
-        if not download.obj.ranges:
+        if not download.obj.has_ranges:
             return missing_parts
-        # Several parts at once would all be held in memory, unless the object is joinable.
-        if not download.obj.joinable:
+        # Several parts at once would all be held in memory, unless the object `is_joinable`.
+        if not download.obj.is_joinable:
             return 1
         origin = self.scheduler.origin(store_of(download.obj.url))
         bytes_per_s = origin.link.connection_bytes_per_s
@@ -402,7 +402,7 @@ class Downloader:
         async def attempt() -> list[PartSums]:
             nonlocal attempted_parts
             span = download.span(claim, parts.start, attempted_parts)
-            if download.obj.ranges:
+            if download.obj.has_ranges:
                 attempted_parts = 1
             return await self._attempt(download, span)
 

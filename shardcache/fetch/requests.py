@@ -85,7 +85,7 @@ class Requests:
             # None means that the request is not hedged. An object without ranges never is, as a
             # second request could not fetch less than the whole object.
             patience_s: float | None = None
-            if span.obj.ranges:
+            if span.obj.has_ranges:
                 patience_s = hedging.patience_s(size_bytes, span.parts.count)
             # The first request writes its bytes as they arrive, without a commit.
             first = self._read(span, read, commit=None)

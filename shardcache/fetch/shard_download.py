@@ -83,7 +83,7 @@ class ShardDownload:
             parts = range(first, first + 1)
 
             limit = maximum
-            if self.obj.ranges and self.priority().waiting:
+            if self.obj.has_ranges and self.priority().waiting:
                 limit = 1
             while parts.stop in remaining and len(parts) < limit:
                 del remaining[parts.stop]
@@ -92,7 +92,7 @@ class ShardDownload:
 
     def _next_part(self, remaining: dict[int, None]) -> int:
         """Return the number of the remaining part to fetch next."""
-        if self.obj.ranges:
+        if self.obj.has_ranges:
             needed = self._needed_first(remaining)
             if needed is not None:
                 return needed

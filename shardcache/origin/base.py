@@ -93,7 +93,7 @@ class Origin(Protocol):
 
         Args:
             parts: the file and its parts to fetch: one part, or several if the object is
-                `joinable`, or all parts of the object if it does not support `ranges`.
+                `is_joinable`, or all parts of the object if not `has_ranges`.
             flow: counts the bytes as they arrive, and pauses the read.
             commit: called when all bytes have arrived, before any is written; if it returns False,
                 nothing is written, and the result is None. Without it, bytes are written as they

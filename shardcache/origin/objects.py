@@ -100,12 +100,12 @@ class RemoteObject:
     Attributes:
         version: ETag or its substitute; two reads of one version return the same bytes.
         checksum: checksum of the whole object; None if the origin states none.
-        ranges: True if the origin supports ranged reads; otherwise the whole object is fetched as
-            one stream.
-        guarded: True if every read fails once the origin holds another version; otherwise the
+        has_ranges: True if the origin supports ranged reads; otherwise the whole object is fetched
+            as one stream.
+        is_guarded: True if every read fails once the origin holds another version; otherwise the
             version has to be checked again after the last read.
-        joinable: True if one read may fetch several parts, because their bytes are written as they
-            arrive. Otherwise all bytes of a read are in memory at once, so a read is one part.
+        is_joinable: True if one read may fetch several parts, because their bytes are written as
+            they arrive. Otherwise all bytes of a read are in memory at once, so a read is one part.
         reported_s: time by the monotonic clock at which the origin reported this version.
         modified_s: time at which the object was stored, in seconds since the Unix epoch; None if
             the origin does not state it.
@@ -115,16 +115,16 @@ class RemoteObject:
     version: str
     size_bytes: int
     checksum: Checksum | None = field(default=None, compare=False)
-    ranges: bool = True
-    guarded: bool = field(default=True, compare=False)
-    joinable: bool = field(default=False, compare=False)
+    has_ranges: bool = True
+    is_guarded: bool = field(default=True, compare=False)
+    is_joinable: bool = field(default=False, compare=False)
     reported_s: float = field(default_factory=time.monotonic, compare=False, repr=False)
     modified_s: float | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_divisible(self) -> bool:
         """True if parts that are fetched at different times are sure to be of one version."""
-        return self.ranges and self.guarded
+        return self.has_ranges and self.is_guarded
 
 
 @dataclass(frozen=True, slots=True)

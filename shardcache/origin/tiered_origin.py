@@ -46,7 +46,7 @@ class TieredOrigin(DeferredOrigin):
                 raise
             return last_known
         # The tier caches single parts, so each part is requested separately.
-        obj = replace(current, joinable=False)
+        obj = replace(current, is_joinable=False)
         self._remember(obj, url)
         return obj
 

@@ -56,7 +56,7 @@ async def _fetch(origin: Origin, obj: RemoteObject, flow: Flow, fd: int) -> None
         algorithm = stated.algorithm
 
     part_bytes = _PART_BYTES
-    if not obj.ranges:
+    if not obj.has_ranges:
         part_bytes = max(1, obj.size_bytes)  # `range` needs a step of at least 1
     sums: list[PartSums] = []
     for start in range(0, obj.size_bytes, part_bytes):

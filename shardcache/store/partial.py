@@ -332,7 +332,7 @@ class Partial:
 
         Returns False if there is no interrupted download of this object.
         """
-        if not self.obj.ranges:  # the origin can only send the object from its first byte
+        if not self.obj.has_ranges:  # the origin can only send the object from its first byte
             return False
         if size_or_zero(self.path) != self.obj.size_bytes:
             return False

@@ -241,7 +241,7 @@ async def _measure_first_byte(origin: Origin, obj: RemoteObject) -> Finding:
             "the object store lists the object but sends none of its bytes",
             url=obj.url,
         )
-    if obj.ranges:  # the origin supports range requests
+    if obj.has_ranges:  # the origin supports range requests
         # The time is measured a second time, since the first request had to connect. Without range
         # requests, this would read the whole object again.
         timing = await _read_beginning(origin, obj)
@@ -249,7 +249,7 @@ async def _measure_first_byte(origin: Origin, obj: RemoteObject) -> Finding:
     shard_size = size(obj.size_bytes)
     found = f"first byte after {duration(first_byte_s)}; tried with a shard of {shard_size}"
     figures = {"first_byte_s": round(first_byte_s, 4), "size_bytes": float(obj.size_bytes)}
-    if not obj.ranges:
+    if not obj.has_ranges:
         cause = (
             "the server ignores range requests, "
             "so each shard takes one connection and cannot be resumed"
@@ -334,7 +334,7 @@ async def _read(
         part_bytes: number of bytes per request.
         max_bytes: number of bytes after which to stop before the time limit.
     """
-    if obj.ranges:
+    if obj.has_ranges:
         stop = min(obj.size_bytes, max_bytes)
     else:
         stop = obj.size_bytes

@@ -82,7 +82,7 @@ class HubOrigin(StoreOrigin):
             # The file is on a mirror, and its parts could be of several versions, so it is fetched
             # as one stream. The mirror may redirect to a url that serves any version, so the
             # version is checked again after the download.
-            obj = replace(obj, ranges=False, guarded=False)
+            obj = replace(obj, has_ranges=False, is_guarded=False)
         if len(self._located) >= _MAX_LOCATED:
             self._located.clear()
         self._located[url] = (obj, location)

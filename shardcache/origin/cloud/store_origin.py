@@ -182,7 +182,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
             version=self._version(headers, url),
             size_bytes=size_bytes,
             checksum=self._checksum(headers, url),
-            joinable=True,
+            is_joinable=True,
         )
 
     def _version_sent(self, answer: Answer, obj: RemoteObject, *, away: bool) -> str:
@@ -213,7 +213,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         headers: dict[str, str] = {}
         expected: dict[str, Sequence[str | None]] = {}
         status = 200
-        if obj.ranges:
+        if obj.has_ranges:
             status = 206
             headers["Range"] = range_header(parts.start, parts.stop)
             expected["content-range"] = content_ranges(obj, parts.start, parts.stop)
@@ -222,8 +222,8 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
             headers[self.condition_header] = wanted
             # A proxy on the way may mark the ETag as weak, with "W/".
             expected[self.version_header] = (wanted, f"W/{wanted}")
-        # An object without `ranges` may be encoded by its server as it is sent.
-        return headers, Body(parts, status, expected, held=held, encoded_chunks=obj.ranges)
+        # An object without ranged reads may be encoded by its server as it is sent.
+        return headers, Body(parts, status, expected, held=held, encoded_chunks=obj.has_ranges)
 
     async def _head(
         self,

@@ -72,8 +72,8 @@ class FsspecOrigin(Origin):
     """One fsspec filesystem.
 
     An asynchronous filesystem runs on the daemon's event loop, any other in threads of this origin.
-    fsspec has no conditional reads, so its objects are not `guarded`. A read in a thread can be
-    neither cancelled nor paused, so a thread whose read stalls is abandoned.
+    fsspec has no conditional reads, so `is_guarded` is False for its objects. A read in a thread
+    can be neither cancelled nor paused, so a thread whose read stalls is abandoned.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -108,12 +108,12 @@ class FsspecOrigin(Origin):
         flow: Flow,
         commit: Commit | None = None,
     ) -> list[PartSums] | None:
-        """As `Origin.fetch`, but without a version check: see `RemoteObject.guarded`."""
+        """As `Origin.fetch`, but without a version check: see `RemoteObject.is_guarded`."""
         await self._check_readable(obj.url)
         with translate_fsspec_errors(obj.url):
             path = self._path(obj.url)
             await flow.ready()
-            options = {"start": parts.start, "end": parts.stop} if obj.ranges else {}
+            options = {"start": parts.start, "end": parts.stop} if obj.has_ranges else {}
             data: bytes = await self._call("cat_file", path, **options)
         _check_length(len(data), parts.size_bytes, obj)
         flow.received(len(data))
@@ -257,7 +257,7 @@ class FsspecOrigin(Origin):
         # If only the size tells versions apart, reads of two parts may be of two versions. Such a
         # file is read as a whole.
         is_only_size = version == str(size_bytes)
-        return RemoteObject(url, version, size_bytes, ranges=not is_only_size, guarded=False)
+        return RemoteObject(url, version, size_bytes, has_ranges=not is_only_size, is_guarded=False)
 
     def _version(self, info: Mapping[str, Any], _url: str) -> str:
         """Return an object's version: a field that identifies it, else its size, date and inode."""
@@ -301,7 +301,7 @@ def _check_length(received_bytes: int, wanted_bytes: int, obj: RemoteObject) -> 
         return
     # A file that is read as a whole has changed if its size has. A short read of a range may
     # succeed at the next attempt.
-    if not obj.ranges:
+    if not obj.has_ranges:
         raise ShardChangedError(
             f"the file has {received_bytes} bytes, not {wanted_bytes}",
             url=obj.url,

@@ -268,7 +268,7 @@ def raise_unusable(answer: Answer, version: str, obj: RemoteObject, parts: Parts
     if answer.status >= 300:
         problem = f"the origin answered a ranged read with status {answer.status}"
         raise error_of(answer.status, problem, obj.url, answer.headers)
-    if obj.ranges:
+    if obj.has_ranges:
         content_range = answer.headers.get("content-range")
         check_range(obj, parts.start, parts.stop, answer.status, content_range)
     if not version:

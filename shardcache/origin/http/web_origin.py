@@ -103,10 +103,10 @@ class HttpOrigin(Origin):
             url,
             version,
             size_bytes,
-            ranges=is_guarded and has_ranges,
-            guarded=is_guarded,
+            has_ranges=is_guarded and has_ranges,
+            is_guarded=is_guarded,
             # A chunked body, which has no length, stays in memory until all of it has arrived.
-            joinable="content-length" in answer.headers,
+            is_joinable="content-length" in answer.headers,
         )
 
     async def fetch(
@@ -125,7 +125,7 @@ class HttpOrigin(Origin):
         if answer.sums is not None:
             return answer.sums
         _check_answer(answer, obj.url)
-        size_bytes = obj.size_bytes if obj.ranges else _size_bytes(answer, obj.url)
+        size_bytes = obj.size_bytes if obj.has_ranges else _size_bytes(answer, obj.url)
         raise_unusable(answer, _version(answer.headers, size_bytes), obj, parts)
 
     async def ask_tier(
@@ -140,7 +140,7 @@ class HttpOrigin(Origin):
         Returns None if the version is not a strong ETag, which the tier needs to tell versions
         apart, or if the url has secrets, which the tier would store with the file.
         """
-        if not obj.ranges or not _is_strong_etag(obj.version):
+        if not obj.has_ranges or not _is_strong_etag(obj.version):
             return None
         headers, body = _headers_and_body(obj, parts, held=False)
         with translate_transport_errors(obj.url):
@@ -283,7 +283,7 @@ def _headers_and_body(
     """
     headers, expected = _version_headers(obj.version)
     status = 200
-    if obj.ranges:
+    if obj.has_ranges:
         status = 206
         headers["Range"] = range_header(parts.start, parts.stop)
         expected["content-range"] = content_ranges(obj, parts.start, parts.stop)

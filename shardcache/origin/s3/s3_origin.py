@@ -113,7 +113,7 @@ class S3Origin(CredentialedOrigin):
                 is_joinable = False  # the SDK reads all bytes of a request into memory
                 self._presigned.record_refusal(exn, url, params["Bucket"])
             size_bytes = size_of(head.get("content-length"), url)
-            return self._object(url, head, size_bytes, joinable=is_joinable)
+            return self._object(url, head, size_bytes, is_joinable=is_joinable)
 
     async def obtain_credentials(self, url: str) -> str:
         """As `Origin.obtain_credentials`: the place where botocore found them, never the keys."""
@@ -195,7 +195,7 @@ class S3Origin(CredentialedOrigin):
         size_bytes = total_bytes(answer.headers.get("content-range"))
         if answer.status != 206 or size_bytes is None or "etag" not in answer.headers:
             return None
-        return self._object(url, answer.headers, size_bytes, joinable=False)
+        return self._object(url, answer.headers, size_bytes, is_joinable=False)
 
     async def list_prefix(
         self,
@@ -348,7 +348,9 @@ class S3Origin(CredentialedOrigin):
 
         return await self._presigned.ask(params["Bucket"], sign, send)
 
-    def _object(self, url: str, head: Headers, size_bytes: int, *, joinable: bool) -> RemoteObject:
+    def _object(
+        self, url: str, head: Headers, size_bytes: int, *, is_joinable: bool
+    ) -> RemoteObject:
         """Return the object that the headers of an answer describe."""
         version = etag_in(head.get("etag"), url)
         checksum = checksum_of(head, url)
@@ -359,7 +361,7 @@ class S3Origin(CredentialedOrigin):
             version,
             size_bytes,
             checksum,
-            joinable=joinable,
+            is_joinable=is_joinable,
             modified_s=modified_s(head.get("last-modified")),
         )
 

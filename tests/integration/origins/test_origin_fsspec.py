@@ -76,7 +76,7 @@ async def test_files_are_found_and_read(folder: str, origins: Origins) -> None:
         write(folder + name, DATA)
     origin = origins.origin(folder)
     obj = await origin.stat(folder + "a.tar")
-    assert (obj.size_bytes, obj.ranges, obj.guarded) == (len(DATA), True, False)
+    assert (obj.size_bytes, obj.has_ranges, obj.is_guarded) == (len(DATA), True, False)
     assert await read_range(origins.origin(obj.url), obj, 100, 300) == DATA[100:300]
     assert b"".join(await read_whole(origin, obj, 1000)) == DATA
     found = await origin.list_prefix(folder, nothing)

@@ -59,7 +59,7 @@ async def test_object_is_read_by_generation(server: GoogleServer, origin: Origin
     """Any key's bytes come exactly, with the store's CRC32C; another generation is a changed shard."""
     obj = await origin.stat(URL)
     assert (obj.size_bytes, obj.checksum) == (len(DATA), Checksum("crc32c", crc32c(DATA, 0)))
-    assert (obj.ranges, obj.guarded, obj.joinable) == (True, True, True)
+    assert (obj.has_ranges, obj.is_guarded, obj.is_joinable) == (True, True, True)
     assert await read_range(origin, obj, 1000, 70_000) == DATA[1000:70_000]
     assert b"".join(await read_whole(origin, obj, 30_000)) == DATA
     requests = len(server.requests)

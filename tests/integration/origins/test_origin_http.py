@@ -37,7 +37,7 @@ async def test_ranges_of_one_version(validators: tuple[str, ...], faulty: Faulty
     """Ranges come exactly, and a file replaced in between is noticed, by ETag or by date."""
     faulty.validators = validators
     obj = await stat(origins, faulty)
-    assert (obj.size_bytes, obj.ranges, obj.guarded) == (len(DATA), True, True)
+    assert (obj.size_bytes, obj.has_ranges, obj.is_guarded) == (len(DATA), True, True)
     origin = origins.origin(obj.url)
     assert await read_range(origin, obj, 1000, 70_000) == DATA[1000:70_000]
     assert await read_range(origin, await origin.stat(obj.url, 1000), 0, 1000) == DATA[:1000]
@@ -61,7 +61,7 @@ async def test_object_modified_just_now_comes_in_one_answer(modified: str, range
     dates = "Date: Thu, 01 Jan 2026 00:00:10 GMT", f"Last-Modified: {modified}"
     with ScriptedServer(answer(b"x", "Content-Range: bytes 0-0/9", *dates)) as server:
         obj = await origins.origin(server.url()).stat(server.url())
-    assert (obj.ranges, obj.guarded, obj.version) == (ranges, ranges, "size=9" if modified == "0" else modified)
+    assert (obj.has_ranges, obj.is_guarded, obj.version) == (ranges, ranges, "size=9" if modified == "0" else modified)
 
 
 @pytest.mark.parametrize(("ranges", "validators"), [(False, ("ETag",)), (True, ())], ids=["no ranges", "no version"])

@@ -63,7 +63,7 @@ async def test_file_in_lfs_is_read_from_where_the_hub_leads(hub: HubServer, orig
     origin = origins.origin(URL)
     obj = await origin.stat(URL)
     assert (obj.size_bytes, obj.version, obj.checksum) == (len(DATA), f"{SHA:064x}", Checksum("sha256", SHA))
-    assert (obj.ranges, obj.guarded, obj.joinable) == (True, True, True)
+    assert (obj.has_ranges, obj.is_guarded, obj.is_joinable) == (True, True, True)
     assert await read_range(origin, obj, 1000, 70_000) == DATA[1000:70_000]
     assert b"".join(await read_whole(origin, obj, 30_000)) == DATA
     assert len(hub.requests) == 1

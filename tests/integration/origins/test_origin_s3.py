@@ -60,7 +60,7 @@ async def test_stat_and_ranges_give_the_object(store: str, origins: Origins, req
     url = bucket.put("train/a.tar", DATA)
     origin = origins.origin(url)
     obj = await origin.stat(url)
-    assert (obj.url, obj.size_bytes, obj.ranges, obj.guarded) == (url, len(DATA), True, True)
+    assert (obj.url, obj.size_bytes, obj.has_ranges, obj.is_guarded) == (url, len(DATA), True, True)
     assert await origin.list_prefix(f"{bucket.url}/train/", nothing) == [obj]
     assert await origin.list_prefix(f"{bucket.url}/train/", nothing, flat=True) == [obj]
     (entry,) = await origin.list_prefix(f"{bucket.url}/tr", nothing, flat=True)

@@ -79,7 +79,7 @@ async def read_range(origin: Origin, obj: RemoteObject, start: int, stop: int, f
 async def read_whole(origin: Origin, obj: RemoteObject, part_bytes: int) -> list[bytes]:
     """Return the whole object, fetched as a download does it, in the parts whose checksums came."""
     with tempfile.NamedTemporaryFile() as file:
-        step_bytes = part_bytes if obj.ranges else max(1, obj.size_bytes)
+        step_bytes = part_bytes if obj.has_ranges else max(1, obj.size_bytes)
         finished: list[PartSums] = []
         for start in range(0, obj.size_bytes, step_bytes):
             parts = Parts(file.name, None, part_bytes, start, min(step_bytes, obj.size_bytes - start))
