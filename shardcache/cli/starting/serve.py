@@ -10,6 +10,7 @@ import select
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,9 @@ def stop(yes: bool, as_json: bool, socket: Path | None) -> None:
             click.echo(f"{path}: {warning}", err=True)
             if can_ask and not click.confirm("Stop it?", err=True):
                 continue
-        _stop(path, status["pid"])
+        # These errors show that the daemon has ended since it reported its status.
+        with suppress(FileNotFoundError, ConnectionRefusedError, ProcessLookupError):
+            _stop(path, status["pid"])
         stopped.append(path)
         if not as_json:
             click.echo(f"stopped: {path}")
@@ -145,6 +148,9 @@ def _readers_warning(status: Json, *, is_private: bool) -> str:
 
 def _stop(path: Path, reported_pid: int) -> None:
     """Send SIGTERM to the daemon that listens at a socket, and wait for its end.
+
+    Raises DaemonError; FileNotFoundError, ConnectionRefusedError or ProcessLookupError if the
+    daemon has ended already.
 
     Args:
         path: path of the socket.

@@ -1,12 +1,15 @@
 """Start, refusal to start, and end of `shardcache serve`."""
 
+import json
 import os
 import pty
+import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -241,19 +244,69 @@ def test_stop_asks_on_a_terminal(
     read_by_two: Daemon, flags: tuple[str, ...], answer: bytes, code: int, stops: bool
 ) -> None:
     """If readers are attached, and neither --yes nor --json was given."""
-    ours, theirs = pty.openpty()
-    try:
-        command = [sys.executable, "-m", "shardcache", "stop", *flags, "--socket", str(read_by_two.socket)]
-        with subprocess.Popen(
-            command, env=clean_environment({}), stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as process:
-            os.write(ours, answer)
-            out, err = process.communicate(timeout=GUARD_S)
-    finally:
-        os.close(ours)
-        os.close(theirs)
+    with stop_on_terminal(read_by_two, *flags) as (process, terminal):
+        os.write(terminal, answer)
+        out, err = process.communicate(timeout=GUARD_S)
     assert process.returncode == code, err
     assert ATTACHED in err.decode()
     assert (b"Stop it?" in err) is bool(answer)
     assert (str(read_by_two.socket) in out.decode()) is stops
     assert read_by_two.socket.exists() is not stops
+
+
+@contextmanager
+def stop_on_terminal(daemon: Daemon, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Run `stop` with a terminal as its input; yield its process and the descriptor on which to type."""
+    ours, theirs = pty.openpty()
+    try:
+        command = [sys.executable, "-m", "shardcache", "stop", *flags, "--socket", str(daemon.socket)]
+        with subprocess.Popen(
+            command, env=clean_environment({}), stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            yield process, ours
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+@pytest.mark.parametrize("end", first_quick([Daemon.kill, Daemon.stop]))
+def test_daemon_that_ends_while_stop_asks_counts_as_stopped(
+    read_by_two: Daemon, end: Callable[[Daemon], object]
+) -> None:
+    """A killed daemon leaves its socket behind, and another removes it: neither can be connected to."""
+    with stop_on_terminal(read_by_two) as (process, terminal):
+        assert process.stderr is not None
+        asked = b""
+        while b"Stop it?" not in asked:
+            piece = process.stderr.read1()
+            assert piece, asked
+            asked += piece
+        end(read_by_two)
+        os.write(terminal, b"y\n")
+        out, err = process.communicate(timeout=GUARD_S)
+    assert (process.returncode, out.decode()) == (0, f"stopped: {read_by_two.socket}\n"), err
+
+
+def test_daemon_whose_process_has_ended_counts_as_stopped(tmp_path: Path) -> None:
+    """Another process may hold its socket open, so that it can still be connected to."""
+    listen = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).listen()"
+    with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as threads:
+        listener.settimeout(GUARD_S)
+        listener.bind(f"{tmp_path}/s")
+        with subprocess.Popen(
+            [sys.executable, "-c", listen, str(listener.fileno())], pass_fds=[listener.fileno()]
+        ) as daemon:
+            daemon.wait(GUARD_S)
+
+        def answer_status() -> None:
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rb") as request:
+                while request.readline() != b"\r\n":
+                    pass
+                status = json.dumps({"pid": daemon.pid, "jobs": []}).encode()
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(status), status))
+
+        answered = threads.submit(answer_status)
+        ran = shardcache("stop", socket=tmp_path / "s")
+        answered.result()
+    assert (ran.code, ran.out) == (0, f"stopped: {tmp_path}/s\n"), ran.err
