@@ -19,7 +19,7 @@ import click
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.starting.settings_options import SettingsCommand, config_option, given_options
-from shardcache.errors import ConfigError, DaemonError, NoDaemonError
+from shardcache.errors import ConfigError, DaemonError, NoDaemonError, ShardcacheError
 from shardcache.shared.private import PrivatePlace
 from shardcache.shared.protocol import Json
 from shardcache.shared.unix_socket import connected, peer_ids
@@ -108,23 +108,46 @@ def stop(yes: bool, as_json: bool, socket: Path | None) -> None:
             remedy="to stop another daemon, pass its --socket",
         )
     stopped = []
+    errors = []
     for path in sockets:
-        status = AdminClient(path).status()
-        warning = _readers_warning(status, is_private=path in private_sockets)
-        if warning:
-            click.echo(f"{path}: {warning}", err=True)
-            if can_ask and not click.confirm("Stop it?", err=True):
-                continue
-        # These errors show that the daemon has ended since it reported its status.
-        with suppress(FileNotFoundError, ConnectionRefusedError, ProcessLookupError):
-            _stop(path, status["pid"])
-        stopped.append(path)
-        if not as_json:
-            click.echo(f"stopped: {path}")
-    if as_json:
+        is_private = path in private_sockets
+        try:
+            is_stopped = _stop_if_confirmed(path, is_private=is_private, can_ask=can_ask)
+        except ShardcacheError as exn:
+            errors.append(exn)  # the next daemons are stopped first
+            continue
+        if is_stopped:
+            stopped.append(path)
+            if not as_json:
+                click.echo(f"stopped: {path}")
+    if as_json and (stopped or not errors):
         common.print_json({"stopped": list(map(str, stopped))})
+    if errors:
+        raise errors[0]
     if len(stopped) < len(sockets):
         common.fail()
+
+
+def _stop_if_confirmed(path: Path, *, is_private: bool, can_ask: bool) -> bool:
+    """Stop the daemon at a socket; return False if the user declines.
+
+    Raises NoDaemonError, DaemonError and ProtocolError.
+
+    Args:
+        path: path of the socket.
+        is_private: True for a private daemon.
+        can_ask: True to ask the user first if readers are attached.
+    """
+    status = AdminClient(path).status()
+    warning = _readers_warning(status, is_private=is_private)
+    if warning:
+        click.echo(f"{path}: {warning}", err=True)
+        if can_ask and not click.confirm("Stop it?", err=True):
+            return False
+    # These errors show that the daemon has ended since it reported its status.
+    with suppress(FileNotFoundError, ConnectionRefusedError, ProcessLookupError):
+        _stop(path, status["pid"])
+    return True
 
 
 def _readers_warning(status: Json, *, is_private: bool) -> str:

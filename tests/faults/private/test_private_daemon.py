@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -160,6 +161,24 @@ def test_stop_ends_private_daemons(root: Path, home: PrivateHome) -> None:
     assert again.json == {"socket": str(home.running()[0]), "started": False}
     stopped = shardcache("stop", "--json")
     assert stopped.json["stopped"] == [again.json["socket"]]
+    assert not home.running()
+
+
+def test_stop_goes_on_after_a_daemon_that_cannot_be_stopped(root: Path, home: PrivateHome) -> None:
+    """The other daemon is stopped, and is in the result, after which comes the error of the first."""
+    assert shardcache("serve", "--private").code == 0
+    (path,) = home.running()
+    full = path.with_name("0.sock")  # the first of the folder
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+        listener.bind(str(full))
+        listener.listen(0)
+        first.connect(str(full))
+        ran = shardcache("stop", "--json")
+    assert ran.code == 3, ran.err
+    result, failure = ran.events
+    assert result == {"stopped": [str(path)]}
+    assert failure["error"]["url"] == str(full)
+    assert "accepts no connections" in ran.err
     assert not home.running()
 
 
