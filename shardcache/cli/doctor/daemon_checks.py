@@ -6,7 +6,6 @@ is nothing to check. A shard is refused if what the object store sent for it is 
 
 import os
 import shlex
-from contextlib import suppress
 
 from shardcache.cli.common import quantity
 from shardcache.cli.doctor.context import (
@@ -43,9 +42,10 @@ def check_socket_path(context: Context) -> Finding:
         )
     if "socket" in context.flags:
         return ok(f"{socket} (--socket)")
-    clients_socket = None
-    with suppress(DaemonError):
+    try:
         clients_socket = tool_socket()
+    except DaemonError as exn:
+        return error_finding(exn)
     if clients_socket != socket:
         cause = "only the config file names it, which training processes do not read"
         remedy = f"export {SOCKET_ENV}={shlex.quote(str(socket))}   # where training runs"

@@ -8,6 +8,7 @@ import resource
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -26,7 +27,7 @@ from support.disks.mounts import Tmpfs, may_mount
 from support.network.certificates import Authority
 from support.network.other_user import OtherUser, needs_root, open_folder
 from support.programs.cli import clean_environment
-from support.programs.daemon import Daemon, spawn
+from support.programs.daemon import Daemon, private_home, spawn
 from support.programs.guard import GUARD_S
 from support.shards.tars import make_tar, random_samples, write_shards
 from support.stores.buckets import Bucket
@@ -250,6 +251,19 @@ async def test_doctor_names_what_the_daemon_or_its_clients_would_fail_at(
     found = await look(tmp_path / "conf.toml", **flags)
     assert found[check].state == state
     assert all(each.format(tmp_path) in json.dumps(asdict(found[check])) for each in says), found[check]
+
+
+async def test_doctor_fails_a_folder_of_sockets_that_clients_refuse() -> None:
+    """Its error is the finding, even if the config file names another socket."""
+    with tempfile.TemporaryDirectory() as root, private_home(Path(root)) as home:
+        config = home.root / "conf.toml"
+        config.write_text(f'socket = "{root}/s.sock"\n')
+        folder = home.runtime / "shardcache-private"
+        folder.mkdir(mode=0o755)
+        found = (await look(config))["socket.path"]
+    assert found.state == "failed"
+    assert found.found.startswith(f"other users have access to {folder}")
+    assert found.remedy == f"chmod 700 {folder}"
 
 
 async def test_doctor_names_a_socket_left_by_a_killed_daemon(tmp_path: Path) -> None:
