@@ -172,7 +172,13 @@ class PrivatePlace:
 
     def record_cache(self, cache: Path) -> None:
         """Record the cache folder of the daemon that is about to start. Raises DaemonError."""
-        status = cache.stat()
+        try:
+            status = cache.stat()
+        except OSError as exn:  # for example, the folder was removed since it was chosen
+            raise DaemonError(
+                f"the cache folder {cache} cannot be used ({exn.strerror})",
+                remedy="try again",
+            ) from exn
         record = json.dumps([str(cache), status.st_dev, status.st_ino])
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
