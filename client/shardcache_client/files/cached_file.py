@@ -57,13 +57,18 @@ class CachedFile:
             return Path(str(grant.get("named_path", grant["path"])))
 
     def close(self) -> None:
-        """Close the file and release the lease."""
-        if self._fd >= 0:
-            os.close(self._fd)
-        if self._lease is not None:
-            self._session.release(self._lease)
-        self._fd = -1
-        self._lease = None
+        """Close the file and release the lease, once no thread waits for the file.
+
+        `wait_whole` requests another lease.
+        """
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+            if self._lease is not None:
+                self._session.release(self._lease)
+            self._fd = -1
+            self._lease = None
+            self._grant = None
 
     def _wait_and_open(self) -> Grant:
         """Wait for a lease, open its file, and return the grant."""

@@ -20,7 +20,7 @@ from shardcache.shared.protocol import ShardRef
 from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.patience import Patience
-from shardcache_client.files.cached_file import session_of
+from shardcache_client.files.cached_file import CachedFile, session_of
 from shardcache_client.files.paths import cached_paths, open_cached
 from shardcache_client.files.range_file import RangeFile
 from shardcache_client.order.shards.manifest import Manifest
@@ -77,6 +77,17 @@ def read(url: str, daemon: Daemon) -> list[str]:
 def content(url: str, daemon: Daemon) -> bytes:
     with open_cached(url, socket=daemon.socket, timeout_s=GUARD_S) as file:
         return file.read()
+
+
+@contextmanager
+def unopened(url: str, daemon: Daemon) -> Iterator[CachedFile]:
+    """Provide a file that can be waited for as a whole."""
+    place, one = (DaemonChoice.of(daemon.socket), ReaderIdentity("j")), Manifest.of([ShardRef(url)])
+    with (
+        session_of(*place, one, "files", Patience(GUARD_S)) as session,
+        closing(CachedFile(session, 0)) as file,
+    ):
+        yield file
 
 
 @contextmanager
@@ -364,3 +375,27 @@ def test_files_are_refused_that_the_rules_do_not_allow(folder: Path, tmp_path_fa
             with pytest.raises(Exception, match="allow rules"):
                 ask(str(folder / "config.json"), daemon)
         assert content(str(folder / "sub/empty"), daemon) == b""
+
+
+def test_closed_file_is_held_again_when_it_is_waited_for(folder: Path, daemon: Daemon) -> None:
+    """Once it is closed, the file may be evicted, so its former path would be wrong."""
+    url = f"file://{folder}/model.safetensors"
+    with unopened(url, daemon) as file:
+        file.wait_whole()
+        file.close()
+        daemon.evict(url)
+        assert file.wait_whole().read_bytes() == WEIGHTS
+        assert daemon.leases() == 1
+
+
+def test_file_that_is_closed_during_a_wait_is_closed_after_it(store: GatedStore, daemon: Daemon) -> None:
+    """The waiting thread gets the path, and nothing is held afterwards."""
+    url = store.put("weights", WEIGHTS)
+    with unopened(url, daemon) as file, ThreadPoolExecutor(2) as threads:
+        waiting = threads.submit(file.wait_whole)
+        eventually(lambda: bool(daemon.status()["transfers"]))
+        closing_file = threads.submit(file.close)
+        store.let("weights")
+        assert waiting.result(GUARD_S).name
+        closing_file.result(GUARD_S)
+        eventually(lambda: daemon.leases() == 0)
