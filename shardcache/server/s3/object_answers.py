@@ -409,9 +409,9 @@ def _cut_off(http: web.BaseRequest, selection: Selection, exn: Exception) -> Non
     if not isinstance(exn, ConnectionError):
         cause = str(exn)
         if isinstance(exn, SlowClientError):
-            cause = "it did not read for too long"
+            cause = "the client did not read for too long"
         log.warning(
-            "S3 client disconnected before the end of its answer",
+            "cannot finish the answer to an S3 client; closing the connection",
             url=selection.obj.url,
             cause=cause,
         )
