@@ -116,6 +116,8 @@ class ShardWriter:
                 "the ShardWriter is not open",
                 remedy="write within its `with` block",
             )
+        if self._upload is not None and self._upload.done():
+            self._await_upload()
         encoded_sample = sample_of(sample)
         if self._shard is not None:
             new_size_bytes = self._shard.size_bytes + encoded_sample.size_bytes
@@ -134,8 +136,8 @@ class ShardWriter:
         # If the first sample was refused, the shard has no samples. It stays open for the next one.
         if self._shard is None or not self._shard.samples:
             return
-        self._shard.finish()
         self._await_upload()
+        self._shard.finish()
         name = self._names.name(self._shard_number)
         store = self._target.store_shard(self._shard, name, self._shard_number)
         self._upload = self._thread.submit(self._runner.run, store)
@@ -157,11 +159,13 @@ class ShardWriter:
         self._call(self._target.store_index(zip(names, self._records, strict=True)))
 
     def _await_upload(self) -> None:
-        """Wait for the shard being uploaded, if there is one. Raises the upload's errors."""
-        upload = self._upload
-        if upload is not None:
+        """Wait for the shard being uploaded, if there is one. Raises the upload's errors.
+
+        After a failed upload, each call raises its error.
+        """
+        if self._upload is not None:
+            self._records.append(self._upload.result())
             self._upload = None
-            self._records.append(upload.result())
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the thread of the event loop, and wait for its result."""

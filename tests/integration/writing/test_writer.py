@@ -171,6 +171,25 @@ def test_a_failed_upload_reaches_the_program(moto: Bucket, monkeypatch: pytest.M
     assert "train/index.json" not in keys_of(moto)
 
 
+def test_each_write_after_a_failed_upload_raises_its_error(moto: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So does the end of the block, for a program that catches the error and writes on; no index is written."""
+    url = f"{moto.url}/train/"
+    large, small = random_samples(40, {"bin": 3000}), random_samples(5, {"bin": 1})
+    with FaultyProxy(moto.server.endpoint_url) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint_url)
+        proxy.fail(Mischief.FORBIDDEN, method="PUT", key="train/shard-000001.tar")
+        with pytest.raises(AccessDeniedError) as at_end, ShardWriter(url, shard_size_bytes=9_000) as shards:
+            with pytest.raises(AccessDeniedError):
+                for sample in large:
+                    shards.write(sample)
+            for sample in (*large, *small):
+                with pytest.raises(AccessDeniedError) as caught:
+                    shards.write(sample)
+                assert caught.value.url == f"{url}shard-000001.tar"
+    assert at_end.value.url == f"{url}shard-000001.tar"
+    assert "train/index.json" not in keys_of(moto)
+
+
 class HalfMemory(MemoryFileSystem):  # type: ignore[misc]
     """A filesystem whose files grow as they are written, and which fails at half of each shard."""
 
