@@ -93,7 +93,9 @@ async def head_by_sdk(fs: Any, params: Mapping[str, Any]) -> Headers:
             raise
         # The answer to a HEAD has no body, so it states no reason. A GET should fail in the same
         # way: its error, which states the reason, is raised instead.
-        answer = await call(fs, "get_object", Range="bytes=0-0", **params)
+        # S3 refuses a GET with both a range and the number of a part.
+        span = {} if "PartNumber" in params else {"Range": "bytes=0-0"}
+        answer = await call(fs, "get_object", **span, **params)
         answer["Body"].close()
         raise
     headers: Headers = answer["ResponseMetadata"]["HTTPHeaders"]

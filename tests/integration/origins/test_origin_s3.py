@@ -28,6 +28,7 @@ from shardcache.origin.objects import MD5, Checksum, RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.transport.between.flow import Flow, nothing
 from support.cases import first_quick
+from support.network.http_requests import Request
 from support.network.scripted_server import ScriptedServer, head
 from support.programs.daemon import Daemon, eventually
 from support.programs.downloads import PART, Rig
@@ -37,7 +38,7 @@ from support.stores import aws_env
 from support.stores.buckets import Bucket, read_range, read_whole, use_aws
 from support.stores.faulty_proxy import FaultyProxy
 from support.stores.faulty_s3 import FaultyS3
-from support.stores.mischief import Mischief
+from support.stores.mischief import Answer, Mischief, refusal
 
 DATA = bytes(range(256)) * 400
 PRIMED_IN_VAIN = [Mischief.INTERNAL_ERROR, Mischief.RANGE_SHIFTED, Mischief.WHOLE, Mischief.ETAG_OTHER]
@@ -168,6 +169,30 @@ async def test_missing_bucket_or_object_is_named(
         await (origins.origin(url).list_prefix(url, nothing) if url.endswith("/") else origins.origin(url).stat(url))
     assert failed.value.url == url
     assert not failed.value.retryable
+
+
+class AsAmazon(FaultyProxy):
+    """Refuses a request for a range of a part, as Amazon's S3 does; moto and SeaweedFS answer it."""
+
+    async def ask(self, request: Request) -> Answer:
+        if "range" in request.headers and "partNumber" in request.target:
+            return refusal(400, "InvalidRequest")
+        return await super().ask(request)
+
+
+async def test_part_of_a_deleted_object_is_not_found(
+    moto: Bucket, origins: Origins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The HEAD for the part states no reason, and the GET that is sent for the reason is one that S3 accepts."""
+    url = moto.put("a.tar", DATA)
+    with AsAmazon(moto.server.endpoint_url) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint_url)
+        origin = origins.origin(url)
+        obj = await origin.stat(url)
+        assert await origin.part_span(obj, 1) == (0, len(DATA))
+        moto.server.client.delete_object(Bucket=moto.name, Key="a.tar")
+        with pytest.raises(NotFoundError, match="object does not exist"):
+            await origin.part_span(obj, 1)
 
 
 @pytest.mark.slow
