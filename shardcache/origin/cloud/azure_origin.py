@@ -5,6 +5,7 @@ A container is Azure's bucket. Each container belongs to a storage account. The 
 into a request: headers, or a signed query. A shared access signature is a signed query.
 """
 
+import asyncio
 import binascii
 import os
 import time
@@ -123,7 +124,7 @@ class AzureOrigin(StoreOrigin):
         """
         if was_refused:
             # The old filesystem's credential would return the same token again.
-            self._fs = self._open()
+            self._fs = await asyncio.to_thread(self._open)
         headers = {"x-ms-version": _API_VERSION}
 
         # adlfs has an object here only for credentials that give tokens, such as an identity's.

@@ -5,6 +5,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
@@ -34,6 +35,7 @@ from support.stores.object_servers import AzureServer
 
 pytest.importorskip("adlfs", reason="adlfs is not installed: pip install 'shardcache[azure]'")
 
+from adlfs import AzureBlobFileSystem
 from azure.core.exceptions import AzureError
 from azure.storage.blob import BlobServiceClient
 
@@ -132,6 +134,26 @@ async def test_token_of_a_managed_identity_is_requested_once_for_all(
         server.refusals = [(401, {}, b"")] * 2
         with pytest.raises(AccessDeniedError, match="401"):
             await origins.origin(URL).stat(URL)
+
+
+async def test_filesystem_is_opened_in_a_thread_for_a_new_token_as_well(
+    server: AzureServer, identities: AzureServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening it builds the SDK's clients and may read files, for which the event loop must not wait."""
+    opened_by: list[int] = []
+    connect = AzureBlobFileSystem.do_connect
+
+    def connect_noted(filesystem: AzureBlobFileSystem) -> None:
+        opened_by.append(threading.get_ident())
+        connect(filesystem)
+
+    monkeypatch.setattr(AzureBlobFileSystem, "do_connect", connect_noted)
+    async with origins_of(server) as origins:
+        for opened in (1, 2):
+            assert (await origins.origin(URL).stat(URL)).size_bytes == len(DATA)
+            assert len(opened_by) == identities.issued == opened
+            server.valid.clear()  # the token is revoked
+    assert threading.get_ident() not in opened_by
 
 
 @pytest.mark.slow
