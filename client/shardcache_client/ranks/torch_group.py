@@ -332,10 +332,14 @@ def _next_dataset_name(named_ranks: Topology | MeshRanks | None, urls: Sequence[
 
 
 def _compared_part(manifest: Manifest, *, counted: bool) -> Manifest:
-    """Return the part of a manifest that ranks compare: all shards, with counts if `counted`."""
-    # A manifest may have the shards of joined datasets, which are compared as well.
-    with_joined_shards = manifest.planned
-    if counted:
-        return with_joined_shards
-    unknown = [-1] * len(with_joined_shards)
-    return Manifest(with_joined_shards.shards.with_samples(unknown))
+    """Return the part of a manifest that ranks compare: all shards, with counts if `counted`.
+
+    A manifest may have the shards of joined datasets. They are compared without counts, since their
+    samples are not dealt.
+    """
+    if counted and not manifest.columns:
+        return manifest
+    planned = manifest.planned
+    counts = list(manifest.shards.samples) if counted else []
+    counts += [-1] * (len(planned) - len(counts))
+    return Manifest(planned.shards.with_samples(counts))

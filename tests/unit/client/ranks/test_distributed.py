@@ -368,6 +368,16 @@ def test_counts_that_change_nothing_are_not_compared(env: pytest.MonkeyPatch, ur
         third.compare_manifest(manifest(), counted=True)
 
 
+def test_counts_of_joined_shards_are_not_compared(env: pytest.MonkeyPatch, url: str) -> None:
+    """Only the first source's samples are dealt; a node may have counted the others' where another has not."""
+    first, second, third = datasets(url)
+    counted, uncounted = (JoinedManifest("cap.", manifest(counts=counts)) for counts in (True, False))
+    first.compare_manifest(replace(manifest(), columns=(counted,)), counted=True)
+    second.compare_manifest(replace(manifest(), columns=(uncounted,)), counted=True)
+    with pytest.raises(ManifestMismatchError, match=r"shard 0 is s3://b/0\.tar .* samples 5"):
+        third.compare_manifest(replace(manifest(counts=False), columns=(counted,)), counted=True)
+
+
 @pytest.mark.slow
 def test_restarted_job_may_list_again(env: pytest.MonkeyPatch, url: str) -> None:
     """torchrun's store outlives a restart; what the ranks had before it is nobody's business after."""
