@@ -25,7 +25,7 @@ from shardcache.cache.bulk.warming import CACHED
 from shardcache.cache.fetching.leasing import Published
 from shardcache.cache.fetching.prefetcher import Prefetcher
 from shardcache.cache.listings.matching import matcher
-from shardcache.cache.space.pins import pinned_by
+from shardcache.cache.space.pins import describe_pin
 from shardcache.cache.versions.history import History
 from shardcache.config.settings import Settings
 from shardcache.fetch.download import Downloader
@@ -258,7 +258,7 @@ class Cache:
             if pin is None:
                 unpinned.append(url)
             else:
-                kept.append({"url": url, "reason": pinned_by(pin)})
+                kept.append({"url": url, "reason": describe_pin(pin)})
         return {"unpinned": unpinned, "kept": kept}
 
     async def pins(self, peer: Peer) -> AsyncIterator[Json]:

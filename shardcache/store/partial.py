@@ -8,7 +8,8 @@ earlier daemon are unchecked until their bytes are compared with the checksums i
 A partial for a whole shard has all of its space allocated. A sparse partial holds single parts of
 an object, for readers of ranges: each part takes space when it arrives, and can be dropped again.
 
-A compressed shard is inflated, that is, decompressed to another file, once it is complete.
+A shard that is cached in another form than the fetched one is inflated once it is complete: the
+other form, such as the decompressed tar, is written to another file.
 """
 
 import contextlib
@@ -45,6 +46,7 @@ from shardcache.store.shard import Facts
 from shardcache.transport.between.checksums import crc32c
 from shardcache.transport.between.parts import Parts, PartSums
 
+_CRC_OF_NOTHING = 0  # the CRC32C before a part's first byte
 _MODE = 0o640  # readers of the group may read arriving shards, regardless of the umask
 
 
@@ -94,11 +96,10 @@ class Partial:
             is_file: True if the object's own bytes are wanted.
             is_sparse: True to allocate the space of each part only when the part arrives, and to
                 leave the parts of an earlier daemon unchecked until `settle` is called.
-            granted_inodes: inode numbers of previous files at this path that readers may still
-                open, by path and inode number. A new file must not get one of these numbers, which
-                filesystems reuse: the readers would take it for the old file. Nor is a file with
-                one of these numbers resumed as a sparse partial: its parts could be dropped while
-                the readers use them.
+            granted_inodes: inode numbers of files at this path that were granted to readers. A
+                reader opens the file later, by path and inode number. So a new file must not get
+                one of these numbers, which filesystems reuse. Nor is a file with such a number
+                resumed as a sparse partial: its parts could be dropped while readers use them.
 
         Raises DiskError.
         """
@@ -132,10 +133,15 @@ class Partial:
         journal = layout.unpublished(key, JOURNAL)
         try:
             title = read_title(journal)
-            if title is None or key != file_key(title.url, title.version):
+            if title is None:
                 return None
-            is_sparse = allocated_or_zero(path) < title.size_bytes
-            if not is_sparse:
+            # A sparse partial has an object's own bytes, and is cached under their key.
+            if key != file_key(title.url, title.version):
+                return None
+            # A partial for a whole object may have the same key, but has all of its space
+            # allocated. So has a sparse partial with all parts, which is not recovered either.
+            has_holes = allocated_or_zero(path) < title.size_bytes
+            if not has_holes:
                 return None
             obj = RemoteObject(title.url, title.version, title.size_bytes)
             partial = cls(obj, title.part_bytes, path, journal, key, is_file=True)
@@ -150,7 +156,7 @@ class Partial:
     @property
     def part_count(self) -> int:
         """Number of parts; 0 for an empty object."""
-        return -(-self.obj.size_bytes // self.part_bytes)
+        return -(-self.obj.size_bytes // self.part_bytes)  # rounded up
 
     @property
     def may_be_inflated(self) -> bool:
@@ -199,7 +205,7 @@ class Partial:
         return False
 
     def mark_finished(self, sums: PartSums) -> None:
-        """Mark a part as finished, which the transport worker has recorded in the journal."""
+        """Count a part as finished, after the transport worker has recorded it in the journal."""
         self.done[sums.index] = sums.crc32c
 
     def sound_parts(self, parts: Sequence[int]) -> set[int]:
@@ -257,14 +263,14 @@ class Partial:
     def fill(self, source: Path) -> None:
         """Copy the missing parts from a file that has the whole object. Blocks.
 
-        Raises DiskError.
+        The journal does not record them: after a crash, they are copied again. Raises DiskError.
         """
         with disk_errors(self.path), source.open("rb") as whole, self.path.open("r+b") as file:
             for index in self.missing():
                 start = index * self.part_bytes
                 data = os.pread(whole.fileno(), self.size_of(index), start)
                 os.pwrite(file.fileno(), data, start)
-                self.done[index] = crc32c(data, 0)
+                self.done[index] = crc32c(data, _CRC_OF_NOTHING)
 
     def crcs(self) -> list[int]:
         """Return the CRC32C of every part, in order; all parts must be finished."""
@@ -340,7 +346,10 @@ class Partial:
             title = read_title(self.journal_path)
         except FileNotFoundError:
             return False
-        if title is None or title != JournalTitle.of(self.obj, title.part_bytes):
+        if title is None:
+            return False
+        # The interrupted download may have had parts of another size, which is then kept.
+        if title != JournalTitle.of(self.obj, title.part_bytes):
             return False
         self.part_bytes = title.part_bytes
         self.unchecked = resume_journal(self.journal_path, self.part_count)
@@ -352,12 +361,13 @@ class Partial:
         They were being written when the daemon was killed.
         """
         with open(self.path, "r+b") as file:
-            gap_start = 0  # end of the finished part before the gap
-            for index in (*sorted(self.unchecked), self.part_count):
-                gap_end = min(index * self.part_bytes, self.obj.size_bytes)
+            # Each gap reaches from the end of a finished part to the start of the next.
+            gap_start = 0
+            part_starts = [index * self.part_bytes for index in sorted(self.unchecked)]
+            for gap_end in (*part_starts, self.obj.size_bytes):
                 if gap_end > gap_start:
                     punch_hole(file.fileno(), gap_start, gap_end - gap_start)
-                gap_start = gap_end + self.part_bytes
+                gap_start = gap_end + self.part_bytes  # the end of the part at `gap_end`
 
     def _facts_of_file(self, size_bytes: int, crcs: list[int]) -> Facts:
         """Return the facts about a cached file of this object.
@@ -379,12 +389,13 @@ class Partial:
     def _crc_in_memory(self, fd: int, index: int) -> int:
         """Return the CRC32C of a part of an open file, read through the page cache."""
         data = os.pread(fd, self.part_bytes, index * self.part_bytes)
-        return crc32c(data, 0)
+        return crc32c(data, _CRC_OF_NOTHING)
 
     def _crc_on_disk(self, index: int) -> int:
         """Return the CRC32C of a part, read from the disk rather than from the page cache."""
         start = index * self.part_bytes
-        return crc32c(read_direct(self.path, start, self.size_of(index)), 0)
+        data = read_direct(self.path, start, self.size_of(index))
+        return crc32c(data, _CRC_OF_NOTHING)
 
 
 def discard(layout: Layout, key: str, *, keep_parts: bool = False) -> None:

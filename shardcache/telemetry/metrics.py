@@ -2,7 +2,7 @@
 
 They are plain numbers, written only from the event loop, so they need no locks. The status page and
 `/metrics` show them. The tier is a cache that the nodes of a cluster share, in front of the
-origins. To hedge a request means to send it a second time if its answer is late.
+origins; transfers get bytes from either.
 """
 
 import itertools
@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, fields
 
 from shardcache.telemetry.bills import Bills
 
-# Maximum number of labels of a histogram. A site has a few origins, but the metrics page must not
+# Maximum number of labels of `Histograms`. A site has a few origins, but the metrics page must not
 # grow without bound if a client requests urls from more and more hosts.
 _MAX_LABELS = 64
 OTHERS = "others"  # label of all further origins
 
-# Bounds of histograms, for requests, and for transfers of whole shards and waits for them.
+# Upper bounds in histograms of times. Requests fetch some parts of a shard, so they take less time
+# than transfers of whole shards, and readers' waits for these.
 _REQUEST_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
 _SHARD_BOUNDS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 600.0)
 
@@ -26,8 +27,8 @@ class Histogram:
     """Counts of observed values by upper bound.
 
     Args:
-        bounds: the upper bounds, in ascending order. A value is counted under the first bound that
-            is not less than it, or after the last bound if there is none.
+        bounds: the upper bounds, in ascending order. A value is counted under the smallest bound
+            that it does not exceed. Values that exceed all bounds are counted together.
 
     Attributes:
         bounds: the upper bounds.
@@ -39,7 +40,7 @@ class Histogram:
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self.total = 0.0
-        self._counts = [0] * (len(bounds) + 1)
+        self._counts = [0] * (len(bounds) + 1)  # by bound; last, the values above all bounds
 
     def observe(self, value: float) -> None:
         """Add one value."""
@@ -81,8 +82,7 @@ class Measures:
 
     A transfer is everything that is done to get a shard into the cache: its requests, its checks
     and its publication. At each time it is in one stage, such as waiting for space or downloading.
-    A request is paused while it has no connection slot or no byte credit, so that more urgent
-    requests go first.
+    A request is paused while more urgent requests use all of the node's connections or bandwidth.
 
     Attributes:
         first_byte: times from a request for parts to its first byte, without pauses; labelled by
@@ -107,35 +107,42 @@ class Measures:
 
 @dataclass(slots=True)
 class Counters:
-    """Plain counters, histograms and bills; server/metrics/metric_rows.py explains each counter."""
+    """Everything that is counted: plain counters, and with them `Measures` and `Bills`.
+
+    server/metrics/metric_rows.py explains each plain counter. To hedge a request means to send it a
+    second time if its answer is late.
+    """
 
     origin_bytes: int = 0
     origin_requests: int = 0
     tier_bytes: int = 0
     tier_requests: int = 0
     tier_failures: int = 0
-    # Bytes fetched directly from origins that have a tier; included in `origin_bytes`.
+    # Bytes fetched directly from origins, past the tier in front of them. They also count in
+    # `origin_bytes`.
     past_tier_bytes: int = 0
-    hits: int = 0
+    hits: int = 0  # requests for shards that were cached
     hit_bytes: int = 0
     misses: int = 0
     evictions: int = 0
-    refetches: int = 0
+    refetches: int = 0  # shards fetched again after their eviction
     retries: int = 0
     hedges: int = 0
     # Bytes that the slower of two requests for the same parts received for nothing. They also count
     # in `origin_bytes`, or in `tier_bytes` if the slower request was sent to the tier.
     hedged_bytes: int = 0
-    corrupt: int = 0
+    corrupt: int = 0  # shards found damaged, in the cache or on arrival
     refused: int = 0  # shards that were cut short, had torn samples, or were not tars
     s3_requests: int = 0
     s3_bytes: int = 0
     measures: Measures = field(default_factory=Measures, repr=False, compare=False)
+    # What the node and each client have fetched and read, with its cost.
     bills: Bills = field(default_factory=Bills, repr=False, compare=False)
 
     def to_json(self) -> dict[str, int]:
         """Return the plain counters by name."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.type is int}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, int)}
 
     def count_fetched_past_tier(self, url: str, size_bytes: int) -> None:
         """Count bytes that were fetched directly from an origin that has a tier."""
@@ -143,7 +150,13 @@ class Counters:
         self.count_fetched(url, size_bytes)
 
     def count_fetched(self, url: str, size_bytes: int, requests: int = 0) -> None:
-        """Count bytes received from an origin, or requests sent to it."""
+        """Count bytes received from an origin, or requests sent to it.
+
+        Args:
+            url: url of the shard.
+            size_bytes: number of bytes received; 0 when a request is sent.
+            requests: number of requests sent; 0 when bytes are received.
+        """
         self.origin_bytes += size_bytes
         self.origin_requests += requests
         self.bills.add_fetched(url, size_bytes, requests)

@@ -4,8 +4,8 @@ A mixture reads from several datasets, its sources.
 
 - A section is an epoch that was not read to its end, because the mixture was changed.
 - A phase is a part of an epoch that the same ranks have read.
-- Each batch may be of a single source. Then a turn is the samples that a source gives before
-  another source may follow, and a `SourceBatches` has the form of the batches in three values.
+- Each batch may be of a single source. Then a `SourceBatches` describes the form of the batches,
+  and a turn is the samples that a source gives before another source may follow.
 
 The members of the JSON object are:
 
@@ -13,10 +13,13 @@ The members of the JSON object are:
   in the epoch ("samples").
 - "mixed": the name and the identity of each source, in the order of the mixture. A checkpointer may
   sort the names in "sources", so their order means nothing.
-- "batches": the form of the batches and `MixtureState.total`; left out if batches mix several
-  sources.
+- "batches": the fields of the `SourceBatches`, and the number of samples wanted in the epoch; left
+  out if batches mix several sources.
 - "changed": the latest change of the mixture, with the sections that have samples left; left out if
   there was none.
+
+The order of samples depends on the latest change, and on seeds that were drawn: these are a
+dataset's `Terms`.
 """
 
 import re
@@ -33,10 +36,16 @@ from shardcache_client.order.sources.changes import (
 )
 from shardcache_client.order.sources.layouts import SourceBatches
 from shardcache_client.position.progress import past_phase, phase_of
-from shardcache_client.position.state_values import count, flag, named_numbers, text, whole_number
+from shardcache_client.position.state_values import (
+    checked_count,
+    checked_flag,
+    checked_integer,
+    checked_numbers,
+    checked_text,
+)
 
 _MAX_SPANS = 1 << 20  # maximum number of spans of an epoch that a state may name
-_IDENTITY = re.compile(r"|[0-9a-f]{8}")  # empty in states of earlier releases
+_IDENTITY = re.compile(r"([0-9a-f]{8})?")  # empty in states of earlier releases
 
 
 class Terms(NamedTuple):
@@ -55,8 +64,9 @@ class Terms(NamedTuple):
 
     @classmethod
     def of_state(cls, seeds: Mapping[str, int], mixture: MixtureState | None) -> Self:
-        """Return the terms of the run that took a state with these seeds and this mixture."""
-        return cls(seeds, None if mixture is None else mixture.change)
+        """Return the terms in a state, given its seeds and its mixture."""
+        change = None if mixture is None else mixture.change
+        return cls(seeds, change)
 
 
 def mixture_to_json(mixture: MixtureState | None) -> dict[str, Any]:
@@ -73,7 +83,7 @@ def mixture_to_json(mixture: MixtureState | None) -> dict[str, Any]:
     data: dict[str, Any] = {"sources": sources}
     data["mixed"] = [[source.name, source.identity] for source in mixture.sources]
     if mixture.form is not None:
-        data["batches"] = [*mixture.form, mixture.total]
+        data["batches"] = [*_form_to_json(mixture.form), mixture.total]
     if mixture.change is not None:
         data["changed"] = _change_to_json(mixture.change)
     return data
@@ -82,7 +92,7 @@ def mixture_to_json(mixture: MixtureState | None) -> dict[str, Any]:
 def _change_to_json(change: Change) -> dict[str, Any]:
     """Return a change as a JSON object that `_change_from_json` reads."""
     data: dict[str, Any] = {"epoch": change.epoch, "samples": change.samples}
-    data["sources"] = [list(source) for source in change.sources]
+    data["sources"] = [[source.name, source.identity, source.start] for source in change.sources]
     if change.sections:
         data["sections"] = [_section_to_json(section) for section in change.sections]
     return data
@@ -90,21 +100,27 @@ def _change_to_json(change: Change) -> dict[str, Any]:
 
 def _section_to_json(section: Section) -> dict[str, Any]:
     """Return a section as a JSON object that `_section_from_json` reads."""
-    data: dict[str, Any] = {"sources": [list(source) for source in section.sources]}
-    data["phases"] = [_phase_to_json(phase) for phase in section.phases]
+    sources = [[source.name, source.start, source.samples] for source in section.sources]
+    phases = [_phase_to_json(phase) for phase in section.phases]
+    data: dict[str, Any] = {"sources": sources, "phases": phases}
     if section.form is not None:
-        data["batches"] = list(section.form)
+        data["batches"] = _form_to_json(section.form)
     return data
+
+
+def _form_to_json(form: SourceBatches) -> list[Any]:
+    """Return the form of batches as a list that `_form_from_json` reads."""
+    return [form.spans, form.size, form.alike]
 
 
 def _phase_to_json(phase: Phase) -> list[Any]:
     """Return a phase as the fields of a `BatchPhase`, which `phase_of` reads."""
     # If all ranks have taken equally many samples, there is a single number, as in a `BatchPhase`.
     taken = phase.taken[0] if len(phase.taken) == 1 else list(phase.taken)
-    # A `Phase` counts samples, which are batches of one sample.
+    # A `BatchPhase` counts batches, a `Phase` samples. So each sample is a batch here.
     batch_size = 1
     fields: list[Any] = [phase.partition.world_size, batch_size, taken]
-    if phase.beyond:
+    if phase.beyond:  # samples that were taken out of order
         fields.append(list(phase.beyond))
     return fields
 
@@ -117,38 +133,42 @@ def mixture_from_json(data: Mapping[str, Any]) -> MixtureState | None:
     """
     if "sources" not in data:
         return None
-    numbers = {text(name): named_numbers(each) for name, each in data["sources"].items()}
+    numbers = {checked_text(name): checked_numbers(each) for name, each in data["sources"].items()}
     # States of earlier releases have neither the sources' identities nor their order.
     mixed = data.get("mixed", [[name, ""] for name in numbers])
     sources = tuple(
-        KnownSource(text(name), _identity(identity), numbers[name]["start"])
+        KnownSource(checked_text(name), _checked_identity(identity), numbers[name]["start"])
         for name, identity in mixed
     )
     samples = tuple(numbers[source.name]["samples"] for source in sources)
-    total = sum(samples)
-    form = None
     if "batches" in data:
-        # The total that the mixture was to have comes last. As the epoch consists of whole batches
-        # of one source each, it may have a few samples more or fewer.
-        *form_fields, total = data["batches"]
+        # The epoch consists of whole batches of one source each, so it may have a few samples more
+        # or fewer than were wanted.
+        *form_fields, wanted_samples = data["batches"]
         form = _form_from_json(form_fields)
         _check_turns(samples, form)
+    else:
+        form = None
+        wanted_samples = sum(samples)
     change = _change_from_json(data["changed"]) if "changed" in data else None
-    return MixtureState(sources, samples, form, total=count(total), change=change)
+    return MixtureState(sources, samples, form, checked_count(wanted_samples), change)
 
 
-def _identity(value: object) -> str:
+def _checked_identity(value: object) -> str:
     """Return the identity of a source. Raises TypeError or ValueError for anything else."""
-    if not _IDENTITY.fullmatch(text(value)):
-        raise ValueError("a source is not named by 8 hexadecimal digits")
-    return text(value)
+    identity = checked_text(value)
+    if not _IDENTITY.fullmatch(identity):
+        raise ValueError("the identity of a source is not 8 hexadecimal digits")
+    return identity
 
 
 def _form_from_json(fields: Sequence[Any]) -> SourceBatches:
-    """Return the form of batches that a state describes."""
+    """Return the form of batches that a state describes; see `SourceBatches` for its fields."""
     spans, size, alike = fields
     return SourceBatches(
-        spans=whole_number(spans, 1, _MAX_SPANS), size=count(size, 1), alike=flag(alike)
+        spans=checked_integer(spans, minimum=1, maximum=_MAX_SPANS),
+        size=checked_count(size, minimum=1),
+        alike=checked_flag(alike),
     )
 
 
@@ -167,12 +187,12 @@ def _change_from_json(data: Mapping[str, Any]) -> Change:
     """Return the change that a state describes. Raises as `mixture_from_json` does."""
     samples = data["samples"]
     sources = tuple(
-        KnownSource(text(name), _identity(identity), count(start))
+        KnownSource(checked_text(name), _checked_identity(identity), checked_count(start))
         for name, identity, start in data["sources"]
     )
     return Change(
-        count(data["epoch"]),
-        samples=None if samples is None else count(samples),
+        checked_count(data["epoch"]),
+        samples=None if samples is None else checked_count(samples),
         sources=sources,
         sections=tuple(map(_section_from_json, data.get("sections", ()))),
     )
@@ -181,7 +201,7 @@ def _change_from_json(data: Mapping[str, Any]) -> Change:
 def _section_from_json(data: Mapping[str, Any]) -> Section:
     """Return the section that a state describes. Raises as `mixture_from_json` does."""
     sources = tuple(
-        EpochSource(text(name), count(start), count(samples, 1))
+        EpochSource(checked_text(name), checked_count(start), checked_count(samples, minimum=1))
         for name, start, samples in data["sources"]
     )
     # The policy `even` is not saved. Which samples a phase has left does not depend on it, so any

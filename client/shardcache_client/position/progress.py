@@ -27,10 +27,10 @@ from shardcache_client.order.topology import Topology
 from shardcache_client.position.state_values import (
     FORMAT_KEY,
     MAX_READERS,
-    count,
-    hexadecimal,
+    checked_count,
+    checked_hexadecimal,
+    checked_integer,
     invalid_state,
-    whole_number,
 )
 
 _FORMAT = 3  # number of the format of states
@@ -221,7 +221,7 @@ class Progress:
             if not isinstance(data["phases"], list | tuple):
                 raise TypeError("the phases are not a list")
             phases = tuple(phase_of(*numbers) for numbers in data["phases"])
-            return cls(count(data["epoch"]), phases), dataset
+            return cls(checked_count(data["epoch"]), phases), dataset
         except (KeyError, TypeError, ValueError) as exn:
             raise invalid_state(exn) from exn
 
@@ -273,16 +273,16 @@ def phase_of(ranks: object, batch_size: object, batches: object, beyond: object 
 
     Raises TypeError or ValueError for values of another form.
     """
-    rank_count = whole_number(ranks, 1, MAX_READERS)
-    size = count(batch_size, 1)
+    rank_count = checked_integer(ranks, 1, MAX_READERS)
+    size = checked_count(batch_size, minimum=1)
     if not isinstance(beyond, list | tuple) or len(beyond) not in (0, rank_count):
         raise ValueError("a phase has bits of places for other ranks than its own")
-    bits = tuple(map(hexadecimal, beyond))
+    bits = tuple(map(checked_hexadecimal, beyond))
     if not isinstance(batches, list | tuple):
         # In the first group of a stage, a reader may have passed only places out of order.
         minimum = 0 if bits else 1
-        return BatchPhase(rank_count, size, count(batches, minimum), bits)
-    batches_by_rank = tuple(count(number) for number in batches)
+        return BatchPhase(rank_count, size, checked_count(batches, minimum), bits)
+    batches_by_rank = tuple(checked_count(number) for number in batches)
     if len(batches_by_rank) != rank_count:
         raise ValueError("a phase has numbers of batches for other ranks than its own")
     return BatchPhase(rank_count, size, batches_by_rank, bits)

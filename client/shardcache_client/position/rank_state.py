@@ -20,12 +20,12 @@ from shardcache_client.position.mixture_state import Terms, mixture_from_json, m
 from shardcache_client.position.progress import BatchPhase, Progress
 from shardcache_client.position.state_values import (
     MAX_READERS,
-    count,
-    flag,
+    checked_count,
+    checked_flag,
+    checked_integer,
+    checked_numbers,
     invalid_state,
-    named_numbers,
     not_of_one_moment,
-    whole_number,
 )
 
 
@@ -125,13 +125,13 @@ class RankState:
             return cls(
                 dataset,
                 progress,
-                over=flag(data.get("over", False)),
+                over=checked_flag(data.get("over", False)),
                 rank=_rank_from_json(data.get("rank")),
-                ended=flag(data.get("ended", False)),
-                in_step=flag(data.get("in_step", True)),
+                ended=checked_flag(data.get("ended", False)),
+                in_step=checked_flag(data.get("in_step", True)),
                 part=_part_from_json(data.get("part")),
                 mixture=mixture_from_json(data),
-                seeds=named_numbers(data.get("seeds", {})),
+                seeds=checked_numbers(data.get("seeds", {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as exn:
             raise invalid_state(exn) from exn
@@ -229,8 +229,8 @@ def _rank_from_json(value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
     rank, ranks = value
-    ranks = whole_number(ranks, 1, MAX_READERS)
-    return whole_number(rank, 0, ranks - 1), ranks
+    ranks = checked_integer(ranks, 1, MAX_READERS)
+    return checked_integer(rank, 0, ranks - 1), ranks
 
 
 def _part_from_json(value: Any) -> WorkerPart | None:
@@ -238,12 +238,12 @@ def _part_from_json(value: Any) -> WorkerPart | None:
     if value is None:
         return None
     worker, workers, batch_size, samples = value
-    workers = whole_number(workers, 1, MAX_READERS)
+    workers = checked_integer(workers, 1, MAX_READERS)
     return WorkerPart(
-        whole_number(worker, 0, workers - 1),
+        checked_integer(worker, 0, workers - 1),
         workers,
-        count(batch_size, 1),
-        count(samples),
+        checked_count(batch_size, minimum=1),
+        checked_count(samples),
     )
 
 

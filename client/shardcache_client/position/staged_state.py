@@ -26,13 +26,13 @@ from shardcache_client.position.progress import BatchPhase, Progress
 from shardcache_client.position.rank_state import RankState, progress_of
 from shardcache_client.position.state_values import (
     MAX_READERS,
-    count,
-    flag,
-    hexadecimal,
+    checked_count,
+    checked_flag,
+    checked_hexadecimal,
+    checked_integer,
+    checked_numbers,
+    checked_text,
     invalid_state,
-    named_numbers,
-    text,
-    whole_number,
 )
 from shardcache_client.stages.stage import Mark
 
@@ -131,23 +131,23 @@ class StagedState:
         progress, dataset = Progress.from_json(data)
         try:
             reader, readers, workers = data["reader"]
-            readers = whole_number(readers, 1, MAX_READERS)
+            readers = checked_integer(readers, 1, MAX_READERS)
             step = data.get("step")
-            samples = count(data.get("items", 0))
+            samples = checked_count(data.get("items", 0))
             return cls(
                 dataset,
                 progress,
-                reader=whole_number(reader, 0, readers - 1),
+                reader=checked_integer(reader, 0, readers - 1),
                 readers=readers,
                 workers=_workers_from_json(workers, readers),
                 reached=Reached(_mark_from_json(data), samples, _step_from_json(step)),
                 counted=step is None,
-                over=flag(data.get("over", False)),
-                ended=flag(data.get("ended", False)),
-                in_step=flag(data.get("in_step", False)),
-                stage=text(data.get("stage", "")),
+                over=checked_flag(data.get("over", False)),
+                ended=checked_flag(data.get("ended", False)),
+                in_step=checked_flag(data.get("in_step", False)),
+                stage=checked_text(data.get("stage", "")),
                 mixture=mixture_from_json(data),
-                seeds=named_numbers(data.get("seeds", {})),
+                seeds=checked_numbers(data.get("seeds", {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as exn:
             raise invalid_state(exn) from exn
@@ -155,7 +155,7 @@ class StagedState:
 
 def _workers_from_json(value: object, readers: int) -> int:
     """Return the number of readers of each rank. Raises ValueError unless it divides `readers`."""
-    workers = whole_number(value, 1, readers)
+    workers = checked_integer(value, 1, readers)
     if readers % workers:
         raise ValueError(f"{readers} readers are not a multiple of {workers} workers per rank")
     return workers
@@ -165,11 +165,11 @@ def _mark_from_json(data: Mapping[str, Any]) -> Mark:
     """Return the mark that a state describes."""
     group, given, beyond = data.get("group", (0, 0, ""))
     return Mark(
-        place=count(data["place"]),
-        group=count(group),
-        given=count(given),
-        beyond=int(hexadecimal(beyond) or "0", 16),
-        again=count(data.get("again", 0)),
+        place=checked_count(data["place"]),
+        group=checked_count(group),
+        given=checked_count(given),
+        beyond=int(checked_hexadecimal(beyond) or "0", 16),
+        again=checked_count(data.get("again", 0)),
     )
 
 
@@ -178,7 +178,9 @@ def _step_from_json(value: Any) -> StepPlace:
     if value is None:
         return StepPlace()
     share, step, before = value
-    return StepPlace(share=count(share), step=count(step), before=count(before))
+    return StepPlace(
+        share=checked_count(share), step=checked_count(step), before=checked_count(before)
+    )
 
 
 class Resume(NamedTuple):

@@ -42,7 +42,7 @@ def not_of_one_moment() -> ConfigError:
     )
 
 
-def whole_number(value: object, minimum: int, maximum: int) -> int:
+def checked_integer(value: object, minimum: int, maximum: int) -> int:
     """Return an integer within limits, both included. Raises ValueError for anything else."""
     is_flag = isinstance(value, bool)  # an `int` as well
     if is_flag or not isinstance(value, int) or not minimum <= value <= maximum:
@@ -50,31 +50,31 @@ def whole_number(value: object, minimum: int, maximum: int) -> int:
     return value
 
 
-def count(value: object, minimum: int = 0) -> int:
+def checked_count(value: object, minimum: int = 0) -> int:
     """Return a number of samples, batches, epochs or the like. Raises ValueError for anything else.
 
     Args:
         value: the value in the state.
         minimum: the smallest valid number.
     """
-    return whole_number(value, minimum, _MAX_COUNT)
+    return checked_integer(value, minimum, _MAX_COUNT)
 
 
-def flag(value: object) -> bool:
+def checked_flag(value: object) -> bool:
     """Return a truth value of a state. Raises TypeError for anything else."""
     if not isinstance(value, bool):
         raise TypeError("not a boolean")
     return value
 
 
-def text(value: object) -> str:
+def checked_text(value: object) -> str:
     """Return a string of a state. Raises TypeError for anything else."""
     if not isinstance(value, str):
         raise TypeError("not a string")
     return value
 
 
-def hexadecimal(value: object) -> str:
+def checked_hexadecimal(value: object) -> str:
     """Return a string of hexadecimal digits, with or without a prefix "0x"; "" stands for no bits.
 
     Raises ValueError for anything else.
@@ -85,9 +85,9 @@ def hexadecimal(value: object) -> str:
     return value
 
 
-def named_numbers(value: Mapping[object, object]) -> dict[str, int]:
+def checked_numbers(value: Mapping[object, object]) -> dict[str, int]:
     """Return a mapping of names to numbers in a state.
 
     Raises TypeError or ValueError for anything else.
     """
-    return {text(name): count(number) for name, number in value.items()}
+    return {checked_text(name): checked_count(number) for name, number in value.items()}

@@ -139,7 +139,7 @@ class Counting:
         # 2. The shard is cached. A lease also records that the shard was used.
         name = name_of(ref)  # the version is known, so the name is the shard's key
         if name in self._store.shards:
-            async with self._leasing.published(ref) as published:
+            async with self._leasing.retained(ref) as published:
                 return _Counted(_ref_with_count(published.facts), is_known=published.hit)
 
         # 3. The shard is fetched, without a lease: it may be evicted for the next shard at once,
@@ -148,7 +148,7 @@ class Counting:
         assert isinstance(shard, Shard)  # this wait does not accept a partial shard
         facts = await self._store.facts(shard)
         if facts.samples is None:  # another request fetched it as a file, which is not indexed
-            async with self._leasing.published(ref) as published:
+            async with self._leasing.retained(ref) as published:
                 facts = published.facts
         return _Counted(_ref_with_count(facts), is_known=False)
 
@@ -166,7 +166,7 @@ class Counting:
     async def _try_count_tokens(self, ref: ShardRef, member: TokenMember) -> _Counted:
         """Count samples and tokens; on an error, mark the cached copy as one to be checked."""
         layout = self._store.layout
-        async with self._leasing.published(ref) as published:
+        async with self._leasing.retained(ref) as published:
             request = TokensRequest(
                 tar=str(layout.tar(published.shard.key)),
                 sidecar=str(layout.sidecar(published.shard.key)),

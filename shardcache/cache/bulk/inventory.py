@@ -18,7 +18,7 @@ from shardcache.access.urls import canonical
 from shardcache.cache.disk_health import DiskHealth
 from shardcache.cache.fetching.transfers import Transfers
 from shardcache.cache.listings.matching import matcher
-from shardcache.cache.space.pins import Pins, pinned_by
+from shardcache.cache.space.pins import Pins, describe_pin
 from shardcache.cache.space.residency import Residency
 from shardcache.errors import CacheError, CorruptShardError, ExhaustedError
 from shardcache.origin.registry import Origins
@@ -129,7 +129,7 @@ class Inventory:
         if shard.must_stay:
             pin = self._pins.get(facts.url) if shard.pinned else None
             if pin is not None:
-                return pinned_by(pin)
+                return describe_pin(pin)
             return f"in use by {shard.leases} reader(s)"
         if not await self._residency.evict(shard):
             return "a process still has it open, or a hard link to it exists"

@@ -125,7 +125,7 @@ class Warming:
 
         async def visit(ref: ShardRef) -> ShardOutcome:
             """Fetch a shard if it is not cached, and call `use`."""
-            async with self._leasing.published(ref) as published:
+            async with self._leasing.retained(ref) as published:
                 await use(published)
             facts = published.facts
             details = {"size_bytes": facts.size_bytes}

@@ -1,18 +1,17 @@
 """Published shards for callers that request them: found in the cache and checked, or fetched.
 
 Readers with a plan, the commands that warm and pin, and the S3 endpoint all get their shards here.
-A shard is published once it has passed its checks and has its final name in the cache folder. A
-caller that goes on to use a published shard retains it, which keeps it from being evicted. Early
-access to a shard is an `Arrival` (its beginning, while the rest arrives) or a `PartFile` (some of
-its parts).
 
-A plan calls a shard by its name: its cache key if the manifest gave the version, otherwise its url.
-The `Planner` maps the name to the key of the version that is cached or being fetched.
+- A shard is published once it has passed its checks and has its final name in the cache folder.
+- A caller retains a published shard, to keep it from being evicted while the caller uses it.
+- Early access is to a shard that is not published yet. It is an `Arrival`, which has the shard's
+  beginning while the rest arrives, or a `PartFile`, which has some of the shard's parts.
+- A shard's name in plans is its cache key if the manifest gave the version, otherwise its url. The
+  `Planner` maps the name to the key of the version that is cached or being fetched.
 """
 
 import asyncio
 import contextlib
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -63,10 +62,10 @@ class Published:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leasing:
-    """Finds the published file of a shard in the cache, or has it fetched.
+    """Gets published shards, for leases and for other uses: from the cache, or by a transfer.
 
     `_range_part_bytes` is the size of the parts in which ranges of objects are fetched. The lock
-    `_examining` is held while a shard is checked in which a reader reported damage.
+    `_checking` is held while a shard is checked in which a reader reported damage.
     """
 
     _store: Store
@@ -78,15 +77,16 @@ class Leasing:
     _revalidation: Revalidation
     _counters: Counters
     _range_part_bytes: int
-    _examining: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _checking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def recall(self, unversioned: Iterable[tuple[str, str]]) -> None:
-        """Restore the versions that were cached before the restart, of shards without a version.
+        """Find the cached versions of shards whose version neither a plan nor the planner has.
 
-        `acquire` asks the origin whether they are still the latest.
+        They were cached before the daemon's restart. `acquire` asks the origin whether they are
+        still the latest.
 
         Args:
-            unversioned: name and url of each of these shards.
+            unversioned: name and url of each shard whose version the plan does not have.
         """
         # The planner maps a name of unknown version to itself.
         unknown = [(name, url) for name, url in unversioned if self._planner.key(name) == name]
@@ -116,7 +116,7 @@ class Leasing:
         Args:
             ref: the shard, with the version that is wanted; without one, the latest is wanted.
             priority_class: class of the transfer, if there has to be one.
-            wait: the caller's wait, which says who waits and how much of the shard is enough.
+            wait: the caller, and how much of the shard is enough for it.
         """
         name = name_of(ref)
 
@@ -133,8 +133,8 @@ class Leasing:
     ) -> Published | Arrival:
         """Return the present version of a shard, whichever version `ref` names; see `acquire`.
 
-        Plans that call the shard by the same name get the present version from then on, too, even
-        if their manifest gave another.
+        From then on, the shard's name in plans stands for this version. If the name is that of an
+        earlier version, other plans with the same name get OutdatedError from `acquire`.
         """
         acquired = await self.acquire(ref._replace(version=None), priority_class, wait)
         if isinstance(acquired, Published):
@@ -167,48 +167,6 @@ class Leasing:
 
         return await self._acquire(fetch, name, ref)
 
-    async def _acquire(
-        self,
-        fetch: Callable[[], Awaitable[Shard | _Early]],
-        name: str,
-        ref: ShardRef,
-    ) -> Published | _Early:
-        """Return the published shard, or early access to it.
-
-        Args:
-            fetch: fetches or indexes the shard, or gives early access. It is called again and again
-                while the shard is missing, is damaged, or has no index, which a reader of samples
-                needs.
-            name: name of the shard in plans.
-            ref: the shard as the caller requests it.
-        """
-        shard = await self._present(name, ref)
-        hit = shard is not None  # True while nothing of the shard had to be fetched
-        while True:
-            published = await self._if_usable(shard, ref, hit=hit)
-            if published is not None:
-                return published
-
-            fetched = await fetch()
-            if not isinstance(fetched, Shard):
-                return fetched
-            # A transfer that only indexes a cached shard returns the same object: no bytes of the
-            # shard were fetched.
-            was_only_indexed = fetched is shard
-            hit = hit and was_only_indexed
-            # The shard may have been evicted between its publication and this task's turn on the
-            # event loop. So look it up and check it again.
-            shard = self._store.shards.get(fetched.key)
-
-    def _check_range(self, ref: ShardRef, span: Span) -> None:
-        """Raise CapacityError if there will never be space for a range, nor for the whole object.
-
-        An object of unknown size counts as too large to fit as a whole.
-        """
-        whole_bytes = footprint_bytes(ref.size_bytes or sys.maxsize)
-        if not self._residency.may_fit(whole_bytes):
-            self._residency.check_range(self.range_bytes(ref, span), ref.url)
-
     def range_bytes(self, ref: ShardRef, span: Span) -> int:
         """Return how much space a range takes, if all of its parts are fetched."""
         start, end = span
@@ -234,16 +192,20 @@ class Leasing:
         key = self._planner.key(name)
         shard = self._store.shards.get(key)
         if shard is not None:
-            # Facts are None until the sidecar has been read, and a suspicion is damage that a
-            # reader reported. `Store.is_suspect` would be too strict: it also asks for an index,
-            # without which the bytes of a range can be read.
-            if shard.facts is None or shard.suspicion:
+            if shard.facts is None:  # its sidecar has not been read yet
+                return None
+            # This is not `Store.is_suspect`, which also looks for the index: a range of bytes can
+            # be read without one.
+            if shard.suspicion:  # a reader has reported damage
                 return None
             if version is not None and version != shard.facts.version:
                 return None
+            # The time of use is shown to users and outlasts restarts. The schedule's own record
+            # determines the order of eviction.
             self._store.touch(shard)
             self._planner.schedule.used(key)
             return shard
+        # The use of parts is recorded by the caller, who knows which parts it retains.
         file = self._store.parts.get(key)
         if file is None or not file.has(span):
             return None
@@ -257,6 +219,86 @@ class Leasing:
         For a signed url, this is so only if the origin has accepted the signature.
         """
         return self._revalidation.allows(ref.url)
+
+    @contextlib.asynccontextmanager
+    async def retained(self, ref: ShardRef) -> AsyncIterator[Published]:
+        """Retain a shard, fetched if it is missing, during the block of a command.
+
+        A transfer is of the class `WARM`, so that it gives way to readers. Raises as `acquire`
+        does.
+        """
+        # A default wait accepts neither a partial shard nor one that is not published yet.
+        published = await self.acquire(ref, PriorityClass.WARM, Wait())
+        assert isinstance(published, Published)
+        self._residency.retain(published.shard)
+        try:
+            yield published
+        finally:
+            await self.release(published.shard)
+
+    async def release(self, shard: Shard) -> None:
+        """Release a retained shard and record this as the time of its last use."""
+        self._store.touch(shard)
+        self._residency.release(shard)
+        if not shard.leases:
+            await self._store.remember_use(shard)
+
+    def _check_range(self, ref: ShardRef, span: Span) -> None:
+        """Raise CapacityError if neither a range nor the whole object will ever fit."""
+        # If its size is unknown, the whole object may not fit, so the range is checked.
+        if ref.size_bytes and self._residency.may_fit(footprint_bytes(ref.size_bytes)):
+            return
+        self._residency.check_range(self.range_bytes(ref, span), ref.url)
+
+    async def _acquire(
+        self,
+        fetch: Callable[[], Awaitable[Shard | _Early]],
+        name: str,
+        ref: ShardRef,
+    ) -> Published | _Early:
+        """Return the published shard, or early access to it.
+
+        Args:
+            fetch: fetches or indexes the shard, or gives early access. It is called again and again
+                while the shard is missing, is damaged, or has no index, which a reader of samples
+                needs.
+            name: name of the shard in plans.
+            ref: the shard as the caller requests it.
+        """
+        shard = await self._present(name, ref)
+        hit = shard is not None  # True while nothing of the shard had to be fetched
+        while True:
+            published = await self._if_usable(shard, ref, hit=hit)
+            if published is not None:
+                return published
+
+            fetched = await fetch()
+            if not isinstance(fetched, Shard):
+                return fetched
+            # A transfer returns the same `Shard` object if it has only indexed the cached file. It
+            # returns another one if it has fetched the shard's bytes.
+            was_only_indexed = fetched is shard
+            hit = hit and was_only_indexed
+            # The shard may have been evicted between its publication and this task's turn on the
+            # event loop. So look it up and check it again.
+            shard = self._store.shards.get(fetched.key)
+
+    async def _present(self, name: str, ref: ShardRef) -> Shard | None:
+        """Return the shard if it is cached in the version that `ref` names.
+
+        If `ref` names none, that is the version which the origin reported last. Raises the origin's
+        error for a signed url that it does not accept.
+        """
+        key = self._planner.key(name)
+        has_bytes = key in self._store.shards or key in self._store.parts
+        # Cached or arriving bytes may have been fetched by a url with another signature, so the
+        # origin has to be asked whether it accepts this one. If there are no bytes, the origin sees
+        # this url's signature in the first request of a new transfer.
+        if has_bytes or name in self._transfers:
+            await self._revalidation.check_signature(name, ref)
+        if ref.version is None:
+            await self._revalidation.check(name, ref)
+        return self._store.shards.get(self._planner.key(name))
 
     async def _if_usable(
         self,
@@ -277,53 +319,32 @@ class Leasing:
         """
         if shard is None:
             return None
-        facts = await self._facts(shard, ref.url)
+        facts = await self._facts_if_sound(shard, ref.url)
         if facts is None:
             return None
         _check_version(facts, ref)
         if not ref.is_file and facts.samples is None:  # a reader of samples needs an index
             return None
-        if hit:
+        if hit:  # the schedule does not count the first use, for which a shard was fetched
             self._planner.schedule.used(shard.key)
         return Published(shard, facts, hit)
 
-    @contextlib.asynccontextmanager
-    async def published(self, ref: ShardRef) -> AsyncIterator[Published]:
-        """Provide a shard, fetched if it is missing, and keep it during the block.
+    async def _facts_if_sound(self, shard: Shard, url: str) -> Facts | None:
+        """Return the facts of a cached shard; None if it is damaged, or has left the cache.
 
-        Raises as `acquire` does.
-        """
-        # A default wait accepts neither a partial shard nor one that is not published yet.
-        published = await self.acquire(ref, PriorityClass.WARM, Wait())
-        assert isinstance(published, Published)
-        self._residency.retain(published.shard)
-        try:
-            yield published
-        finally:
-            await self.release(published.shard)
-
-    async def release(self, shard: Shard) -> None:
-        """Release a retained shard and record this as the time of its last use."""
-        self._store.touch(shard)
-        self._residency.release(shard)
-        if not shard.leases:
-            await self._store.remember_use(shard)
-
-    async def _facts(self, shard: Shard, url: str) -> Facts | None:
-        """Return the facts of a cached shard, checked first if a reader reported damage in it.
-
-        None if the shard is damaged, which takes it out of service, or has left the cache during
-        the check. Raises DiskError if the disk has failed.
+        If a reader reported damage, the shard is checked first. A damaged shard is taken out of
+        service. Raises DiskError if the disk has failed.
         """
         try:
             if self._store.is_suspect(shard):
-                await self._examine(shard, url)
+                await self._check_suspect(shard, url)
             if not self._is_cached(shard):
                 return None
             with self._residency.retained(shard):
-                is_first_use = shard.facts is None
+                # Facts stay in memory once they were read, so the history needs them only once.
+                is_first_read = shard.facts is None
                 facts = await self._store.facts(shard)
-                if is_first_use:
+                if is_first_read:
                     await self._history.remember(facts)
         except CorruptShardError as exn:
             await self._take_out(shard, exn, url)
@@ -335,20 +356,20 @@ class Leasing:
         """Return whether this very shard is in service."""
         return self._store.shards.get(shard.key) is shard
 
-    async def _examine(self, shard: Shard, url: str) -> None:
+    async def _check_suspect(self, shard: Shard, url: str) -> None:
         """Check a shard in which a reader found damage; take it out of service if there is some.
 
         If only the index is damaged, the shard counts as a plain file from then on. It is indexed
         again for the next reader of samples. Raises DiskError if the disk has failed.
         """
-        # Shards are examined one at a time. Several readers may report the same damage: those that
-        # waited for the lock find the shard examined already.
-        async with self._examining:
+        # Shards are checked one at a time. Several readers may report the same damage: those that
+        # waited for the lock find the shard checked already.
+        async with self._checking:
             if not self._is_cached(shard) or not self._store.is_suspect(shard):
                 return
             try:
                 with self._residency.retained(shard):
-                    await self._check(shard, url)
+                    await self._check_index_and_tar(shard, url)
             except CorruptShardError as exn:
                 await self._take_out(shard, exn, url)
                 return
@@ -356,11 +377,12 @@ class Leasing:
 
     async def _take_out(self, shard: Shard, exn: CorruptShardError, url: str) -> None:
         """Take a damaged shard out of service. Raises DiskError if it is the disk that fails."""
-        if not await self._health.take_out(shard, exn):
+        was_taken_out = await self._health.take_out(shard, exn)
+        if not was_taken_out:  # it may be the disk that fails
             self._health.raise_if_failing(url)
 
-    async def _check(self, shard: Shard, url: str) -> None:
-        """Check the index of a shard, and the tar if that is sound. Raises CorruptShardError."""
+    async def _check_index_and_tar(self, shard: Shard, url: str) -> None:
+        """Check the index of a shard; if it is sound, the tar. Raises CorruptShardError."""
         facts = await self._store.facts(shard)
         # A damaged index explains the reader's report. So the tar is checked only if there is no
         # index (`samples` is None), or the index is sound.
@@ -394,29 +416,12 @@ class Leasing:
             return False
         return True
 
-    async def _present(self, name: str, ref: ShardRef) -> Shard | None:
-        """Return the shard if it is cached in the version that `ref` names.
-
-        If `ref` names none, that is the version which the origin reported last. Raises the origin's
-        error for a signed url that it does not accept.
-        """
-        key = self._planner.key(name)
-        has_bytes = key in self._store.shards or key in self._store.parts
-        # Bytes that are cached or arriving were fetched by another url, whose signature says
-        # nothing about this one. If there are none, a new transfer requests the object by this very
-        # url, and the origin checks the signature.
-        if has_bytes or name in self._transfers:
-            await self._revalidation.check_signature(name, ref)
-        if ref.version is None:
-            await self._revalidation.check(name, ref)
-        return self._store.shards.get(self._planner.key(name))
-
 
 def _check_version(facts: Facts, ref: ShardRef) -> None:
     """Raise OutdatedError if a cached shard is another version than `ref` names.
 
-    That happens if another plan reads the latest version: the name then leads to that one
-    (`acquire_latest`).
+    That happens after `acquire_latest` for the same name, which found a later version in the
+    origin.
     """
     if ref.version is not None and ref.version != facts.version:
         raise OutdatedError(

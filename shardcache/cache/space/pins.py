@@ -2,8 +2,8 @@
 
 A pin keeps a shard from eviction. It is on a url, not on a version: when a new version arrives, the
 new version is kept in place of the old one. A pin is valid whether or not its shard is cached yet.
-It belongs to the users who made it, and lasts until the last of them removes it, even through
-restarts and the loss of the catalogue.
+It belongs to the users who made it, and lasts until the last of them removes it. Pins are in a file
+of their own, so they outlast restarts, and the loss of the cache folder's database.
 
 `Cache.pin` and `Cache.unpin` change the pins. `Residency` reports each shard that arrives.
 """
@@ -37,7 +37,7 @@ _SAVE_INTERVAL_S = 5.0
 class Pins:
     """All pins: the users who made each, the version that it keeps, and the limit of all.
 
-    `Residency` keeps the cached shards that are pinned.
+    `Residency` asks this class which of the cached shards must not be evicted.
 
     Args:
         store: the cache folder, which has the file with the pins.
@@ -60,13 +60,13 @@ class Pins:
             shard = store.shards.get(pin.key)
             if shard is None:
                 self._put(pin.url, pin)
-            else:  # the file may be older than the shard's arrival, and have an estimated size
+            else:  # the size in the file is an estimate if it was saved before the shard arrived
                 self._put(pin.url, replace(pin, size_bytes=shard.kept_bytes))
         if self._size_bytes > self._limit_bytes:
             log.warning("pins exceed their limit; all are kept", **self.to_json())
 
     def __iter__(self) -> Iterator[Pin]:
-        return iter(list(self._by_url.values()))
+        return iter(list(self._by_url.values()))  # a copy: pins may change during the iteration
 
     def watch(self, report: Callable[[str], None]) -> None:
         """Call `report` with every pinned key, and with each that is pinned or unpinned later."""
@@ -102,7 +102,7 @@ class Pins:
             pins = list(last_by_url.values())
             self._check_growth(sum(self._growth_bytes(pin) for pin in pins))
             previous = await self._change(pins, self._joined)
-        return {url for url, pin in previous.items() if pin is None}
+            return {url for url, pin in previous.items() if pin is None}
 
     async def remove(self, pins: Sequence[Pin], uid: int | None) -> dict[str, Pin | None]:
         """Remove a user from pins; return, for each url, the pin that remains, or None.
@@ -113,9 +113,15 @@ class Pins:
             pins: the pins.
             uid: id of the user; None to remove all users.
         """
+
+        def without_user(pin: Pin) -> Pin | None:
+            """Return what is left of the pin that is on this pin's url now."""
+            present = self._by_url.get(pin.url)
+            return None if present is None else _without(present, uid)
+
         async with self._changing:
-            await self._change(pins, lambda pin: _without(self._by_url.get(pin.url), uid))
-        return {pin.url: self._by_url.get(pin.url) for pin in pins}
+            await self._change(pins, without_user)
+            return {pin.url: self._by_url.get(pin.url) for pin in pins}
 
     def arrived(self, shard: Shard) -> None:
         """Keep a cached shard if its url is pinned, in place of the version kept so far.
@@ -123,8 +129,8 @@ class Pins:
         If the shard would exceed the limit of all pins, its url is unpinned instead.
         """
         pin = self._pin_on(shard)
-        # A pin keeps what readers of samples use, such as the decompressed tar. The compressed tar
-        # is another cached shard, which the pin does not keep.
+        # A pin keeps the form of a shard that readers of samples use, such as the decompressed tar.
+        # The compressed tar may be cached as well, under another key, but is not pinned.
         if pin is None or _is_unconverted(shard):
             return
         try:
@@ -203,7 +209,8 @@ class Pins:
                 previous.setdefault(pin.url, self._by_url.get(pin.url))
                 self._put(pin.url, replacement(pin))
 
-        # This comes first: if the task is cancelled, the pins replaced so far are saved later.
+        # If the task is cancelled before `_write`, the pins replaced so far stay, and `run` saves
+        # them.
         self._unsaved.set()
         # The pins may be those of a whole dataset, so they are replaced piece by piece.
         await self._turns.take(pins, replace_each)
@@ -217,7 +224,7 @@ class Pins:
 
     async def _write(self) -> None:
         """Write the file. If the task is cancelled, wait for the end of the writing first."""
-        # This comes first: a shard that arrives during the writing needs another save.
+        # This comes before the writing: a shard that arrives during it needs another save.
         self._unsaved.clear()
         pins = list(self._by_url.values())
         try:
@@ -253,8 +260,8 @@ class Pins:
     def _joined(self, pin: Pin) -> Pin:
         """Return a new pin combined with the pin that is on its url already, if there is one.
 
-        The combined pin has the users of both. Of the two versions, it has the one that should be
-        in the cache for now.
+        The combined pin has the users of both. It keeps the previous version if that is cached,
+        otherwise the version of the new pin.
         """
         previous = self._by_url.get(pin.url)
         if previous is None:
@@ -289,20 +296,21 @@ class Pins:
 
 
 def _is_unconverted(shard: Shard) -> bool:
-    """Return whether a shard has an object's own bytes, though samples need another form of it."""
+    """Return whether a shard is an object's own bytes, and samples are read from another form."""
     facts = shard.facts
-    if facts is None:
+    if facts is None:  # its pin was found by its key, so it is the form that the pin keeps
         return False
     if HIDDEN in facts.url:
-        # The key was made of the url with its secret, which is not known here: compare sizes.
-        is_unchanged = facts.samples is None and facts.size_bytes == facts.origin_bytes
-        return is_unchanged and not is_stored_as_is(facts.url)
+        # The key is a hash of the url with its secret, which was removed from this url. So the form
+        # is inferred: an object's own bytes have the size in the origin, and no index of samples.
+        has_own_bytes = facts.samples is None and facts.size_bytes == facts.origin_bytes
+        return has_own_bytes and not is_stored_as_is(facts.url)
     return is_key_of_own_bytes(shard.key, facts.url, facts.version)
 
 
-def _without(pin: Pin | None, uid: int | None) -> Pin | None:
-    """Return a pin without a user, or without all of them; None if nobody is left."""
-    if pin is None or uid is None:
+def _without(pin: Pin, uid: int | None) -> Pin | None:
+    """Return a pin without a user; None if no other user has it, or `uid` is None for all users."""
+    if uid is None:
         return None
     uids = pin.uids - {uid}
     if not uids:
@@ -310,7 +318,7 @@ def _without(pin: Pin | None, uid: int | None) -> Pin | None:
     return replace(pin, uids=uids)
 
 
-def pinned_by(pin: Pin) -> str:
-    """Return a human-readable statement of the users who pinned a shard."""
+def describe_pin(pin: Pin) -> str:
+    """Return a sentence for users: who pinned a shard, and how to remove the pin."""
     users = ", ".join(user_name(uid) for uid in sorted(pin.uids))
     return f"pinned by user {users}; `shardcache unpin` removes the pin"

@@ -1,7 +1,7 @@
-"""Credentials in the form that requests carry, renewed before they expire.
+"""Proofs: credentials in the form that requests carry, renewed before they expire.
 
-A proof is that form: headers such as a bearer token, or a signed query. `StoreOrigin` gets a proof
-from `RenewedProof` for each request, and each store has its own function that creates proofs.
+A proof consists of headers, such as a bearer token, or of a signed query. `StoreOrigin` gets a
+proof from `RenewedProof` for each request. Each store has its own function that creates proofs.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ def _expired_proof() -> Proof:
 
 
 class RenewedProof:
-    """A proof that is renewed five minutes before it expires.
+    """A proof that is renewed five minutes before it expires, or halfway through a short life.
 
     If several requests need a new proof at the same time, one of them renews it for all.
 
@@ -59,17 +59,16 @@ class RenewedProof:
         self._proof = _expired_proof()
         self._was_refused = False
         self._due_s = -math.inf  # POSIX time of the next renewal
-        self._failed_s = -math.inf  # POSIX time of the latest failure
-        self._failure: ShardcacheError  # the latest failure, for all requests that waited for it
+        self._failure: ShardcacheError | None = None  # of the latest renewal; None if it succeeded
 
     async def get(self, url: str) -> Proof:
-        """Return the proof for a url.
+        """Return the proof for a request.
 
         While a renewal is in progress, and after a renewal has failed, the previous proof is
         returned until it expires.
 
         Args:
-            url: the url that is requested, for errors.
+            url: the url that is requested; used only in errors.
 
         Raises the error of a renewal that failed, if the previous proof has expired.
         """
@@ -81,10 +80,12 @@ class RenewedProof:
         if is_being_renewed and now_s < self._proof.expires_s:
             return self._proof
 
+        earlier_failure = self._failure
         async with self._renewing:
-            # A renewal failed while this request waited for it: this request would fail as well.
-            if self._failed_s > now_s:
-                failure = self._failure
+            failure = self._failure
+            # If a renewal failed while this request waited for it, its own would fail as well. So
+            # it raises the same error, with its own url.
+            if failure is not None and failure is not earlier_failure:
                 raise type(failure)(failure.message, url=url, remedy=failure.remedy)
             # Another request may have renewed the proof while this request waited for the lock.
             if time.time() >= self._due_s:
@@ -113,7 +114,6 @@ class RenewedProof:
                 proof = await self._new_proof(self._was_refused)
         except ShardcacheError as exn:
             self._failure = exn
-            self._failed_s = time.time()
             if now_s >= self._proof.expires_s:
                 raise
             self._due_s = now_s + _PAUSE_S
@@ -121,6 +121,7 @@ class RenewedProof:
 
         life_s = proof.expires_s - now_s
         self._proof = proof
+        self._failure = None
         self._was_refused = False
         # A proof with a short life is used for at least half of its life.
         self._due_s = now_s + max(life_s - _EARLY_S, life_s / 2)

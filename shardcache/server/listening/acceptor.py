@@ -1,9 +1,10 @@
 """Acceptance of connections, within limits on their number and time.
 
+A connection beyond the limits on their number is refused: it gets an error, and is closed.
+
 aiohttp's `SockSite` lets the event loop accept connections, without limits per user. When there is
 no free descriptor, uvloop accepts waiting connections and closes them unanswered, and asyncio logs
-a hundred errors a second. With an `Acceptor`, connections wait until a descriptor is free. To
-refuse a connection is to send an error and close it.
+a hundred errors a second. With an `Acceptor`, connections wait until a descriptor is free.
 """
 
 import asyncio
@@ -57,7 +58,8 @@ class Acceptor:
         self._new_protocol = new_protocol
         self._limits = limits
         self._refusal = refusal or _http_503
-        self._serving: set[asyncio.Task[None]] = set()
+        # Tasks that hand connections over. The event loop alone would not keep them alive.
+        self._hand_overs: set[asyncio.Task[None]] = set()
         self._logged_s = -_LOG_PERIOD_S  # time of the last warning, by the monotonic clock
 
     @contextmanager
@@ -68,7 +70,7 @@ class Acceptor:
             yield
         finally:
             asyncio.get_running_loop().remove_reader(sock)
-            # Once the socket is closed, the end of a pause does not add it again.
+            # If accepting is paused, `_start_accepting` sees at the pause's end that it is closed.
             sock.close()
 
     def _start_accepting(self, sock: socket.socket) -> None:
@@ -82,7 +84,9 @@ class Acceptor:
             try:
                 connection, _ = sock.accept()
             except (BlockingIOError, ConnectionError):
-                return  # none is waiting, or the client has disconnected already
+                # None is waiting, or the next client has disconnected already. If more are waiting,
+                # the event loop calls this method again.
+                return
             except OSError as exn:  # most likely, there is no free descriptor
                 self._log("cannot accept connections; pausing", cause=exn.strerror)
                 self._pause(sock)
@@ -100,7 +104,7 @@ class Acceptor:
         loop.call_later(_PAUSE_S, self._start_accepting, sock)
 
     def _admit(self, connection: socket.socket) -> None:
-        """Serve a new connection in a task, or refuse it."""
+        """Hand a new connection over to its protocol, or refuse it."""
         connection.setblocking(False)
         uid = None  # for TCP, whose users are not known
         if connection.family == socket.AF_UNIX:
@@ -116,10 +120,22 @@ class Acceptor:
             return
 
         self.connections[uid] += 1
-        protocol = _LimitedProtocol(self._new_protocol(), limits, lambda: self._forget(uid))
-        task = asyncio.get_running_loop().create_task(_hand_over(connection, protocol))
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
+        task = asyncio.get_running_loop().create_task(self._hand_over(connection, uid, limits))
+        self._hand_overs.add(task)
+        task.add_done_callback(self._hand_overs.discard)
+
+    async def _hand_over(self, connection: socket.socket, uid: int | None, limits: Limits) -> None:
+        """Hand a connection over to its protocol, which serves it from then on."""
+
+        def forget() -> None:
+            self._forget(uid)
+
+        protocol = _LimitedProtocol(self._new_protocol(), limits, on_end=forget)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
+        except OSError:  # the client is gone already
+            connection.close()
+            forget()
 
     def _reason_to_refuse(self, uid: int | None, limits: Limits) -> str | None:
         """Return the reason to refuse a user's new connection; None if there is none."""
@@ -146,25 +162,13 @@ class Acceptor:
             log.warning(event, **fields)
 
 
-async def _hand_over(connection: socket.socket, protocol: "_LimitedProtocol") -> None:
-    """Hand a connection over to its protocol, which serves it from then on."""
-    try:
-        await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
-    except OSError:  # the client is gone already
-        connection.close()
-        protocol.connection_lost(None)  # None, as for a connection that was closed normally
-
-
 class _LimitedProtocol(asyncio.Protocol):
     """Passes a connection's events to `inner`, and ends a connection that takes too long.
 
-    There is a limit on the time of the whole connection, or with `first_request_only` on the time
-    until the head of its first request has arrived. With `stall_s`, there is also a limit on the
-    time for which the client may read nothing.
-
     Args:
         inner: the protocol that serves the connection.
-        limits: the limits on the connection's time.
+        limits: the limits on time among them are those of this connection: on its whole lifetime,
+            on the time until its first request, and on the time for which the client reads nothing.
         on_end: called when the connection has ended.
     """
 
@@ -172,37 +176,45 @@ class _LimitedProtocol(asyncio.Protocol):
         self._inner = inner
         self._limits = limits
         self._on_end = on_end
-        self._time_limit: asyncio.TimerHandle | None = None  # None until the connection is made
-        self._stall_timer: StallTimer | None = None  # None without `stall_s`
+        # Each timer is None if its limit is.
+        self._lifetime_timer: asyncio.TimerHandle | None = None
+        self._head_timer: asyncio.TimerHandle | None = None  # None once the head has arrived, too
+        self._stall_timer: StallTimer | None = None
         self._tail = b""  # the last bytes received, while the first request's head is incomplete
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the limit on the connection's time."""
+        """Start the timers of the connection."""
         write_transport = cast(asyncio.WriteTransport, transport)
         loop = asyncio.get_running_loop()
-        # Not `close`, which would wait until the client has read everything that was written.
-        self._time_limit = loop.call_later(self._limits.limit_s, write_transport.abort)
-        if self._limits.stall_s is not None:
-            self._stall_timer = StallTimer(write_transport, self._limits.stall_s)
+        limits = self._limits
+        # `close` in place of `abort` would wait until the client has read everything that was
+        # written.
+        if limits.lifetime_s is not None:
+            self._lifetime_timer = loop.call_later(limits.lifetime_s, write_transport.abort)
+        if limits.first_request_s is not None:
+            self._head_timer = loop.call_later(limits.first_request_s, write_transport.abort)
+        if limits.stall_s is not None:
+            self._stall_timer = StallTimer(write_transport, limits.stall_s)
         self._inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers, and report the connection's end."""
         self._on_end()
+        if self._lifetime_timer is not None:
+            self._lifetime_timer.cancel()
+        if self._head_timer is not None:
+            self._head_timer.cancel()
         if self._stall_timer is not None:
             self._stall_timer.stop()
-        if self._time_limit is not None:  # None if the connection was never made: see `_hand_over`
-            self._time_limit.cancel()
-            self._inner.connection_lost(exc)
+        self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Pass data on; stop the time limit once the first request's head has arrived."""
-        assert self._time_limit is not None
-        is_head_awaited = self._limits.first_request_only and not self._time_limit.cancelled()
-        if is_head_awaited:
+        """Pass data on; stop the head's timer once the first request's head has arrived."""
+        if self._head_timer is not None:
             received = self._tail + data
             if _END_OF_HEAD in received:
-                self._time_limit.cancel()
+                self._head_timer.cancel()
+                self._head_timer = None
             # The end of the head may arrive in two pieces, so the last bytes are kept.
             max_tail_bytes = len(_END_OF_HEAD) - 1
             self._tail = received[-max_tail_bytes:]
@@ -212,13 +224,13 @@ class _LimitedProtocol(asyncio.Protocol):
         return self._inner.eof_received()
 
     def pause_writing(self) -> None:
-        """Start the stall timer: there are bytes that the client has not read."""
+        """Start the stall timer: bytes wait in the transport's buffer for the client to read."""
         if self._stall_timer is not None:
             self._stall_timer.start()
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """Stop the stall timer: the client has read everything."""
+        """Stop the stall timer: no bytes wait in the transport's buffer any more."""
         if self._stall_timer is not None:
             self._stall_timer.stop()
         self._inner.resume_writing()

@@ -53,17 +53,17 @@ class Limits:
         connections: maximum number of connections at a time.
         per_user: maximum number of connections at a time for each user, except root and the
             daemon's own user.
-        limit_s: maximum lifetime of a connection; with `first_request_only`, the maximum time until
-            the head of its first request has arrived.
-        first_request_only: True if `limit_s` applies only to the first request.
+        lifetime_s: maximum lifetime of a connection; None for no limit.
+        first_request_s: maximum time until the head of a connection's first request has arrived;
+            None for no limit.
         stall_s: maximum time for which a client may read nothing although there is something to
             read; None for no limit.
     """
 
     connections: int
     per_user: int
-    limit_s: float
-    first_request_only: bool = False
+    lifetime_s: float | None = None
+    first_request_s: float | None = None
     stall_s: float | None = None
 
     @classmethod
@@ -77,8 +77,7 @@ class Limits:
         return cls(
             connections,
             per_user=settings.user_connections or connections // 2,
-            limit_s=_FIRST_REQUEST_S,
-            first_request_only=True,
+            first_request_s=_FIRST_REQUEST_S,
         )
 
     def check_sessions(self, sessions: int) -> None:

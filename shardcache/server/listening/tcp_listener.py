@@ -19,7 +19,7 @@ _MAX_CONNECTIONS = 64
 _LIFETIME_S = 60.0  # time after which a connection is closed, even if it is in use
 
 # The users of TCP are not known, so they count as one user.
-TCP_LIMITS = Limits(_MAX_CONNECTIONS, per_user=_MAX_CONNECTIONS, limit_s=_LIFETIME_S)
+TCP_LIMITS = Limits(_MAX_CONNECTIONS, per_user=_MAX_CONNECTIONS, lifetime_s=_LIFETIME_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,8 +102,7 @@ def _current_limits(stall_s: float) -> Limits:
     return Limits(
         connections,
         per_user=connections,
-        limit_s=_FIRST_REQUEST_S,
-        first_request_only=True,
+        first_request_s=_FIRST_REQUEST_S,
         stall_s=stall_s,
     )
 

@@ -8,9 +8,9 @@ identifies an object.
 signed by               parameters
 ======================  ====================================================================
 AWS, version 4          `X-Amz-*`
-AWS, version 2; Ceph    `AWSAccessKeyId`, `Signature`, `Expires`, `x-amz-security-token`
-CloudFront              `Key-Pair-Id`, `Signature`, `Expires` or `Policy`, `Hash-Algorithm`
 Google, version 4       `X-Goog-*`
+AWS, version 2; Ceph    `AWSAccessKeyId`, `Signature`, `Expires`, `x-amz-security-token`
+CloudFront              `Key-Pair-Id`, `Signature`, `Hash-Algorithm`; `Expires` or `Policy`
 Google, version 2       `GoogleAccessId`, `Signature`, `Expires`
 Azure (SAS)             `sv`, `sig`, `se`, `sp`, `sr` and the other fields of a token
 ======================  ====================================================================
@@ -29,19 +29,20 @@ class _Signing(NamedTuple):
     """One way of signing urls; names of parameters are in lower case.
 
     Attributes:
-        marks: names of the parameters that every url signed this way has.
+        required: names of the parameters that every url signed this way has, by which it is
+            recognized.
         prefix: all parameters whose names begin with it belong to the signature; empty for no such
             parameters.
-        others: names of the signature's other parameters.
+        optional: names of the signature's other parameters, which a url may have.
     """
 
-    marks: frozenset[str]
+    required: frozenset[str]
     prefix: str = ""
-    others: frozenset[str] = frozenset()
+    optional: frozenset[str] = frozenset()
 
     def has_parameter(self, name: str) -> bool:
         """Return whether a parameter belongs to the signature."""
-        if name in self.marks or name in self.others:
+        if name in self.required or name in self.optional:
             return True
         return bool(self.prefix) and name.startswith(self.prefix)
 
@@ -71,19 +72,26 @@ _SAS_FIELDS = frozenset(
         "skv",
     }
 )
+# In the order of the table in the module's docstring.
 _SIGNINGS = (
-    _Signing(frozenset({"x-amz-signature", "x-amz-credential"}), "x-amz-"),
-    _Signing(frozenset({"x-goog-signature", "x-goog-credential"}), "x-goog-"),
+    # AWS, version 4
+    _Signing(frozenset({"x-amz-signature", "x-amz-credential"}), prefix="x-amz-"),
+    # Google, version 4
+    _Signing(frozenset({"x-goog-signature", "x-goog-credential"}), prefix="x-goog-"),
+    # AWS, version 2; Ceph
     _Signing(
         frozenset({"awsaccesskeyid", "signature", "expires"}),
-        others=frozenset({"x-amz-security-token"}),
+        optional=frozenset({"x-amz-security-token"}),
     ),
+    # CloudFront
     _Signing(
         frozenset({"key-pair-id", "signature"}),
-        others=frozenset({"expires", "policy", "hash-algorithm"}),
+        optional=frozenset({"expires", "policy", "hash-algorithm"}),
     ),
+    # Google, version 2
     _Signing(frozenset({"googleaccessid", "signature", "expires"})),
-    _Signing(frozenset({"sv", "sig"}), others=_SAS_FIELDS),
+    # Azure
+    _Signing(frozenset({"sv", "sig"}), optional=_SAS_FIELDS),
 )
 _WEB = re.compile(r"https?://", re.IGNORECASE)
 _BASIC_DATE = "%Y%m%dT%H%M%SZ"  # ISO 8601's basic format
@@ -140,6 +148,7 @@ def _stated_expiry_s(signature: Mapping[str, str]) -> float | None:
             return (signed.replace(tzinfo=UTC) + valid).timestamp()
     # 2. AWS and Google, version 2; CloudFront: seconds since the epoch
     if "expires" in signature:
+        # `int` refuses what `float` would accept, such as "nan" or "1.5".
         return float(int(signature["expires"]))
     # 3. Azure: a date
     if "se" in signature:
@@ -152,25 +161,25 @@ def _stated_expiry_s(signature: Mapping[str, str]) -> float | None:
 
 def _parsed(url: str) -> _SignedUrl | None:
     """Return the parts of a signed url; None for any other."""
-    path, mark, query = url.partition("?")
+    path, question_mark, query_and_fragment = url.partition("?")
     # This comes first because there may be millions of urls, and few of them have a query.
-    if not mark or not _WEB.match(url):
+    if not question_mark or not _WEB.match(url):
         return None
-    query, hash_mark, fragment = query.partition("#")
+    query, hash_mark, fragment = query_and_fragment.partition("#")
     parameters = [(_name_in(text), text) for text in query.split("&")]
     names = {name for name, _ in parameters}
-    signing = next((each for each in _SIGNINGS if each.marks <= names), None)
+    signing = next((each for each in _SIGNINGS if each.required <= names), None)
     if signing is None:
         return None
 
     signature: dict[str, str] = {}
-    others: list[str] = []
+    object_parameters: list[str] = []  # those that do not belong to the signature
     for name, text in parameters:
         if signing.has_parameter(name):
             signature[name] = _value_in(text)
         else:
-            others.append(text)
-    object_query = f"?{'&'.join(others)}" if others else ""
+            object_parameters.append(text)
+    object_query = "?" + "&".join(object_parameters) if object_parameters else ""
     return _SignedUrl(path + object_query + hash_mark + fragment, signature)
 
 

@@ -168,7 +168,7 @@ def _answers(port: int) -> bool:
         return False
 
 
-BRIEF = Limits(connections=1, per_user=1, limit_s=0.05)
+BRIEF = Limits(connections=1, per_user=1, lifetime_s=0.05)
 
 
 def _listening() -> socket.socket:

@@ -177,7 +177,7 @@ async def test_acceptance_pauses_without_descriptors(tmp_path: Path) -> None:
 
     Without a pause it would be tried in each of a hundred turns of the loop.
     """
-    limits, before = Limits(connections=9, per_user=9, limit_s=GUARD_S), resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits, before = Limits(connections=9, per_user=9, lifetime_s=GUARD_S), resource.getrlimit(resource.RLIMIT_NOFILE)
     with (
         listening(tmp_path / "s") as sock,
         Acceptor(Greeter, lambda: limits).accepting(sock),
@@ -197,7 +197,7 @@ async def test_acceptance_pauses_without_descriptors(tmp_path: Path) -> None:
 
 async def test_first_request_has_its_time(tmp_path: Path) -> None:
     """A silent connection is closed at the limit; one whose request has come is not, though it is older."""
-    limits = Limits(connections=9, per_user=9, limit_s=0.05, first_request_only=True)
+    limits = Limits(connections=9, per_user=9, first_request_s=0.05)
     with listening(tmp_path / "s") as sock, Acceptor(Greeter, lambda: limits).accepting(sock):
         asked, asking = await asyncio.open_unix_connection(str(tmp_path / "s"))
         asking.write(b"GET / HTTP/1.1\r\n\r")
