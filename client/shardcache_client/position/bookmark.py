@@ -57,11 +57,12 @@ class Bookmark:
         self.loaded_at = 0
         # `changes` of another bookmark when `follow` was last called.
         self._followed_changes = -1
-        self._pid = os.getpid()
+        self._pid = os.getpid()  # the process that has begun the iterations
         self._iterations = 0  # number of iterations begun by this process
         self._forget_iterations()
 
     def _forget_iterations(self) -> None:
+        """Forget all iterations, so that none of them has the dataset's position."""
         self._main: Iteration | None = None
         self._begun: list[Iteration] = []  # in the order in which they began or were last read
         self.latest: Iteration | None = None
@@ -457,5 +458,5 @@ def _is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # It runs as another user.
+        return True  # it runs as another user
     return True

@@ -1,9 +1,9 @@
 """The loading of states into a mixture that may have changed since they were saved. Pure.
 
-A mixture reads from several datasets, its sources, in proportion to their weights. After a change
-of sources, weights, batches or epochs, each source goes on after the samples that were taken from
-it. This module makes the `Change` that records how many these were. It becomes part of all later
-states.
+A mixture reads from several datasets, its sources, in proportion to their weights. The user may
+change the sources, the weights, the form of the batches or the length of an epoch. Each source then
+goes on after the samples that were taken from it. This module makes the `Change` that records how
+many these were, and that becomes part of all later states.
 """
 
 from collections.abc import Sequence
@@ -47,14 +47,15 @@ class MixtureLoad:
         manifest: Manifest,
         ranks: int,
     ) -> None:
-        first = states[0]
+        first = states[0]  # the mixture and the epoch are the same in all of them
         if first.mixture is None:
-            raise _another_dataset()
+            raise _other_dataset_error()
         self._states = states
         self._deal_options = deal_options.after(first.mixture.change)
         self._manifest = manifest
         self._ranks = ranks
-        # The identifier for counted samples; those of a mixture always are counted.
+        # `identities` has an identifier for counted samples (True), and one for uncounted samples.
+        # Those of a mixture are always counted.
         self._dataset = deal_options.identities(manifest)[True]
 
         current = self._mixture(self._deal_options, first.epoch)
@@ -87,7 +88,8 @@ class MixtureLoad:
         )
         mixture = self._mixture(deal_options.after(change), change.epoch)
         seeds = self._states[0].seeds
-        return [RankState(self._dataset, Progress(change.epoch), mixture=mixture, seeds=seeds)]
+        at_start_of_epoch = Progress(change.epoch)
+        return [RankState(self._dataset, at_start_of_epoch, mixture=mixture, seeds=seeds)]
 
     def _mixture(self, deal_options: MixtureOptions, epoch: int) -> MixtureState:
         """Return the mixture as a state of this run would describe it in an epoch."""
@@ -99,7 +101,7 @@ class MixtureLoad:
         return mixture
 
 
-def _another_dataset() -> ConfigError:
+def _other_dataset_error() -> ConfigError:
     """Return the error for states whose sources are not those of the mixture."""
     return ConfigError(
         "the state is from another dataset, or the numbers of samples in its shards have changed",
@@ -119,7 +121,7 @@ def _with_identities(saved_mixture: MixtureState, current: MixtureState) -> Mixt
     """
     saved_sources = saved_mixture.epoch_sources
     if saved_sources.keys() != current.epoch_sources.keys():
-        raise _another_dataset()
+        raise _other_dataset_error()
     sources = []
     samples = []
     for source in current.sources:
@@ -149,7 +151,7 @@ def _check_sources(saved_mixture: MixtureState, current: MixtureState) -> None:
     # A state of an earlier release has empty identities, which cannot be compared.
     lacks_identities = "" in saved_identities.values()
     if are_all_new or lacks_identities:
-        raise _another_dataset()
+        raise _other_dataset_error()
     for source in current.sources:
         # A new source has no identity in the state.
         if saved_identities.get(source.name, source.identity) != source.identity:

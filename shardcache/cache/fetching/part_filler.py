@@ -12,7 +12,7 @@ a wait, a part or an error is added, the claim's signal `moved` is notified: the
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -241,7 +241,7 @@ class _FillRun:
 
         # 2. Missing parts are requested all at once, consecutive ones in one request. If most of
         #    the object's parts are wanted, the whole object is fetched instead.
-        missing = self._missing(self._needed())
+        missing = self._missing(self._awaited_parts())
         if self._is_worth_the_whole(missing) and await self._whole.reserve_at_once():
             self._transfer.want_whole()
             return True
@@ -249,7 +249,7 @@ class _FillRun:
 
         # 3. Parts that will probably be read next are requested, too, if there is space for them
         #    without waiting.
-        ahead = self._missing(self._ahead())
+        ahead = self._missing(self._parts_ahead())
         if ahead and await self._try_reserve_ahead(ahead):
             self._start_requests(ahead, group)
         return has_requested
@@ -290,13 +290,13 @@ class _FillRun:
         for wait in waits:
             wait.enter(Stage.NETWORK)
         self._start_first_requests(waits, missing, group)
-        self._start_requests(missing, group)
+        self._start_requests(self._missing(missing), group)
         return True
 
     def _start_first_requests(
         self,
         waits: Sequence[Wait],
-        missing: list[int],
+        missing: Collection[int],
         group: asyncio.TaskGroup,
     ) -> None:
         """Request the first parts of waits whose ranges are read in order, each part by itself.
@@ -306,13 +306,16 @@ class _FillRun:
 
         Args:
             waits: the waits.
-            missing: the missing parts, from which the requested ones are removed.
+            missing: the missing parts of these waits.
             group: runs the requests.
         """
         for wait in waits:
-            first = next(iter(self._parts_of(wait)), None)
-            if wait.in_order and first in missing:
-                missing.remove(first)
+            parts = self._parts_of(wait)
+            if not wait.in_order or not parts:
+                continue
+            first = parts[0]
+            is_requested = first in self._fetching  # for another of these waits
+            if first in missing and not is_requested:
                 self._start_requests([first], group)
 
     async def _request_in_turn(self, wait: Wait, group: asyncio.TaskGroup) -> None:
@@ -365,12 +368,12 @@ class _FillRun:
         """Return the numbers of the parts that a wait needs; none for a wait for the whole."""
         return range(0) if wait.bytes is None else self._file.parts_of(wait.bytes)
 
-    def _needed(self) -> Iterator[int]:
+    def _awaited_parts(self) -> Iterator[int]:
         """Yield the numbers of the parts that readers wait for."""
         for wait in self._claim.range_waits:
             yield from self._parts_of(wait)
 
-    def _ahead(self) -> Iterator[int]:
+    def _parts_ahead(self) -> Iterator[int]:
         """Yield the numbers of the parts that readers will probably read next."""
         for wait in self._claim.range_waits:
             if wait.ahead is not None:
@@ -399,7 +402,7 @@ class _FillRun:
     async def _check_restored(self) -> None:
         """Check the wanted parts that an earlier daemon has left."""
         unchecked = self._file.partial.unchecked
-        wanted = dict.fromkeys((*self._needed(), *self._ahead()))
+        wanted = dict.fromkeys((*self._awaited_parts(), *self._parts_ahead()))
         parts = [part for part in wanted if part in unchecked]
         if not parts:
             return

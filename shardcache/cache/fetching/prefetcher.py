@@ -1,8 +1,8 @@
 """Prefetching: transfers of the shards that plans need soonest.
 
 One task of the cache runs `Prefetcher.run`. The schedule, which is merged from the plans of all
-readers, says which missing shard is needed next. Shards that a reader waits for are not its
-concern: `Leasing` starts their transfers at once.
+readers, says which missing shard is needed next. If a reader waits for a shard, `Leasing` starts
+its transfer at once.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Prefetcher:
             except ShardcacheError as exn:
                 # The cache disk has failed. Readers get an error from their own requests.
                 log.error("cannot prefetch", cause=exn.message)
-                pause_s = None
+                pause_s = None  # no attempt before something changes
             await self._changed.wait(pause_s)
 
     def _start_all(self) -> float | None:

@@ -52,7 +52,7 @@ class Publisher:
         self._indexing = indexing
         self._history = history
         self._changed = changed
-        self._inflating: KeyClaim | None = None
+        self._inflating: KeyClaim | None = None  # the claim whose shard is being inflated
 
     async def publish(
         self,

@@ -73,7 +73,8 @@ class WholeSpace:
         self._size_bytes = footprint_bytes(size_bytes)
         self._is_waiting = False
         self._mark = ExitStack()  # closing it ends the claim's mark as waiting for space
-        # Times of the next attempts of each kind, by the monotonic clock; 0 for at once.
+        # Times of the next attempts of `try_reserve` and `reserve_at_once`, by the monotonic clock;
+        # 0 for immediately.
         self._next_try_s = 0.0
         self._next_at_once_s = 0.0
         self._is_put_off = False  # whether the last attempt of `try_reserve` came too soon
@@ -142,8 +143,8 @@ class WholeSpace:
         self._residency.check_possible(self._size_bytes, url)
         if not self._claim.whole_waits:
             raise PostponedError
-        # An attempt is made at its time if it was put off, or if something has changed since the
-        # last one. Otherwise, only a change is worth one.
+        # If an attempt was put off, or something has changed since the last one, wait only until
+        # the next may be made. Otherwise, no attempt can succeed before the next change.
         limit_s = LOOK_AGAIN_S
         if self._is_put_off or self._residency.changed.count != self._changes:
             limit_s = max(0.0, self._next_try_s - time.monotonic())

@@ -1,13 +1,15 @@
 """Transfers in progress: one per shard, whoever requests it.
 
-`Leasing` joins or starts transfers for callers that wait, `Prefetcher` starts them ahead of need. A
-transfer brings one shard, or ranges of one object, from the origin into the cache; its work is done
-by `Fetcher`, in a task. A caller that joins a transfer adds a `Wait` to it: that says who waits,
-since when, and whether the whole shard is needed or a range of it. A transfer is postponed, which
-is no failure, if it may not wait for space or for the disk: its plan will request the shard again.
+`Leasing` joins or starts transfers for callers that wait, `Prefetcher` starts them ahead of need.
 
-The name of a shard, here and in plans, stands for its url and for the version that is wanted, if
-one was named; `name_of` makes it.
+- A transfer brings one shard, or ranges of one object, from the origin into the cache. `Fetcher`
+  does the work, in a task.
+- A caller that joins a transfer adds a `Wait` to it: that says who waits, since when, and whether
+  the whole shard is needed or a range of it.
+- A transfer that nobody waits for must not wait for space or for the disk: it is postponed instead.
+  This is not a failure: the plan requests the shard again.
+- A shard's name, here and in plans, stands for its url and for the version that is wanted, if one
+  was named; `name_of` makes it.
 """
 
 import asyncio
@@ -132,8 +134,8 @@ class Transfers:
     async def wait_for_range(self, name: str, ref: ShardRef, wait: Wait) -> Shard | PartFile:
         """Return a file with the bytes that a wait needs: parts of the object, or all of it.
 
-        The caller has to retain the parts (`PartFiles.retain`) before its next await: until then,
-        they may be evicted. Raises as `wait` does.
+        The caller has to retain the parts (`PartResidency.retain`) before its next await: until
+        then, they may be evicted. Raises as `wait` does.
         """
         assert wait.bytes is not None
         wait.is_file = True
@@ -142,11 +144,6 @@ class Transfers:
             return self.start(name, ref, PriorityClass.PLANNED, wait.client, is_whole=False)
 
         return await self._join(name, ref.url, start, _try_parts, wait)
-
-    def _url_of(self, name: str) -> str | None:
-        """Return the url by which a shard is being fetched; None if it is not being fetched."""
-        transfer = self._by_name.get(name)
-        return None if transfer is None else transfer.ref.url
 
     async def _join(
         self,
@@ -166,27 +163,30 @@ class Transfers:
                 accepts what there is; None as long as there is too little.
             wait: the caller's wait.
         """
-        running_url = self._url_of(name)
-        has_joined = running_url is not None  # whether another caller has started the transfer
+        running = self._by_name.get(name)
+        # The url of a transfer that another caller has started. `start` may change the transfer's.
+        running_url = None if running is None else running.ref.url
         while True:
             transfer = start()
             try:
-                access = await self._wait(transfer, try_early, wait)
+                access = await self._wait_for_access(transfer, try_early, wait)
             except ShardcacheError as exn:
                 if _concerns_only_whole(exn, transfer, wait):
                     continue  # the range can still be fetched by itself
-                may_succeed = exn.retryable or running_url != url
-                if not has_joined or not may_succeed:
+                if running_url is None:
                     raise
-                # The next transfer counts as started by this call, so its error is raised.
-                has_joined = False
+                # A new transfer requests the caller's url, whose signature the origin may accept.
+                may_succeed = exn.retryable or running_url != url
+                if not may_succeed:
+                    raise
+                running_url = None  # the next transfer is this call's own, so its error is raised
                 continue
             if access is not None:
                 return access
             # The transfer fetched the ranges that others wanted, and ended before this wait joined:
             # start another.
 
-    async def _wait(
+    async def _wait_for_access(
         self,
         transfer: Transfer,
         try_early: Callable[[Transfer, Wait], _Early | None],
@@ -198,7 +198,7 @@ class Transfers:
         error of the transfer, or the one that ends this wait alone.
         """
         transfer.waits.add(wait)
-        wait.error = None
+        wait.error = None  # it may be left from an earlier transfer
         # The wait is in the same stage as the transfer, until its range is fetched by itself.
         wait.stages = transfer.stages
         wait.has_own_stages = False
@@ -366,7 +366,9 @@ class Transfers:
 
 def _concerns_only_whole(exn: ShardcacheError, transfer: Transfer, wait: Wait) -> bool:
     """Return whether only the whole object lacks space, and a wait needs no more than a range."""
-    if wait.bytes is None or exn is wait.error:
+    if wait.bytes is None:
+        return False
+    if exn is wait.error:  # it is the range that lacks space
         return False
     if not transfer.is_whole or not transfer.is_divisible:
         return False
@@ -383,7 +385,8 @@ def _try_arrival(transfer: Transfer, wait: Wait) -> Arrival | None:
     if not is_idle or arrival is None or not arrival.can_serve(wait):
         return None
     arrival.readers.append(wait.client)
-    arrival.is_file |= wait.is_file
+    if wait.is_file:
+        arrival.is_file = True
     return arrival
 
 

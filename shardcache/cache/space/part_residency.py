@@ -57,7 +57,7 @@ class PartResidency:
         self._changed = changed
         self._claims = claims
         self._allocating = allocating
-        self._checking = asyncio.Lock()
+        self._checking = asyncio.Lock()  # held while restored parts are compared with the journal
         # Claims that wait for the space of a range, the longest wait first. No other claim takes
         # space for a range before the first one has its own: otherwise, small ranges would forever
         # take the space that a large range needs.
@@ -224,8 +224,9 @@ class PartResidency:
         No-op, which returns 0, if some parts are in use, or the object is being fetched.
         """
         async with self._allocating:
-            is_there = self._store.parts.get(file.partial.key) is file
-            if not is_there or file.leases or file.partial.key in self._claims:
+            key = file.partial.key
+            is_open = self._store.parts.get(key) is file
+            if not is_open or file.leases or key in self._claims:
                 return 0
             for part in file.kept_parts:
                 self._planner.schedule.gone(file.key_of(part))
@@ -292,7 +293,10 @@ class PartResidency:
         try:
             await self._store.parts.drop(file, part)
         finally:
-            if not file.kept_parts and key not in self._claims and file.is_kept_by_part:
-                self._store.parts.close(file)  # the file, empty now, is removed as a leftover
+            is_empty = not file.kept_parts
+            # A transfer of the object still uses the file.
+            is_in_use = key in self._claims
+            if is_empty and not is_in_use and file.is_kept_by_part:
+                self._store.parts.close(file)  # it becomes a leftover, and is removed as such
         self._counters.evictions += 1
         return True

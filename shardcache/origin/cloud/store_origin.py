@@ -1,10 +1,11 @@
 """Buckets of an object store, read by HTTP as the store documents it.
 
 This is the base of the origins for Google, Azure and the Hugging Face Hub. Transport workers send
-the requests; the store's fsspec filesystem lists, uploads and finds credentials. The table is the
-`[[origin]]` table for the store in the daemon's config. A proof is the form in which credentials go
-into a request: headers, or a signed query. An object's location is away if it is on another server,
-to which the store has redirected.
+the requests; the store's fsspec filesystem lists, uploads and finds credentials.
+
+- The table is the `[[origin]]` table for the store in the daemon's config.
+- A proof is the form in which credentials go into a request: headers, or a signed query.
+- An object's location is away if it is on another server, to which the store has redirected.
 """
 
 from abc import abstractmethod
@@ -125,7 +126,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
             return None
         # The answer has checksums only if it was as expected, so that its body was written.
         if answer.sums is None:
-            version = self._version_sent(answer, obj, away=location.is_away)
+            version = self._version_sent(answer, obj, is_away=location.is_away)
             raise_unusable(answer, version, obj, parts)
         return answer.sums
 
@@ -185,14 +186,14 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
             is_joinable=True,
         )
 
-    def _version_sent(self, answer: Answer, obj: RemoteObject, *, away: bool) -> str:
+    def _version_sent(self, answer: Answer, obj: RemoteObject, *, is_away: bool) -> str:
         """Return the version of the bytes in an answer.
 
         Args:
-            away: True if another server sent the answer. That server states no version, but the
+            is_away: True if another server sent the answer. That server states no version, but the
                 store has named its url for this version only.
         """
-        if away:
+        if is_away:
             return obj.version
         return plain_etag(answer.headers.get(self.version_header, ""))
 
@@ -201,13 +202,13 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         obj: RemoteObject,
         parts: Parts,
         *,
-        away: bool,
+        is_away: bool,
         held: bool,
     ) -> tuple[dict[str, str], Body]:
         """Return the headers that request parts, and the expected body.
 
         Args:
-            away: True if the request goes to another server.
+            is_away: True if the request goes to another server.
             held: True if the body stays in memory until `commit` permits it to be written.
         """
         headers: dict[str, str] = {}
@@ -217,7 +218,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
             status = 206
             headers["Range"] = range_header(parts.start, parts.stop)
             expected["content-range"] = content_ranges(obj, parts.start, parts.stop)
-        if not away:
+        if not is_away:
             wanted = self.condition_form.format(obj.version)
             headers[self.condition_header] = wanted
             # A proxy on the way may mark the ETag as weak, with "W/".
@@ -247,7 +248,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
     ) -> Answer | None:
         """Return the answer to a GET of parts of this version; None if `commit` returned False."""
         held = commit is not None
-        headers, body = self._headers_and_body(obj, parts, away=location.is_away, held=held)
+        headers, body = self._headers_and_body(obj, parts, is_away=location.is_away, held=held)
         reading = Reading(body, flow, commit)
         return await self._ask("GET", obj.url, headers, reading, location=location)
 
