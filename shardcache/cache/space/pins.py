@@ -56,6 +56,8 @@ class Pins:
         self._unsaved = asyncio.Event()  # set while the file lacks a change
         # Held while a change is checked and written, so that changes are made one after another.
         self._changing = asyncio.Lock()
+        # During a change, the shards that have arrived since it began; None at other times.
+        self._arrivals: list[Shard] | None = None
         for pin in read_pins(store.layout):
             shard = store.shards.get(pin.key)
             if shard is None:
@@ -128,6 +130,12 @@ class Pins:
 
         If the shard would exceed the limit of all pins, its url is unpinned instead.
         """
+        if self._arrivals is not None:
+            self._arrivals.append(shard)
+        self._keep_if_pinned(shard)
+
+    def _keep_if_pinned(self, shard: Shard) -> None:
+        """Make a cached shard the version that the pin on its url keeps; see `arrived`."""
         pin = self._pin_on(shard)
         # A pin keeps the form of a shard that readers of samples use, such as the decompressed tar.
         # The compressed tar may be cached as well, under another key, but is not pinned.
@@ -212,14 +220,21 @@ class Pins:
         # If the task is cancelled before `_write`, the pins replaced so far stay, and `run` saves
         # them.
         self._unsaved.set()
-        # The pins may be those of a whole dataset, so they are replaced piece by piece.
-        await self._turns.take(pins, replace_each)
+        arrivals: list[Shard] = []
+        self._arrivals = arrivals
         try:
+            # The pins may be those of a whole dataset, so they are replaced piece by piece.
+            await self._turns.take(pins, replace_each)
             await self._write()
         except CacheError:
             for url, pin in previous.items():
                 self._put(url, pin)
+            # The previous pins have the versions from before these shards arrived.
+            for shard in arrivals:
+                self._keep_if_pinned(shard)
             raise
+        finally:
+            self._arrivals = None
         return previous
 
     async def _write(self) -> None:

@@ -157,6 +157,26 @@ async def test_a_full_disk_leaves_the_former_pins(pins: Pins, store: Store) -> N
     assert sorted(pins, key=str) == sorted(read_pins(store.layout), key=str) == before
 
 
+async def test_a_version_that_arrives_during_a_write_that_fails_is_pinned(
+    pins: Pins, residency: Residency, store: Store
+) -> None:
+    """Both where a user was to be added and where the pin was to be removed: the user sees the old users again."""
+    joined, removed = made(7)[:2]
+    await pins.add([joined, removed])
+    shards = [await publish(store, pin.url, version="2") for pin in (joined, removed)]
+    store.layout.replacement_of(store.layout.pins).symlink_to("/dev/full")
+    for shard, change in zip(shards, (pins.add(made(8)[:1]), pins.remove([removed], 7)), strict=True):
+        before = set(pins)
+        changing = asyncio.create_task(change)
+        while set(pins) == before:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        residency.arrived(shard)
+        with pytest.raises(DiskFullError):
+            await changing
+    assert all(shard.pinned for shard in shards)
+    assert {(pin.key, pin.uids) for pin in pins} == {(shard.key, frozenset({7})) for shard in shards}
+
+
 PINS = [Pin(f"s3://bucket/{name}.tar", shard_key(name, "1"), 5, frozenset({0, 1000})) for name in ("a", 'b "ü"')]
 
 
