@@ -20,7 +20,7 @@ from shardcache.cache.assembly import (
     assemble_views,
 )
 from shardcache.cache.background import BackgroundTasks
-from shardcache.cache.bulk.round import Round, Send, reporting
+from shardcache.cache.bulk.round import Round, Send, reporting_retries
 from shardcache.cache.bulk.warming import CACHED
 from shardcache.cache.fetching.leasing import Published
 from shardcache.cache.fetching.prefetcher import Prefetcher
@@ -186,14 +186,15 @@ class Cache:
             wanted: says which objects are meant, and which of them are read as shards or as files.
             max_age_s: age of the oldest listing that may be used.
         """
-        async with reporting(patterns, self._downloader, send):
+        async with reporting_retries(patterns, self._downloader, send):
             listing = await self.manifests.resolve(
                 patterns,
                 peer,
                 max_age_s=max_age_s,
                 wanted=wanted,
             )
-        async with reporting(frozenset(listing.shards.urls), self._downloader, send):
+        urls = frozenset(listing.shards.urls)
+        async with reporting_retries(urls, self._downloader, send):
             # This runs in a thread, as there may be a million shards.
             yield await asyncio.to_thread(lambda: listing.read_as(wanted).refs())
 

@@ -10,7 +10,7 @@ The probe runs every few seconds in a container, so it imports only the standard
 import sys
 from pathlib import Path
 
-from shardcache.shared.front import FRONT, PEERS, WAITING, page
+from shardcache.shared.front import FRONT, PEERS, WAITING_NOTE, page
 
 _LIMIT_S = 5.0
 _FAILED = 1
@@ -35,7 +35,7 @@ def describe_nginx(front: str, limit_s: float = _LIMIT_S) -> str:
 def _reason_to_wait(front: str) -> str:
     """Return the reason why `shardcache cluster run --wait` has not started nginx; "" if none."""
     try:
-        return Path(front).with_name(WAITING).read_text()
+        return Path(front).with_name(WAITING_NOTE).read_text()
     except OSError:
         return ""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event
 
 from shardcache.errors import ConfigError
-from shardcache.shared.front import WAITING
+from shardcache.shared.front import WAITING_NOTE
 
 _RETRY_S = 5.0
 
@@ -31,7 +31,7 @@ def run_when_usable(
         report: called with each new reason, for the operator.
         stopping: ends the wait when it is set.
     """
-    note = run_dir / WAITING
+    note = run_dir / WAITING_NOTE
     reason = ""
     while not stopping.is_set():
         try:
@@ -47,7 +47,7 @@ def run_when_usable(
 
 def end_waiting(run_dir: Path) -> None:
     """Remove the note, if there is one, as nginx has been started."""
-    (run_dir / WAITING).unlink(missing_ok=True)
+    (run_dir / WAITING_NOTE).unlink(missing_ok=True)
 
 
 def _write_note(path: Path, text: str) -> None:

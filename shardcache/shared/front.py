@@ -16,8 +16,11 @@ from shardcache.shared.unix_socket import connected, peer_ids
 FRONT = "/run/shardcache-tier/front.sock"
 """Default path of the socket."""
 
-WAITING = "waiting"
-"""Name of a file in the front's folder: the reason why `cluster run` waits to start nginx."""
+WAITING_NOTE = "waiting"
+"""Name of a file in the socket's folder, which exists until nginx is started.
+
+Its text is the reason why `shardcache cluster run --wait`, which starts nginx, has not done so yet.
+"""
 
 PEERS = "/.shardcache/peers"
 """Path of the page about the cluster's nodes: their number, and a hash of their list."""
@@ -26,6 +29,7 @@ STATUS = "/.shardcache/status"
 """Path of the page with the figures of this node's nginx, such as counts of requests."""
 
 _READ_BYTES = 64 * 1024
+_STATUS_DIGITS = 3  # length of an HTTP status, such as 404
 
 
 class StrangerError(OSError):
@@ -95,10 +99,11 @@ def page_of(answer: bytes) -> dict[str, Any] | None:
     """
     head, _, body = answer.partition(b"\r\n\r\n")
     version, _, after_version = head.partition(b" ")
-    status = after_version[: len("200")]
-    if version.startswith(b"HTTP/1.") and status == b"404":
+    status = after_version[:_STATUS_DIGITS]
+    is_http = version.startswith(b"HTTP/1.")
+    if is_http and status == b"404":
         return None
-    if status == b"200":
+    if is_http and status == b"200":
         fields = json.loads(body)
         if isinstance(fields, dict):
             return fields

@@ -25,15 +25,15 @@ def ranks_of_environment(
 ) -> Topology:
     """Return the rank and the number of ranks that torchrun or Slurm has set; else a single rank.
 
-    Slurm's number of tasks is that of a job step, which only `srun` sets. A batch script or a shell
-    under `salloc` runs once, yet has SLURM_PROCID=0 and the SLURM_NTASKS of the whole allocation.
-    In Ray's workers, Slurm's variables do not count, as they are those of the step that ran
-    `ray start`.
-
     Raises ConfigError for invalid values.
     """
     launchers = [("RANK", "WORLD_SIZE")]
+    # Ray's workers inherit Slurm's variables from the `ray start` that started them, whose rank is
+    # not theirs.
     if not _is_ray_worker(env, argv):
+        # `srun` starts all ranks, and sets SLURM_STEP_NUM_TASKS to their number. SLURM_NTASKS would
+        # be wrong in a batch script or a shell under `salloc`, which are not started by `srun`:
+        # they run as one process, but SLURM_NTASKS is the number of tasks that they may start.
         launchers.append(("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
     for rank_variable, size_variable in launchers:
         if rank_variable in env and size_variable in env:
@@ -51,6 +51,7 @@ def ranks_of_ray_train() -> Topology | None:
 
 def _ray_train_context() -> Any:
     """Return Ray's TrainContext of this process; None outside of a Ray Train run."""
+    # Ray's worker has imported this module already. Elsewhere, an import would take seconds.
     train: Any = sys.modules.get("ray.train")
     if train is None:
         return None
@@ -61,7 +62,7 @@ def _ray_train_context() -> Any:
 
 
 def _is_ray_worker(env: Mapping[str, str], argv: Sequence[str]) -> bool:
-    """Return True if Ray has started this process, as a worker: all workers run one script."""
+    """Return True if Ray has started this process as a worker, by the name of Ray's script."""
     if not argv or not env.get("RAY_JOB_ID"):
         return False
     return Path(argv[0]).name == "default_worker.py"
@@ -144,6 +145,7 @@ def _script(env: Mapping[str, str], argv: Sequence[str], module: str) -> str:
         script = Path(argv[0]).name
     if script.removesuffix(".py") in _NOTEBOOKS:
         return Path(env.get("JPY_SESSION_NAME", "notebook")).name
+    # "-m" is the name while `python -m` still imports the package of its module.
     if script in ("", "-c", "-m"):
         return "python"
     return script
@@ -152,6 +154,7 @@ def _script(env: Mapping[str, str], argv: Sequence[str], module: str) -> str:
 def _main_module() -> str:
     """Return the name of the module that `python -m` runs; empty for a script."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
+    # Python gives the name `__main__` to the script in a folder or zip file that it runs.
     if spec is None or spec.name == "__main__":
         return ""
     return str(spec.name)

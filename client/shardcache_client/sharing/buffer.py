@@ -36,20 +36,25 @@ class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     For functions that accept only `bytes`, such as `json.loads`, `bytes(value)` makes a copy.
     Slices are Buffers as well, and keep the file mapped as long as they live.
 
-    A Buffer converts and compares like `bytes`. This holds for `int`, `float`, `bool`, `str`,
-    `hash` and `in`, for `==` and `!=` with bytes-like objects, and for all methods of `bytes`, such
-    as `decode` and `startswith`. In comparisons with numbers and arrays, in arithmetic and in
-    access to elements, it behaves as an array. The results of arithmetic, and views with another
-    dtype or shape, are plain numpy arrays.
+    A Buffer behaves like `bytes` in:
+
+    - conversions: `int`, `float`, `bool`, `str`
+    - `hash`, `in`, and comparisons with bytes-like objects
+    - methods that only `bytes` has, such as `decode` and `startswith`
+
+    It behaves like an array in all else, such as arithmetic, access to elements, and comparisons
+    with numbers and arrays. The results of arithmetic, and of methods that change the dtype or the
+    shape, are plain numpy arrays.
 
     When pickled, it becomes a Buffer over a copy of its bytes. Only on the way from a DataLoader
     worker to its trainer, `handover` replaces the copy by a reference to the mapped file.
     """
 
     loan: object = None
-    """The `handover.Loan` of the shard, if a worker has mapped it and this is all of it; else None.
+    """The shard's `handover.Loan`, by which `handover` pickles slices of this Buffer as references.
 
-    `handover` pickles slices of this Buffer as references to the `Loan`.
+    None unless this is the Buffer of a whole shard that a DataLoader worker has mapped. The type is
+    `object` because `handover` imports this module.
     """
     address: int | None = None
     """Start address in memory of a whole shard's Buffer; None until it is computed."""
@@ -63,6 +68,8 @@ class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
         return np.frombuffer(memoryview(data).toreadonly(), np.uint8).view(Buffer)
 
     def __getattr__(self, name: str) -> Any:
+        # A special method of `bytes`, such as pickle's `__getnewargs__`, would be a protocol that a
+        # Buffer does not follow.
         if name.startswith("_") or not hasattr(bytes, name):
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
         return getattr(self.tobytes(), name)
@@ -105,6 +112,8 @@ class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
         return f"Buffer({self[:_SHOWN_BYTES].tobytes()!r}{ellipsis}, bytes={self.size})"
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        # numpy calls this with each result of arithmetic. `return_scalar` is not used, since numpy
+        # before 2.0 does not pass it.
         if array.ndim == 0:
             return array[()]  # turns an array without dimensions into a scalar
         return np.asarray(array)
@@ -126,7 +135,8 @@ class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
         return np.asarray(self).copy(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        # A view with another dtype or shape is pickled as a plain array.
+        # Some operations of numpy, such as `value[None]`, make Buffers of another dtype or shape.
+        # They are pickled as plain arrays.
         if self.dtype is not _BYTE or self.ndim != 1:
             return np.asarray(self).__reduce_ex__(protocol)
         if int(protocol) >= _OUT_OF_BAND_PROTOCOL and self.flags.c_contiguous:
@@ -147,8 +157,8 @@ class Span(NamedTuple):
 
     Attributes:
         whole: the Buffer.
-        start: number of the first byte of the slice in that Buffer.
-        stop: number of the byte after its last byte.
+        start: index in `whole` of the slice's first byte.
+        stop: index in `whole` of the byte after the slice's last one.
     """
 
     whole: Buffer
@@ -163,8 +173,8 @@ def span_of(value: Buffer) -> Span | None:
     """
     if value.dtype is not _BYTE or value.ndim != 1 or not value.flags.c_contiguous:
         return None
-    # The base of a slice of a slice is the Buffer that was sliced first, as numpy follows the bases
-    # as long as they are Buffers.
+    # The base of a slice is the Buffer that it was sliced from. If that is a slice as well, numpy
+    # uses its base instead, so `whole` is never a slice.
     whole = value.base if isinstance(value.base, Buffer) else value
     if whole.address is None:
         whole.address = _address(whole)

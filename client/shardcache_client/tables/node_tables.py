@@ -64,16 +64,17 @@ def shared_table(
 
     Args:
         identity: everything that the rows depend on, such as the version of their source.
-        rows: returns the rows, each as its key and its line in the table; see `row_index.write`.
+        rows: returns the rows, each as its key and its line in the table; see `row_index.write`. It
+            must not raise plain OSErrors, which would count as errors of the folder.
         url: url of the source, for messages.
 
-    Raises CacheDirError if the folder cannot be used, and any error of `rows`.
+    Raises CacheDirError if the folder cannot be used, and the errors of `rows`.
     """
     digest = hashlib.sha256("\0".join(identity).encode("utf-8", "surrogatepass")).hexdigest()
     folder = _own_folder()
     path = folder / f"{digest[:32]}{_SUFFIX}"
     try:
-        with suppress(FileNotFoundError, CacheDirError):
+        with suppress(FileNotFoundError, CacheDirError):  # not made yet, or cut
             return NodeTable(path)
         with _MakingLock(path.with_suffix(".lock"), url):
             # Another process may have made the table while this process waited for the lock.
@@ -107,10 +108,15 @@ def _own_folder() -> Path:
             remedy="export TMPDIR=…, a folder on a local disk in which you may write",
         ) from exn
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    is_open_to_others = bool(status.st_mode & 0o077)
-    if not is_own or is_open_to_others:
+    if not is_own:
         raise CacheDirError(
-            f"other users can write to {folder}, so its tables may be theirs",
+            f"{folder} is not a folder of this user, so its tables may be another user's",
+            remedy="remove it",
+        )
+    is_open_to_others = bool(status.st_mode & 0o077)
+    if is_open_to_others:
+        raise CacheDirError(
+            f"other users can write to {folder}, or read it, so its tables may be theirs",
             remedy=f"remove it, or make it yours alone: chmod 700 {folder}",
         )
     return folder
@@ -155,9 +161,9 @@ def _make(path: Path, rows: Callable[[], Iterable[tuple[str, str]]], url: str) -
     fd, draft = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as file:
-            counts = row_index.write(file, _with_progress(rows(), url), path.parent)
-            # Otherwise the file may have its name, but not all of its bytes, after a power failure.
-            # Only its end is checked when it is opened.
+            counts = row_index.write(file, _with_progress(rows(), url), temp_folder=path.parent)
+            # The bytes have to be on the disk before the file gets its name. After a power failure,
+            # they could be missing, and only the end of a table is checked when it is opened.
             file.flush()
             os.fsync(fd)
         Path(draft).rename(path)
@@ -175,7 +181,10 @@ def _make(path: Path, rows: Callable[[], Iterable[tuple[str, str]]], url: str) -
 
 
 def _with_progress(rows: Iterable[tuple[str, str]], url: str) -> Iterator[tuple[str, str]]:
-    """Yield the rows, and log their number so far every `_REPORT_INTERVAL_S`."""
+    """Yield the rows, and log their number so far every `_REPORT_INTERVAL_S`.
+
+    This is logged as a warning: the training waits, and programs show no lower level by default.
+    """
     begun_s = time.monotonic()
     next_report_s = begun_s + _REPORT_INTERVAL_S
     for count, row in enumerate(rows):

@@ -86,17 +86,17 @@ class RowCounts(NamedTuple):
     repeated: int
 
 
-def write(file: IO[bytes], rows: Iterable[tuple[str, str]], folder: Path) -> RowCounts:
+def write(file: IO[bytes], rows: Iterable[tuple[str, str]], temp_folder: Path) -> RowCounts:
     """Write a file of rows.
 
     Args:
         file: the file to write to, at its beginning.
         rows: each row as its key and its line: the JSON of [key, row].
-        folder: folder for temporary files, which take 16 bytes per row.
+        temp_folder: folder for temporary files, which take 16 bytes per row.
     """
     with ExitStack() as open_files:
         buckets = [
-            open_files.enter_context(tempfile.TemporaryFile(dir=folder))
+            open_files.enter_context(tempfile.TemporaryFile(dir=temp_folder))
             for _ in range(1 << _BUCKET_BITS)
         ]
         count, rows_end = _write_rows(file, rows, buckets)

@@ -8,7 +8,7 @@ or count it, as the request says. Events are the lines of JSON that the user's c
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NamedTuple
 
 from shardcache.cache.fetching.transfers import Transfers
@@ -26,8 +26,8 @@ Send = Callable[[Event], Awaitable[None]]
 
 _PROGRESS_S = 0.25  # interval between events of progress
 
-# States of visited shards, by which a round counts them. The third state, whose name the request
-# chooses, is that of shards which need not be fetched.
+# States of visited shards, by which a round counts them. Shards that need not be fetched have a
+# third state, such as "cached": the `unfetched_state` of their round.
 FETCHED = "fetched"
 FAILED = "failed"
 
@@ -37,12 +37,12 @@ class ShardOutcome(NamedTuple):
 
     Attributes:
         state: `FETCHED`, or the state of shards that need not be fetched.
-        origin_bytes: the shard's size at the origin, whether or not it was fetched.
+        size_bytes: the shard's size at its origin, whether or not it was fetched.
         details: further fields of the shard's event.
     """
 
     state: str
-    origin_bytes: int
+    size_bytes: int
     details: Event
 
 
@@ -73,10 +73,13 @@ class Round:
         self._refs = refs
         self._transfers = transfers
         self._send = send
-        self._counts = Counter(dict.fromkeys((FETCHED, unfetched_state, FAILED), 0))
-        self._visiting: set[str] = set()  # names of the shards that are visited now
-        self._done_bytes = 0  # size at the origins of all shards that were visited
-        self._fetched_bytes = 0  # size at the origins of the shards that were fetched
+        # By state, the number of shards that were visited. The result has all states, even with 0.
+        self._counts = Counter({FETCHED: 0, unfetched_state: 0, FAILED: 0})
+        self._visiting: set[str] = set()  # names of the shards that are being visited
+        # Sizes at the origins: of all shards that were visited without an error, and of those
+        # among them that were fetched.
+        self._done_bytes = 0
+        self._fetched_bytes = 0
         sizes = [ref.size_bytes for ref in refs if ref.size_bytes is not None]
         self.total_bytes = sum(sizes) or None
 
@@ -85,8 +88,8 @@ class Round:
     ) -> Event:
         """Visit every shard, `at_once` at a time, with an event for each.
 
-        Return the totals, as fields of the request's last event: `shards`, the number of shards in
-        each state, and `origin_bytes`.
+        Return the totals, as fields of the request's last event: the number of all `shards`, the
+        number of those in each state, by its name, and the `origin_bytes` that were fetched.
 
         Args:
             visit: does the work for a shard. A ShardcacheError from it is sent as an event.
@@ -106,7 +109,6 @@ class Round:
         return {
             "shards": len(self._refs),
             **self._counts,
-            # Of fetched shards only, unlike the `origin_bytes` of a `ShardOutcome`.
             "origin_bytes": self._fetched_bytes,
         }
 
@@ -122,27 +124,33 @@ class Round:
             todo: iterator over the shards, which all workers share.
         """
         for ref in todo:
-            name = name_of(ref)
-            self._visiting.add(name)
             try:
-                outcome = await visit(ref)
+                with self._visit_in_progress(name_of(ref)):
+                    outcome = await visit(ref)
             except ShardcacheError as exn:
                 self._counts[FAILED] += 1
                 await self._send({"event": "error", "error": exn.to_json()})
             else:
                 await self._report(ref, outcome)
-            finally:
-                self._visiting.discard(name)
             # The visit of a cached shard does not wait for anything, so a hundred thousand of them
             # would block the event loop.
             await asyncio.sleep(0)
 
+    @contextmanager
+    def _visit_in_progress(self, name: str) -> Iterator[None]:
+        """Let events of progress include what has arrived of a shard, during the block."""
+        self._visiting.add(name)
+        try:
+            yield
+        finally:
+            self._visiting.discard(name)
+
     async def _report(self, ref: ShardRef, outcome: ShardOutcome) -> None:
         """Count a shard that was visited, and send its event."""
         self._counts[outcome.state] += 1
-        self._done_bytes += outcome.origin_bytes
+        self._done_bytes += outcome.size_bytes
         if outcome.state == FETCHED:
-            self._fetched_bytes += outcome.origin_bytes
+            self._fetched_bytes += outcome.size_bytes
         event = {"event": "shard", "url": ref.url, "state": outcome.state}
         await self._send(event | outcome.details)
 
@@ -169,39 +177,40 @@ class Round:
 
 
 @asynccontextmanager
-async def reporting(
+async def reporting_retries(
     urls: Collection[str],
     downloader: Downloader,
     send: Send,
 ) -> AsyncIterator[None]:
-    """Report requests that fail and are repeated while the block runs.
+    """Tell the user, during the block, about requests that have failed and will be repeated.
 
-    While several requests fail, only the one with the most attempts is reported.
+    If there are several at a time, only the one with the most attempts is reported.
 
     Args:
         urls: the urls that the requests are for.
         downloader: makes the requests, and repeats those that fail.
         send: gets the events.
     """
-    watching = asyncio.create_task(_report_failures(urls, downloader, send))
+    task = asyncio.create_task(_report_retries(urls, downloader, send))
     try:
         yield
     finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
-async def _report_failures(urls: Collection[str], downloader: Downloader, send: Send) -> None:
-    """Send an event for each failed attempt that `reporting` reports, until cancelled."""
+async def _report_retries(urls: Collection[str], downloader: Downloader, send: Send) -> None:
+    """Send events about failed attempts, as `reporting_retries` describes, until cancelled."""
     last_sent = None
     while True:
         await asyncio.sleep(_PROGRESS_S)
         failing = [(attempt, url) for url, attempt in downloader.failing.items() if url in urls]
         if not failing:
             continue
-        # The attempt with the highest number is the greatest.
+        # Attempts compare by their number first, so this is the request with the most attempts.
         attempt, url = max(failing)
-        # It stays the same until the request has failed once more.
+        # Until another attempt fails, there is nothing new to report. A failure of another request
+        # with the same number and cause is not news either.
         if attempt != last_sent:
             last_sent = attempt
             await send({"event": "retrying", "url": redact(url), "message": str(attempt)})

@@ -35,7 +35,14 @@ from shardcache.fetch.limits.hedging import LOOK_AGAIN_FACTOR, PROMPT_STALL_SHAR
 from shardcache.fetch.limits.scheduler import Scheduler
 from shardcache.fetch.reads import PausableRead
 from shardcache.fetch.requests import Requests, RequestSpan
-from shardcache.origin.tier.tier_state import OWNER, QUESTION_STALL_SHARE, Route, TierState, sums_of
+from shardcache.origin.tier.tier_state import (
+    OWNER,
+    QUESTION_STALL_SHARE,
+    Question,
+    Route,
+    TierState,
+    sums_of,
+)
 from shardcache.transport.between.flow import Commit, Received
 from shardcache.transport.between.messages import Answer
 from shardcache.transport.between.parts import PartSums
@@ -96,7 +103,7 @@ class OwnerQuestions:
         Args:
             route: the route of the request for the parts.
         """
-        answer = await self._ask(replace(route, question="name"))
+        answer = await self._ask(replace(route, question=Question.OWNER))
         if answer is None:
             return ""
         return answer.headers.get(OWNER, "")
@@ -107,7 +114,7 @@ class OwnerQuestions:
         Args:
             route: the route of the request for the parts.
         """
-        answer = await self._ask(replace(route, question="alive"))
+        answer = await self._ask(replace(route, question=Question.IS_ALIVE))
         if answer is None:
             return OwnerState.SILENT
         if answer.status >= _UNREACHABLE:

@@ -10,7 +10,7 @@ from struct import Struct
 
 from shardcache.errors import CorruptShardError, UnsupportedShardError
 from shardcache.formats.cells import MAX_COLUMNS, RESERVED
-from shardcache.formats.chunks.offset_table import BytesAt, key_of_number
+from shardcache.formats.chunks.offset_table import BytesAt
 from shardcache.tarindex.tables import Samples
 
 
@@ -138,7 +138,7 @@ class ColumnWalk:
         variable_sizes = self._head.unpack(head)
 
         samples = self.samples
-        samples.begin(key_of_number(number))  # completes the sample before
+        samples.begin(_key_of_number(number))  # completes the sample before
         sizes = self._fixed_sizes.copy()
         for column, size_bytes in zip(self._variable_columns, variable_sizes, strict=True):
             sizes[column] = size_bytes
@@ -167,3 +167,11 @@ class ColumnWalk:
         return CorruptShardError(
             f"the sample {number} at byte {at} is damaged: {problem}", url=self._url
         )
+
+
+def _key_of_number(number: int) -> bytes:
+    """Return a sample's key: its number in the shard, as these formats have no keys.
+
+    The zeros in front let keys sort in the order of the samples.
+    """
+    return b"%08d" % number

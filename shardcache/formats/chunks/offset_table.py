@@ -3,8 +3,8 @@
 count       number of samples, u32
 offsets     u32[count + 1]: offset of each sample, and of the byte after the last sample
 
-Numbers are little-endian. `ForwardReader` reads this table, and then the head of each sample. It
-serves both complete files and shards that are still arriving.
+Numbers are little-endian. `ForwardReader` reads this table, and then the head of each sample: the
+sizes of the values in it. It serves both complete files and shards that are still arriving.
 """
 
 import sys
@@ -29,7 +29,8 @@ class ForwardReader:
     Each call of `read` fetches a window of many pieces, from which the next pieces are taken.
 
     Args:
-        read: reads bytes of the shard.
+        read: reads bytes of the shard. Called with an offset, and the minimum and maximum number of
+            bytes; returns fewer than the minimum only at the end of the shard.
         size_bytes: size of the shard.
         url: url of the shard, for errors.
     """
@@ -44,11 +45,12 @@ class ForwardReader:
     def __call__(self, at: int, size_bytes: int) -> bytes:
         """Return `size_bytes` bytes from an offset on.
 
-        Raises TruncatedShardError if the shard ends before, and what `read` raises.
+        Raises TruncatedShardError if the shard ends before the last of them, and any error of
+        `read`.
         """
         begin = at - self._window_start
-        # `read` is called even for 0 bytes if they are beyond the window: the caller waits in this
-        # way until a shard that is still arriving has arrived up to there.
+        # `read` waits for bytes that are still arriving. Callers rely on this even if they want 0
+        # bytes: to wait until the shard has arrived up to an offset beyond the window.
         if begin < 0 or begin + size_bytes > len(self._window):
             max_bytes = max(size_bytes, _WINDOW_BYTES)
             self._window = self._read(at, size_bytes, max_bytes)
@@ -76,13 +78,14 @@ def read_offsets(bytes_at: BytesAt, size_bytes: int, url: str) -> "array[int]":
     sample; TruncatedShardError for offsets beyond the end of the file.
     """
     [count] = u32s(bytes_at(0, U32_BYTES))
-    header_bytes = U32_BYTES * (count + 2)
+    offsets_bytes = U32_BYTES * (count + 1)
+    header_bytes = U32_BYTES + offsets_bytes
     if header_bytes > size_bytes:
         raise TruncatedShardError(
             f"the file has {size_bytes} bytes, too few for the offsets of {count:,} samples",
             url=url,
         )
-    offsets = u32s(bytes_at(U32_BYTES, header_bytes - U32_BYTES))
+    offsets = u32s(bytes_at(U32_BYTES, offsets_bytes))
     if offsets[0] < header_bytes:
         raise CorruptShardError(
             f"the first sample begins at byte {offsets[0]}, inside the offsets",
@@ -110,8 +113,3 @@ def u32s(data: bytes) -> "array[int]":
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers
-
-
-def key_of_number(number: int) -> bytes:
-    """Return the key of a sample in a format without keys: its number in the shard."""
-    return b"%08d" % number

@@ -3,12 +3,15 @@
     message Example   { Features features = 1; }
     message Features  { map<string, Feature> feature = 1; }
     message Feature   { oneof kind { BytesList = 1; FloatList = 2; Int64List = 3; } }
-    message BytesList { repeated bytes value = 1; }       // FloatList and Int64List: packed, or not
+    message BytesList { repeated bytes value = 1; }
+    message FloatList { repeated float value = 1; }       // packed in one field, or a field each
+    message Int64List { repeated int64 value = 1; }       // likewise
 
 A map is stored as one message per entry, with the key in field 1 and the value in field 2.
 
-`tfrecord` indexes records by `features_of`, and readers decode cells by `value`. A message with any
-other field is refused: it is not an Example, but perhaps a SequenceExample.
+`tfrecord` indexes records by `features_of`. A column of its index has the messages of the features
+with one name, which readers decode by `value`. A message with any other field is refused: it is not
+an Example, but perhaps a SequenceExample.
 """
 
 import struct
@@ -45,8 +48,8 @@ class Feature(NamedTuple):
         name: name of the feature in UTF-8.
         start: offset of the feature's message.
         end: offset of the byte after the message.
-        only_string: start and end of the byte string, in a feature that is a list of just one; None
-            for any other feature.
+        only_string: if the feature is a list of one byte string, the start and end of that string;
+            None for any other feature.
     """
 
     name: bytes
@@ -162,7 +165,7 @@ def _packed(data: bytes, start: int, end: int, single_wire_type: int) -> bytes:
 
 
 def _floats(data: bytes, start: int, end: int) -> Any:
-    """Return the value of a FloatList, as `value` does."""
+    """Return a FloatList as an array of float32, or as a float if it has only one."""
     packed = _packed(data, start, end, FIXED_32)
     _expect(len(packed) % _FLOAT.size == 0)
     if len(packed) == _FLOAT.size:
@@ -171,32 +174,43 @@ def _floats(data: bytes, start: int, end: int) -> Any:
 
 
 def _integers(data: bytes, start: int, end: int) -> Any:
-    """Return the value of an Int64List, as `value` does."""
+    """Return an Int64List as an array of int64, or as an int if it has only one."""
     packed = _packed(data, start, end, VARINT)
-    # A single number needs no numpy, and fits into the maximum length of a varint.
-    if packed and len(packed) <= MAX_VARINT_BYTES:
-        number, number_end = read_varint(packed, 0, len(packed))
-        if number_end == len(packed):  # nothing follows the number
-            return _signed(number)
+    only_number = _only_varint(packed)
+    if only_number is not None:
+        return _signed(only_number)
     return _varints(packed)
 
 
+def _only_varint(packed: bytes) -> int | None:
+    """Return the number of a list with one number, without numpy; None for any other list."""
+    if not packed or len(packed) > MAX_VARINT_BYTES:  # no number, or several
+        return None
+    number, number_end = read_varint(packed, 0, len(packed))
+    return number if number_end == len(packed) else None
+
+
 def _varints(packed: bytes) -> Any:
-    """Return consecutive varints as an array of int64."""
+    """Return consecutive varints as an array of int64.
+
+    Each byte of a varint has 7 bits of the number, the lowest bits in the first byte. The eighth
+    bit is set in all bytes but the last.
+    """
     numpy = _numpy()
     data = numpy.frombuffer(packed, dtype=numpy.uint8)
     if not len(data):
         return numpy.zeros(0, dtype=numpy.int64)
-    # For each varint, the index of its last byte, and the index of its first byte.
-    lasts = numpy.flatnonzero(data < 0x80)
-    _expect(len(lasts) > 0 and int(lasts[-1]) == len(data) - 1)
-    starts = numpy.concatenate(([0], lasts[:-1] + 1))
-    lengths = lasts - starts + 1
+    # By varint, the indexes of its last byte and its first byte in `data`.
+    last_bytes = numpy.flatnonzero(data < 0x80)
+    _expect(len(last_bytes) > 0 and int(last_bytes[-1]) == len(data) - 1)  # no varint is cut
+    first_bytes = numpy.concatenate(([0], last_bytes[:-1] + 1))
+    lengths = last_bytes - first_bytes + 1
     _expect(int(lengths.max()) <= MAX_VARINT_BYTES)
-    # For each byte, its index in its varint, and the bits that it contributes to the number.
-    indexes = numpy.arange(len(data)) - numpy.repeat(starts, lengths)
-    bits = (data & 0x7F).astype(numpy.uint64) << (7 * indexes).astype(numpy.uint64)
-    return numpy.add.reduceat(bits, starts).view(numpy.int64)
+    # By byte of `data`, its index in its varint, and the bits that it adds to the number.
+    places = numpy.arange(len(data)) - numpy.repeat(first_bytes, lengths)
+    bits = (data & 0x7F).astype(numpy.uint64) << (7 * places).astype(numpy.uint64)
+    numbers = numpy.add.reduceat(bits, first_bytes)  # the sum over the bytes of each varint
+    return numbers.view(numpy.int64)
 
 
 def _signed(number: int) -> int:

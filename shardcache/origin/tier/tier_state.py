@@ -1,15 +1,19 @@
 """State of the tier as the daemon sees it, and the routes of requests to the tier.
 
+The tier is an optional cache that the nodes of a cluster share: an nginx on each node. It caches
+parts: ranges of an object's bytes. The owner of a part is the node whose nginx caches it. The
+daemon sends all requests to its own node's nginx, which passes them to the owners.
+
 `fetch.tier` asks for a route before each request to the tier, and reports the result. A route is
-the address and the extra headers of one request. A suspect is a part whose copy in the tier may be
-damaged. The owner of a part is the node whose nginx caches it. The breaker stops requests to the
-tier while the tier fails, except for probes.
+the address and the extra headers of one request. The breaker stops requests to the tier while the
+tier fails, except for probes: single requests that find out whether it works again.
 """
 
 import asyncio
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from shardcache.errors import OriginBusyError, OriginUnavailableError, ShardChangedError
@@ -24,16 +28,13 @@ from shardcache.transport.between.parts import PartSums
 log = SharedLogger()
 
 OWNER = "x-shardcache-owner"
-"""Header of a question about a part's owner in the tier, and of the answer.
-
-In the answer, its value is the owner's address.
-"""
+"""Header of a question about the owner of a part. In the answer, it has the owner's address."""
 
 QUESTION_STALL_SHARE = 0.25
-"""Share of the stall time-out after which the silent owner of a part is asked a question.
+"""Share of the stall time-out after which an owner that sends nothing is asked a question.
 
-The question is whether the owner still serves the request. The owner has the same time to answer.
-The stall time-out is the time after which a silent request is given up.
+The stall time-out is the time without bytes after which a request is given up. The question is
+whether the owner still serves the request; it has the same share of the time-out to answer.
 """
 
 _STATUS_INTERVAL_S = 60.0  # time between two reads of the status that this node's nginx serves
@@ -44,6 +45,17 @@ _BUSY = (429, 503)  # statuses with which a store throttles requests
 _FROM_STORE = "x-shardcache-tier"
 
 
+class Question(Enum):
+    """A question that is sent to the tier in place of a request for parts."""
+
+    # Which node is the owner of the parts?
+    OWNER = "name"
+    # Does the owner still serve a request for the parts?
+    IS_ALIVE = "alive"
+    # Which version of the object did the store last permit the tier to serve?
+    VERSION = "asked"
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """Address and headers of one request to the tier.
@@ -52,17 +64,13 @@ class Route:
         address: path of the socket to connect to.
         refreshes: True to fetch the part past the tier's cache, and replace the tier's copy.
         detours: True if nginx is to send the request to another owner than the part's first one.
-        question: "name" to ask for the address of the parts' owner instead of requesting the parts;
-            "alive" to ask whether the owner still serves a request for them; "" to request them.
-        asks_version: True to ask which version of the object the store permitted lately, instead
-            of requesting parts.
+        question: the question that is asked; None to request the parts.
     """
 
     address: str
     refreshes: bool = False
     detours: bool = False
-    question: str = ""
-    asks_version: bool = False
+    question: Question | None = None
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -72,10 +80,10 @@ class Route:
             headers["X-Shardcache-Fresh"] = "1"
         if self.detours:
             headers["X-Shardcache-Detour"] = "1"
-        if self.asks_version:
-            headers["X-Shardcache-Version"] = "asked"
-        if self.question:
-            headers[OWNER] = self.question
+        if self.question is Question.VERSION:
+            headers["X-Shardcache-Version"] = self.question.value
+        elif self.question is not None:
+            headers[OWNER] = self.question.value
         return headers
 
 
@@ -90,8 +98,8 @@ class TierState:
         self.address = address
         self.slow_owners = SlowOwners()
         self._breaker = Breaker()
-        # The status that this node's nginx publishes; empty if it could not be read.
-        self._published: dict[str, Any] = {}
+        # The status that this node's nginx serves; empty if it could not be read.
+        self._status: dict[str, Any] = {}
         # Parts whose copies in the tier may be damaged, by url, version and offset of the part's
         # first byte. The dictionary serves as an ordered set, with the oldest entry first.
         self._suspects: dict[tuple[str, str, int], None] = {}
@@ -101,11 +109,12 @@ class TierState:
 
     def to_json(self) -> dict[str, Any]:
         """Return the state for the status page."""
-        expires_s = self._published.get("certificate_expires_s")
+        expires_s = self._status.get("certificate_expires_s")
         return {
             "address": self.address,
             "failing": self._breaker.is_open,
-            "stale": bool(self._published.get("stale")),
+            "stale": bool(self._status.get("stale")),
+            # A float, or null; anything else is not from `shardcache cluster run`.
             "certificate_expires_s": expires_s if isinstance(expires_s, float) else None,
             "owners_left_out": self.slow_owners.count_left_out(time.monotonic()),
             "store_bytes": self._count("from_store_bytes"),
@@ -113,16 +122,13 @@ class TierState:
         }
 
     async def watch(self) -> None:
-        """Read the status that `shardcache cluster run` publishes on this node, once a minute.
-
-        Runs until it is cancelled.
-        """
+        """Read the status that this node's nginx serves, once a minute, until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(_STATUS_TIMEOUT_S):
-                    self._published = await self._read_status() or {}
-            except (OSError, ValueError):
-                self._published = {}
+                    self._status = await self._read_status() or {}
+            except (OSError, ValueError):  # a TimeoutError is an OSError
+                self._status = {}
             await asyncio.sleep(_STATUS_INTERVAL_S)
 
     def route(self, obj: RemoteObject, start: int) -> Route | None:
@@ -137,13 +143,13 @@ class TierState:
         return Route(self.address, refreshes=is_suspect)
 
     def version_route(self) -> Route | None:
-        """Return the route of the question which version of an object the store permitted lately.
+        """Return the route of the question `Question.VERSION`.
 
         Returns None if the breaker does not admit a request.
         """
         if not self._breaker.admit(time.monotonic()):
             return None
-        return Route(self.address, asks_version=True)
+        return Route(self.address, question=Question.VERSION)
 
     def served(self, obj: RemoteObject, start: int) -> None:
         """Record that the tier answered a request as expected."""
@@ -157,8 +163,9 @@ class TierState:
 
         Args:
             cause: the reason, which is logged.
-            stalled: True if this node's nginx sent nothing, which is its own fault: if only an
-                owner is down, it answers with status 504.
+            stalled: True if this node's nginx sent nothing. Fewer of these failures open the
+                breaker, as nginx itself does not work: if only an owner is down, it answers with
+                status 504.
         """
         was_open = self._breaker.is_open
         self._breaker.failed(time.monotonic(), stalled=stalled)
@@ -182,8 +189,8 @@ class TierState:
             del self._suspects[oldest]
 
     def _count(self, name: str) -> int:
-        """Return a number that this node's nginx publishes; 0 if there is none by this name."""
-        count = self._published.get(name)
+        """Return a number of the status; 0 if the status has none by this name."""
+        count = self._status.get(name)
         return count if isinstance(count, int) else 0
 
     async def _read_status(self) -> dict[str, Any] | None:
@@ -214,5 +221,6 @@ def sums_of(answer: Answer, obj: RemoteObject) -> list[PartSums]:
             url=obj.url,
         )
     if answer.status < 300:
+        # There would be checksums if the answer had the requested range of the object.
         raise ShardChangedError("the tier sent bytes that were not requested", url=obj.url)
     raise OriginUnavailableError(f"the tier answered with status {answer.status}", url=obj.url)
