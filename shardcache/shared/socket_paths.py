@@ -54,7 +54,7 @@ def runtime_folder() -> Path | None:
     folder = Path(text)
     try:
         is_own = folder.stat().st_uid == os.geteuid()
-    except PermissionError:
+    except PermissionError:  # below another user's folder
         return None
     except OSError:
         return folder  # the use of the folder raises the error again

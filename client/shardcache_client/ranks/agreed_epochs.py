@@ -23,6 +23,7 @@ log = logging.getLogger("shardcache")
 _LOG_AFTER_S = 10.0  # A wait that is longer is logged as a warning.
 _MAX_PASSES = 3  # maximum number of passes of a rank over an epoch that it alone ends early
 # The two decisions about an epoch that was ended early: to read the next epoch, or the same again.
+# They are stored as these texts.
 _NEXT = "next"
 _AGAIN = "again"
 

@@ -171,9 +171,9 @@ class Agreement:
     def _answer_greeting(self, store: KeyValueStore, reader: str, rank: int) -> None:
         """Answer a reader's greeting, and accept its values from now on."""
         # The rank's previous reader, if any, no longer reads.
-        for greeted, its_rank in list(self._greeted.items()):
+        for greeted_reader, its_rank in list(self._greeted.items()):
             if its_rank == rank:
-                del self._greeted[greeted]
+                del self._greeted[greeted_reader]
         self._greeted[reader] = rank
         store.set(f"{self._channel}/{reader}", "{}")
 
@@ -200,7 +200,7 @@ class Agreement:
 
 
 def agreement_of(name: str, timeout_s: float, locator: StoreLocator, reader: Topology) -> Agree:
-    """Return the `greatest` of a new `Agreement` with the same worker of all other ranks.
+    """Return the method `greatest` of a new `Agreement` with the same worker of all other ranks.
 
     Args:
         name: name of the agreement, the same on all ranks.

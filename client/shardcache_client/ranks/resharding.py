@@ -26,9 +26,10 @@ class Resharder(NamedTuple):
     Attributes:
         name: name of the function as its users know it.
         remedy: remedy in the error.
-        rank_shares: returns the number of shares into which samples are divided among ranks.
+        rank_shares: returns the number of shares into which samples are divided among ranks; 1 if
+            they are not.
         worker_shares: returns the number of shares into which samples are divided among a rank's
-            workers.
+            workers; 1 if they are not.
     """
 
     name: str
@@ -139,6 +140,7 @@ def refuse_resharding(topology: Topology, processes: int) -> None:
             shares = _share_count(resharder.rank_shares, frame.f_locals)
             if shares > 1 and topology.world_size * shares > processes:
                 raise _error(resharder, shares, "rank")
+        # The dataset has already divided its samples among all workers of the rank.
         if topology.workers > 1:
             shares = _share_count(resharder.worker_shares, frame.f_locals)
             if shares > 1:

@@ -81,7 +81,7 @@ def _publish(
         raise
 
     upload(store, manifest)
-    # `versions_named` is not part of the rows that are uploaded.
+    # The rows that are uploaded do not have the manifest's `versions_named`.
     own = json.dumps(
         {"fingerprint": manifest.fingerprint, "versions_named": manifest.versions_named}
     )

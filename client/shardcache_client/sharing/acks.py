@@ -90,7 +90,7 @@ class Acks:
         self._initialise(fd, acks_id=randbits(64), receiver_pid=os.getpid())
 
     def __repr__(self) -> str:
-        return f"Acks({self._id:016x}, in_child_of_receiver={self.in_child_of_receiver})"
+        return f"Acks({self._id:016x}, is_child_of_receiver={self.is_child_of_receiver})"
 
     def _initialise(self, fd: int, acks_id: int, receiver_pid: int) -> None:
         """Initialise a new or unpickled object.
@@ -112,7 +112,7 @@ class Acks:
         self._receiver_pid = os.getpid()
 
     @property
-    def in_child_of_receiver(self) -> bool:
+    def is_child_of_receiver(self) -> bool:
         """True if the receiver is a process that started this one, directly or not."""
         return os.getpid() != self._receiver_pid
 

@@ -38,8 +38,8 @@ _STATES_OFFSET = 1 << 14  # offset in the file of the states that were loaded la
 
 _MAX_WORKERS = 1024
 _SET_BYTES = _MAX_WORKERS // 8  # size of a set of workers, with a bit for each
-# Maximum number of passes that are kept, including passes of abandoned loaders: as many as fit into
-# a slot.
+# Maximum number of passes that are kept, including passes of abandoned loaders. They have to fit
+# into a slot.
 _MAX_KEPT_PASSES = 12
 
 
@@ -181,7 +181,7 @@ class Count:
 
 
 def _never_in_worker() -> bool:
-    """Stand in for a function that returns True in a DataLoader worker, where there are none."""
+    """Return False: this is `in_worker` in a program that has no DataLoader workers."""
     return False
 
 

@@ -125,7 +125,7 @@ class Loan:
         # Id of the process that sends references; None if none does. This process does if the
         # receiver has started it, and can find the file.
         self._sender_pid: int | None = None
-        if handover.acks.in_child_of_receiver and path is not None:
+        if handover.acks.is_child_of_receiver and path is not None:
             self._sender_pid = os.getpid()
 
     def __repr__(self) -> str:
@@ -216,8 +216,8 @@ def _slice_of(whole: Buffer, start: int, stop: int) -> Any:
     Args:
         whole: the whole file. `_reduce` passes its loan, which unpickling turns into the file; see
             `Loan.__reduce__`.
-        start: number of the first byte of the slice.
-        stop: number of the byte after its last byte.
+        start: index of the slice's first byte.
+        stop: index of the byte after the slice's last one.
     """
     return whole[start:stop]
 

@@ -39,10 +39,11 @@ def forms_of(tables: Tables, extensions: Collection[str] | None) -> list[Form]:
     # The number of each value's extension, and the value's size.
     extension_ids = np.asarray(tables.extension_ids)
     sizes_bytes = np.asarray(tables.ends) - np.asarray(tables.starts)
-    # Numbers of the small and the large values of each extension.
-    count = len(tables.extensions)
-    small = np.bincount(extension_ids, weights=sizes_bytes < MIN_BUFFER_BYTES, minlength=count)
-    large = np.bincount(extension_ids, weights=sizes_bytes >= MIN_BUFFER_BYTES, minlength=count)
+    # For each extension, how many of its values are small, and how many are large.
+    is_small = sizes_bytes < MIN_BUFFER_BYTES
+    extensions_count = len(tables.extensions)
+    small = np.bincount(extension_ids, weights=is_small, minlength=extensions_count)
+    large = np.bincount(extension_ids, weights=~is_small, minlength=extensions_count)
 
     forms = []
     for number, extension in enumerate(tables.extensions):

@@ -4,6 +4,7 @@
 may be smaller than the dataset: each may be evicted once it is counted. A shard is fetched only if
 the count of its current version is unknown, or if tokens are counted. A shard is published once it
 is complete, checked and in its place in the cache; a lease keeps a published shard in the cache.
+The facts of a published shard are its version, size and number of samples.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from shardcache.store.store import Store
 from shardcache.tarindex.named_members import TokenMember
 
 KNOWN = "known"
-"""State of a shard whose count was known, so that it was not fetched."""
+"""State of a shard that was not fetched: its count was known, or the shard was cached."""
 
 
 class _Counted(NamedTuple):
@@ -37,11 +38,11 @@ class _Counted(NamedTuple):
 
     Attributes:
         ref: the shard, with version, size and samples, and with tokens if they were counted.
-        is_known: True if the shard did not have to be fetched.
+        was_fetched: True if the shard had to be fetched to be counted.
     """
 
     ref: ShardRef
-    is_known: bool
+    was_fetched: bool
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -71,8 +72,8 @@ class Counting:
     ) -> None:
         """Report version, size and samples of each shard's current version.
 
-        A url that occurs several times is counted once. The `number` in a shard's event is its
-        place among the urls in the order of `refs`, each counted once, from 0.
+        A url that occurs several times is counted once. The `number` in a shard's event is the
+        number of its url, from 0, in the order of `refs` without repetitions.
 
         Args:
             refs: the shards.
@@ -96,7 +97,7 @@ class Counting:
             assert counted.ref.samples is not None
             assert counted.ref.size_bytes is not None
             total_samples += counted.ref.samples
-            state = KNOWN if counted.is_known else FETCHED
+            state = FETCHED if counted.was_fetched else KNOWN
             details = _details(counted.ref, numbers[ref.url])
             return ShardOutcome(state, counted.ref.size_bytes, details)
 
@@ -134,13 +135,14 @@ class Counting:
             ref = _ref_of(await self._downloader.stat(origin, ref.url))
         # 1. The count is known.
         if ref.samples is not None and ref.size_bytes is not None:
-            return _Counted(ref, is_known=True)
+            return _Counted(ref, was_fetched=False)
 
         # 2. The shard is cached. A lease also records that the shard was used.
         name = name_of(ref)  # the version is known, so the name is the shard's key
         if name in self._store.shards:
             async with self._leasing.retained(ref) as published:
-                return _Counted(_ref_with_count(published.facts), is_known=published.hit)
+                ref_with_count = _ref_with_count(published.facts)
+                return _Counted(ref_with_count, was_fetched=not published.hit)
 
         # 3. The shard is fetched, without a lease: it may be evicted for the next shard at once,
         #    and a lease would then fetch it again.
@@ -150,7 +152,7 @@ class Counting:
         if facts.samples is None:  # another request fetched it as a file, which is not indexed
             async with self._leasing.retained(ref) as published:
                 facts = published.facts
-        return _Counted(_ref_with_count(facts), is_known=False)
+        return _Counted(_ref_with_count(facts), was_fetched=True)
 
     async def _count_tokens(self, ref: ShardRef, member: TokenMember) -> _Counted:
         """Count samples and tokens; after an error, count once more.
@@ -179,7 +181,7 @@ class Counting:
                 published.shard.suspicion = exn.message
                 raise
         complete = _ref_with_count(published.facts)._replace(tokens=tokens)
-        return _Counted(complete, is_known=published.hit)
+        return _Counted(complete, was_fetched=not published.hit)
 
 
 def _details(ref: ShardRef, number: int) -> Event:

@@ -59,7 +59,7 @@ class Inventory:
     async def rows(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
         """Yield the published shards under a url prefix, and then the objects with cached parts.
 
-        Only urls that the user may see are among them. Raises ConfigError for a prefix of an
+        Only those whose urls the user may see are among them. Raises ConfigError for a prefix of an
         unknown protocol.
         """
         await Origins.check_protocols([prefix])

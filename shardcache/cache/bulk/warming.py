@@ -94,7 +94,7 @@ class Warming:
         totals: Event,
         send: Send,
     ) -> None:
-        """Count the shards as failed that were evicted again before the end of the round.
+        """Count as failed the shards that were evicted again before the end of the round.
 
         Args:
             visited: the shards that were cached or fetched.

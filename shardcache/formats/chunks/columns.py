@@ -32,7 +32,7 @@ class ChunkColumns:
     def check(self, url: str) -> None:
         """Raise CorruptShardError for columns that contradict each other.
 
-        Raises UnsupportedShardError for names that every sample has, such as `__key__`.
+        Raises UnsupportedShardError for a column with a reserved name, such as `__key__`.
         """
         damage = self._damage()
         if damage is not None:
@@ -156,7 +156,7 @@ class ColumnWalk:
         return True
 
     def finish(self) -> Samples:
-        """Return the samples of the whole shard."""
+        """Add all samples that are left, and return the samples of the whole shard."""
         while self.advance():
             pass
         self.samples.end()

@@ -1,13 +1,13 @@
 """Chunks, the shards of LitData: samples with typed leaves, and an index.json that describes them.
 
-A leaf is one value of a sample, and so what a cell is elsewhere. A chunk has the offsets of its
+A leaf is one value of a sample; other formats call it a cell. A chunk has the offsets of its
 samples (`offset_table`), and in each sample the size of every leaf, then the leaves. Only the
-`config` in the index.json in the same folder says what the leaves are, so a chunk cannot be indexed
-without it. Values are decoded as `litdata` decodes them.
+`config` in the index.json in the same folder says what the leaves are. So a chunk cannot be indexed
+without this file, its companion. Values are decoded as `litdata` decodes them.
 
 Two kinds of chunks are cached in another form. A chunk of texts, numbers or nested values may hold
 rows in Arrow's format instead of samples: it is cached as a stream of rows, as parquet files are. A
-chunk whose samples are compressed by hundreds is cached as a plain chunk (`litdata_frames`).
+chunk in which groups of samples are compressed is cached as a plain chunk (`litdata_frames`).
 """
 
 import json
@@ -29,6 +29,7 @@ from shardcache.formats.format import Decoder, Format, IndexOptions, ListedShard
 from shardcache.tarindex.members import Read
 from shardcache.tarindex.tables import Samples
 
+# Names of chunks, such as chunk-0-12.bin, chunk-0-12.zstd.bin and chunk-0-12.zstd:4.bin.
 _NAME = re.compile(r"chunk-[0-9]+-[0-9]+(?:\.zstd(?::[0-9]+)?)?\.bin")
 _ZSTD_LEVELS = range(1, 23)
 _ROWS_MAGIC = b"LDARW01\0"  # a chunk with rows in Arrow's format ends with these bytes
@@ -133,7 +134,10 @@ class LitDataFormat(Format):
         return json.dumps(used_members)
 
     def listed(self, index: Mapping[str, Any]) -> Iterator[ListedShard] | None:
-        """Return the chunks in an index.json of LitData; None if it is of another format."""
+        """Return the chunks in an index.json of LitData; None if it is of another format.
+
+        Raises ValueError if the chunks are not supported.
+        """
         rows = index.get("chunks")
         config = index.get("config")
         if not isinstance(rows, list) or not isinstance(config, dict):
@@ -210,7 +214,8 @@ def _columns(companion: str, url: str) -> ChunkColumns:
             url=url,
             remedy=_UNSUPPORTED_REMEDY,
         )
-    return ChunkColumns(names, encodings, [None] * len(names))
+    no_fixed_sizes = [None] * len(names)
+    return ChunkColumns(names, encodings, no_fixed_sizes)
 
 
 def _leaf_names(spec: Any) -> list[str] | None:
@@ -226,7 +231,7 @@ def _leaf_names(spec: Any) -> list[str] | None:
     """
     _version, root = spec
     children = root["children_spec"]
-    if root["type"] is None:  # a sample is no container, but a single leaf
+    if root["type"] is None:  # a sample is a single leaf, not a container
         return ["0"]
     if any(child["children_spec"] for child in children):
         return None

@@ -1,4 +1,4 @@
-"""Chunks of LitData whose samples are compressed by hundreds, in frames of zstd.
+"""Chunks of LitData whose samples are compressed in groups, each a frame of zstd.
 
     magic           8 bytes
     version, flags  u16 each
@@ -31,7 +31,7 @@ _MAGIC = b"LDFZ01\0\0"
 _VERSION = 1
 _PREFIX = struct.Struct("<8sHHIII")
 _FRAME = struct.Struct("<IIQII")
-_PIECE_BYTES = 256 * 1024
+_PIECE_BYTES = 256 * 1024  # maximum size of the pieces in which frames are read and decompressed
 _MAX_WINDOW_LOG = 27  # a window of 128 MiB, as for shards that are compressed as a whole
 
 
@@ -120,7 +120,8 @@ def _plain_pieces(
 ) -> Iterator[bytes]:
     """Yield the plain chunk: the header (see `offset_table`), then the samples of each frame."""
     count = len(offsets) - 1
-    header_bytes = U32_BYTES * (count + 2)
+    header_bytes = U32_BYTES + U32_BYTES * len(offsets)  # the count, then the offsets
+    # The offsets in a plain chunk are u32.
     if header_bytes + offsets[-1] >= 2**32:
         raise CorruptShardError("it would have more than 4 GiB as a plain chunk", url=url)
     header = array("I", [count, *(header_bytes + offset for offset in offsets)])
@@ -150,7 +151,8 @@ def _decompressed(frame: _Frame, read: Read, number: int, url: str) -> Iterator[
     while not decoder.eof:
         data = b""
         if decoder.needs_input:
-            data = read(at, 0, min(_PIECE_BYTES, end - at))
+            max_bytes = min(_PIECE_BYTES, end - at)
+            data = read(at, 0, max_bytes)  # 0: there need not be any bytes
             if not data:
                 break  # the frame ends early
             at += len(data)

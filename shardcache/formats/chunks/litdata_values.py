@@ -1,7 +1,9 @@
-"""Decoders of LitData's leaves, by their encodings, which are the entries of `data_format`.
+"""Decoders of LitData's leaves, by their encodings.
 
-A leaf is one value of a sample. The values are those that `litdata` returns. torch, numpy and
-Pillow are imported only when a leaf needs them.
+A leaf is one value of a sample. Its encoding is its entry in the list `data_format` of the dataset:
+a kind, which may be followed by a colon and details, such as `no_header_numpy:9` for an array of
+float32. The values are those that `litdata` returns. torch, numpy and Pillow are imported only when
+a leaf needs them.
 """
 
 import struct
@@ -68,6 +70,7 @@ _NUMPY_DTYPES = (
 _TENSOR_HEAD = struct.Struct(">2I")
 _ARRAY_HEAD = struct.Struct("<2I")
 _MAX_DIMENSIONS = 64
+# Encodings of pickled leaves, which are refused, since unpickling them could run any code.
 _PICKLED = frozenset(("pickle", "graph", "graph:pickle"))
 
 IMAGE_FILES = frozenset(("jpeg", "image"))

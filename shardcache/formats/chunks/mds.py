@@ -83,7 +83,7 @@ def _walk(read: Read, size_bytes: int, url: str) -> ColumnWalk:
             f"the last sample ends at byte {offsets[-1]}, but the file at byte {size_bytes}",
             url=url,
         )
-    config_start = U32_BYTES * (len(offsets) + 1)
+    config_start = U32_BYTES + U32_BYTES * len(offsets)  # after the count and the offsets
     columns = _columns(bytes_at, config_start, offsets[0], url)
     return ColumnWalk(bytes_at, offsets, columns, url)
 

@@ -123,24 +123,24 @@ class RiegeliChunks:
             return
         if chunk.type != _RECORDS:
             raise ValueError(f"the chunk at byte {chunk.start} is of an unknown type")
-        # The data are the type of compression, the stored size of the first buffer, and the
-        # buffers.
+        # The data are the type of compression, the stored size of the first buffer, and the two
+        # buffers: the sizes of the records, and the records end to end.
         head_bytes = min(chunk.data_bytes, 1 + MAX_VARINT_BYTES)
         head = b"".join(self._stored_pieces(chunk.data_start, head_bytes))
         compression = head[:1]
         sizes_bytes, head_end = read_varint(head, 1, len(head))
-        values_bytes = chunk.data_bytes - head_end - sizes_bytes
-        if values_bytes < 0:
+        records_bytes = chunk.data_bytes - head_end - sizes_bytes
+        if records_bytes < 0:
             raise ValueError(f"the chunk at byte {chunk.start} ends early")
         sizes_start = _end_of(chunk.data_start, head_end)
-        values_start = _end_of(sizes_start, sizes_bytes)
+        records_start = _end_of(sizes_start, sizes_bytes)
         sizes = self._decoded(compression, sizes_start, sizes_bytes)
-        values = self._decoded(compression, values_start, values_bytes)
+        records = self._decoded(compression, records_start, records_bytes)
         for _ in range(chunk.records):
             size_bytes = sizes.take_varint()
-            yield size_bytes, values.take(size_bytes)
+            yield size_bytes, records.take(size_bytes)
         sizes.finish()
-        values.finish()
+        records.finish()
 
     def _stored_pieces(self, at: int, size_bytes: int) -> Iterator[bytes]:
         """Yield bytes from an offset on, without the headers of blocks, at most a block at a time.

@@ -213,13 +213,13 @@ class _RecordIndexer:
             record: bytes of the record.
             features: the record's features, with offsets in the record.
         """
-        # By column, start and end in the file of the message, and of the only string in it.
-        cells: dict[int, tuple[int, int]] = {}
+        # By column, start and end in the file: of the feature's message, and of its only string.
+        messages: dict[int, tuple[int, int]] = {}
         strings: dict[int, tuple[int, int]] = {}
         # Of two features with the same name, the last counts, as in protobuf.
         for feature in features:
             column = self._column(feature.name)
-            cells[column] = (record_start + feature.start, record_start + feature.end)
+            messages[column] = (record_start + feature.start, record_start + feature.end)
             if feature.only_string is None:
                 self._message_columns.add(column)
                 # A placeholder, which is not used since the cells of this column stay messages.
@@ -228,10 +228,10 @@ class _RecordIndexer:
                 start, end = feature.only_string
                 strings[column] = (record_start + start, record_start + end)
         key = None
-        for column in self._reserved & cells.keys():
+        for column in self._reserved & messages.keys():
             name = self._table.samples.extensions[column]
-            # Reserved features are not cells.
-            del cells[column]
+            # The values of reserved features are not cells.
+            del messages[column]
             start, end = strings.pop(column)
             if name == KEY:
                 key = record[start - record_start : end - record_start]
@@ -240,7 +240,7 @@ class _RecordIndexer:
             if name == BAD or is_bad_key:
                 self._table.add_fault(Fault.RESERVED, name)
                 return
-        self._table.add(cells.items(), key)
+        self._table.add(messages.items(), key)
         for start, end in strings.values():
             self._string_starts.append(start)
             self._string_ends.append(end)
@@ -256,7 +256,7 @@ class _RecordIndexer:
         return column
 
     def _narrow_cells(self) -> None:
-        """Replace messages by the byte strings in them, in columns in which each has just one."""
+        """Replace messages by their strings, in columns whose messages have one string each."""
         samples = self._table.samples
         for cell, column in enumerate(samples.extension_ids):
             if column not in self._message_columns:

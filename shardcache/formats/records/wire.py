@@ -15,7 +15,7 @@ FIXED_64 = 1
 LENGTH = 2
 FIXED_32 = 5
 
-MAX_VARINT_BYTES = 10
+MAX_VARINT_BYTES = 10  # for a number of 64 bits
 
 _FIXED_SIZES = {FIXED_64: 8, FIXED_32: 4}
 
