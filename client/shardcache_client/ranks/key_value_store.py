@@ -8,6 +8,8 @@ Ranks communicate over this store and never by collectives, for four reasons:
 - DataLoader workers have no process group.
 """
 
+from __future__ import annotations
+
 import logging
 import os
 import socket
@@ -24,6 +26,7 @@ from shardcache_client.order.topology import Topology
 from shardcache_client.ranks import distributed
 from shardcache_client.ranks.environment import ranks_of_environment
 
+# Some builds of torch have no `torch.distributed`. There is no store then, and ranks do not agree.
 if torch.distributed.is_available():
     from torch.distributed import (  # type: ignore[attr-defined]
         FileStore,
@@ -110,7 +113,7 @@ class StoreLocator:
             return None
         return address
 
-    def store(self) -> "KeyValueStore | None":
+    def store(self) -> KeyValueStore | None:
         """Return a connection to the store that the job's ranks share, the same at each call.
 
         None if no address is known, or if no store answers there, which is logged once.
@@ -219,7 +222,7 @@ class KeyValueStore:
             # This opens a second connection, since a wait on torch's own would block its watchdogs.
             return cls.connect(address)
         store = _process_group_store()
-        if not isinstance(store, FileStore):
+        if store is None or not isinstance(store, FileStore):
             return None
         return cls(store, "file store")
 

@@ -3,6 +3,8 @@
 import pickle
 import secrets
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -46,6 +48,29 @@ def env(monkeypatch: pytest.MonkeyPatch, server: TCPStore) -> pytest.MonkeyPatch
     for name, value in told.items():
         monkeypatch.setenv(name, value)
     return monkeypatch
+
+
+WITHOUT_DISTRIBUTED = """
+import torch.distributed
+
+torch.distributed.is_available = lambda: False  # as in a build without it
+
+from shardcache.errors import ConfigError
+from shardcache_client import ShardDataset
+from shardcache_client.ranks.torch_group import TorchRankGroup
+
+try:
+    TorchRankGroup(None, ["s3://bucket/a.tar"], 1.0).draw_seed()
+except ConfigError as exn:
+    print(exn.message)
+"""
+
+
+def test_torch_without_distributed_is_imported_and_has_no_store(env: pytest.MonkeyPatch) -> None:
+    """Ranks of a launcher then cannot draw a seed together, and the error says so."""
+    command = [sys.executable, "-c", WITHOUT_DISTRIBUTED]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "they share no key-value store" in done.stdout
 
 
 def member(channel: str, rank: int, timeout_s: float = 20.0) -> Agreement:
