@@ -36,7 +36,7 @@ from shardcache.fetch.limits.scheduler import Scheduler
 from shardcache.fetch.reads import PausableRead
 from shardcache.fetch.requests import Requests, RequestSpan
 from shardcache.origin.tier.tier_state import (
-    OWNER,
+    OWNER_HEADER,
     QUESTION_STALL_SHARE,
     Question,
     Route,
@@ -106,7 +106,7 @@ class OwnerQuestions:
         answer = await self._ask(replace(route, question=Question.OWNER))
         if answer is None:
             return ""
-        return answer.headers.get(OWNER, "")
+        return answer.headers.get(OWNER_HEADER, "")
 
     async def state(self, route: Route) -> OwnerState:
         """Ask the owner of the parts whether it has a request for them in hand.

@@ -27,7 +27,7 @@ from shardcache.transport.between.parts import PartSums
 
 log = SharedLogger()
 
-OWNER = "x-shardcache-owner"
+OWNER_HEADER = "x-shardcache-owner"
 """Header of a question about the owner of a part. In the answer, it has the owner's address."""
 
 QUESTION_STALL_SHARE = 0.25
@@ -83,7 +83,7 @@ class Route:
         if self.question is Question.VERSION:
             headers["X-Shardcache-Version"] = self.question.value
         elif self.question is not None:
-            headers[OWNER] = self.question.value
+            headers[OWNER_HEADER] = self.question.value
         return headers
 
 

@@ -29,9 +29,9 @@ class JsonText:
         self._at = 0  # offset in the window of the next character to read
         self._window = ""
         self._is_last = False  # True if the text ends with the window
-        # True once `_read_objects` was called for this window. If it has failed, another call would
-        # fail as well.
-        self._was_tried = False
+        # True once `_read_objects` was called for this window: another call would read nothing, or
+        # fail as the first one did.
+        self._has_tried_objects = False
         self._slide()
 
     def comes_next(self, mark: str) -> bool:
@@ -94,9 +94,9 @@ class JsonText:
         This is much faster than reading them one by one. If the text up to the last brace is not a
         list of values, nothing is read, and the result is empty: the caller then reads one value.
         """
-        if self._was_tried:
+        if self._has_tried_objects:
             return []
-        self._was_tried = True
+        self._has_tried_objects = True
         list_end = None
         if self._is_last and "]" in self._window:
             list_end = self._window.rfind("]")  # most likely, the list of objects ends here
@@ -116,7 +116,7 @@ class JsonText:
         self._start += self._at
         self._at = 0
         self._window = unread + more
-        self._was_tried = False
+        self._has_tried_objects = False
         self._is_last = len(self._window) < _WINDOW_CHARS
 
     def _elements(self, opening: str, closing: str) -> Iterator[None]:

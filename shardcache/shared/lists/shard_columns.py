@@ -120,7 +120,7 @@ class Shards(Sequence[ShardRef]):
 
     @classmethod
     def of_columns(cls, columns: Iterable[ShardColumns]) -> Self:
-        """Build from pieces: the columns of the first shards, then those of the next, and so on."""
+        """Build from the columns of the first shards, then those of the next, and so on."""
         urls = _GrowingTexts()
         versions = _GrowingTexts()
         numbers = [array("q"), array("q"), array("q")]
@@ -275,6 +275,7 @@ def _columns_of(refs: Iterable[ShardRef]) -> Iterator[ShardColumns]:
     """Yield the columns of shards, for up to `_CHUNK_SHARDS` shards at a time."""
     remaining = iter(refs)
     while chunk := list(islice(remaining, _CHUNK_SHARDS)):
+        # A list does not have the last field of a `ShardRef`.
         *columns, _is_file = zip(*chunk, strict=True)
         yield columns
 

@@ -31,7 +31,7 @@ a dataset's shards is built.
 
 _COUNTS = ("filesize", "nsamples", "ntokens")  # in the order of `ShardColumns`
 _ETAG_TYPES = {str, type(None)}
-_TOO_LARGE = 2**63
+_TOO_LARGE = 2**63  # the numbers in a list of shards have 64 bits and a sign
 _SHOWN_CHARS = 100  # number of characters of a wrong row that an error shows
 
 

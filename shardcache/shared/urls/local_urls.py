@@ -20,7 +20,7 @@ def absolute_url(url: str | os.PathLike[str]) -> str:
     """Make local paths and patterns, including `file:path`, absolute.
 
     A folder gets a trailing slash, by which its url stands for all shards below it. Other urls are
-    returned unchanged.
+    returned unchanged, as are webdataset's commands (`pipe:`).
     """
     text = os.fspath(url)
     if not text or "://" in text or text.startswith("pipe:"):
