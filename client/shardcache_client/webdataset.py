@@ -8,7 +8,8 @@ in place of
 
 Needs the package webdataset, which shardcache itself does not depend on. A webdataset pipeline is a
 list of stages, each a function from an iterator over samples to another. Here the first stage, the
-source, is a ShardDataset; all later stages are webdataset's own.
+source, is a ShardDataset; all later stages are webdataset's own. The state of a pipeline is the
+position of its source.
 """
 
 import functools
@@ -53,6 +54,7 @@ log = logging.getLogger("shardcache")
 Splitter = Callable[..., Any] | None
 
 _RESERVED_NAMES = ("__key__", "__url__", "__local_path__")  # keys of a sample that are not members
+
 _ITEM_BY_ITEM = (
     "associate",
     "decode",
@@ -70,32 +72,30 @@ _ITEM_BY_ITEM = (
     "to_tuple",
     "xdecode",
 )
-"""webdataset's stages that yield at most one item for each item, before they take the next item."""
+"""webdataset's stages that yield at most one item for each item that they take, before the next.
 
-# Splitters in whose place ShardDataset divides the samples evenly among ranks. The first is
-# webdataset's default, which permits only a single node.
+Only with these stages does the source's position tell which items were yielded.
+"""
+
+# webdataset's splitters that are replaced: ShardDataset divides the samples evenly among ranks. The
+# first is webdataset's default, which permits only a single node.
 _NODE_SPLITTERS = (wds.single_node_only, wds.split_by_node)
 
 # Arguments of ShardDataset that have other names here, with the remedy for each.
 _REMEDIES = {
     "shuffle": "write shardshuffle=True",
     "on_error": "write handler=...",
-    "transform": "write .map(function) after it",
 }
 
 # Rules for ShardDataset's further arguments, by name. These arguments are passed on as `options`.
 _OPTIONS = {
-    name: rule for name, rule in ARGUMENTS.items() if name not in ("urls", "shuffle", "on_error")
+    name: rule for name, rule in ARGUMENTS.items() if name != "urls" and name not in _REMEDIES
 }
 
 
 def _parts_or_urls(value: Any) -> Any:
-    """Check and convert `urls`, as `URLS` does. Raises TypeError or ValueError.
-
-    The parts of a mixture, a mapping, are returned as they are: `_patterns` refuses them later,
-    with a better remedy.
-    """
-    if isinstance(value, Mapping):
+    """Check and convert `urls`, as `URLS` does. Raises TypeError or ValueError."""
+    if isinstance(value, Mapping):  # a mixture, which `_patterns` refuses with a better remedy
         return value
     return URLS.converted(value)
 
@@ -117,9 +117,11 @@ class WebDataset(OriginalWebDataset):  # type: ignore[misc]
             webdataset draws shards with replacement.
         shardshuffle: a false value keeps the shards in order; any other value permutes all of them,
             differently in each epoch. The order depends on `seed` and epoch alone: it is the same
-            on all ranks and in every run, as with `detshuffle`.
+            on all ranks and in every run.
+        detshuffle: no effect; the shuffle is always deterministic.
         nodesplitter: `split_by_node` and the default divide samples, not shards, evenly among all
-            ranks. With None, every rank reads everything, in the same order.
+            ranks. With None, every rank reads everything, in the same order; but an endless stream
+            is divided all the same.
         workersplitter: only the default is accepted; samples are also divided among workers.
         select_files: called for each member of a sample with "key.extension", the extension in
             lower case.
@@ -131,8 +133,8 @@ class WebDataset(OriginalWebDataset):  # type: ignore[misc]
         options: further arguments of ShardDataset, such as `batch_size`, `even` or `socket`.
             `shuffle_window` is 0 by default, so that `.shuffle()` mixes as in webdataset. For exact
             resuming, set `shuffle_window` in place of `.shuffle()`, and let the DataLoader batch in
-            place of `.batched()`: these two take samples before they yield earlier ones, and states
-            count such samples as read.
+            place of `.batched()`. These two stages hold samples back, and a state counts the held
+            samples as read: they are skipped when it is loaded.
 
     Raises:
         ConfigError: an argument is not supported over shardcache, such as `rename_files` or a yaml
@@ -204,7 +206,8 @@ class WebDataset(OriginalWebDataset):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[Any]:
         self._source_stage.begin()
-        return iter(super().__iter__())
+        items: Iterator[Any] = super().__iter__()
+        return items
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that the next iteration reads; see ShardDataset."""
@@ -251,13 +254,14 @@ class WebDataset(OriginalWebDataset):  # type: ignore[misc]
 
 
 class _EndlessRuntime(TorchRuntime):
-    """A torch program whose ranks count their rounds separately.
+    """The runtime of an endless stream in a torch program (`Runtime`).
 
-    An endless stream has no epochs on which ranks would have to agree.
+    The ranks of other datasets agree on the epoch to read next. Here an epoch is one round of the
+    stream, and each rank begins its next round whenever it has read the last one.
     """
 
     def epochs(self, group: RankGroup, deal_options: DealOptions) -> Epochs:
-        """Return the count of rounds of this rank alone."""
+        """Return the rounds of this rank alone; neither argument matters."""
         return Epochs()
 
 
@@ -301,7 +305,7 @@ def _unsupported(what: str, remedy: str) -> ConfigError:
 def _check_unsupported(mode: str | None, rename_files: object) -> None:
     """Raise ConfigError for arguments of webdataset's that are not supported."""
     if mode not in (None, "resampled"):
-        # webdataset has modes for folders of shards, which shardcache lists by their urls.
+        # webdataset's other modes are for folders of shards.
         raise _unsupported(f"mode={mode!r}", "omit it; urls that end in / need no mode")
     if rename_files is not None:
         raise _unsupported(
@@ -347,28 +351,29 @@ def _division(
             "omit it: ranks get equal shares; or pass each rank its own urls, with "
             "nodesplitter=None",
         )
+    # With None in place of a splitter, each rank or worker reads all shards. In an endless stream,
+    # they share the shards even then: the stream has no end in either case, and the job as a whole
+    # gets each sample equally often.
     is_default = workersplitter is wds.split_by_worker
-    # A workersplitter of None means that each worker reads all shards. In an endless stream, it
-    # makes no difference to the job if workers share the shards instead.
-    is_harmless = is_endless and not workersplitter
-    if not (is_default or is_harmless):
+    shares_anyway = is_endless and not workersplitter
+    if not (is_default or shares_anyway):
         raise _unsupported(
             "a workersplitter of your own",
             "omit it: workers get equal shares, divided by samples, however few shards there are",
         )
-    # With a nodesplitter of None, each rank reads everything, as if it were the only one. In an
-    # endless stream, ranks share the shards instead, for the same reason as workers.
     if nodesplitter is None and not is_endless:
-        return {"rank": 0, "world_size": 1}
+        return {"rank": 0, "world_size": 1}  # each rank reads as if it were the only one
     return {}
 
 
 def _add_local_paths(samples: Iterable[Any]) -> Iterator[Any]:
     """Add `__local_path__` to the samples of local shards, as webdataset does."""
     for sample in samples:
-        path = local_path(sample.get("__url__", "")) if isinstance(sample, dict) else None
-        if path:
-            sample["__local_path__"] = path
+        # A sample may be anything that a function given as `decode` has returned.
+        if isinstance(sample, dict):
+            path = local_path(sample.get("__url__", ""))
+            if path:
+                sample["__local_path__"] = path
         yield sample
 
 
@@ -390,7 +395,7 @@ def _is_item_by_item(stage: Any) -> bool:
 
     True for the stages of this module, and for the stages of webdataset in `_ITEM_BY_ITEM`.
     """
-    if isinstance(stage, functools.partial):  # this is `_keep_members` with its argument
+    if isinstance(stage, functools.partial):  # as for `_keep_members`; a user's may be one, too
         function = stage.func
     else:
         function = getattr(stage, "f", stage)  # a stage of webdataset has its function as `f`

@@ -15,7 +15,7 @@ class PlaceKind(enum.Enum):
     STORE = "service at an address fixed by its provider, with credentials given to the daemon"
     WEB = "web servers, which may be any host"
     LOCAL = "files of this node"
-    WRAPPER = "fsspec filesystem that reads another url's bytes: no prefix tells what it reads"
+    WRAPPER = "fsspec filesystem that reads another url, which rules for its own url do not cover"
     OTHER = "any other fsspec filesystem"
 
 
@@ -28,16 +28,17 @@ class UrlProtocol(NamedTuple):
         kind: kind of place, which decides who may use the protocol by default, and what its urls
             may look like.
         origin: module and class of the `Origin`, imported on first use.
-        package: the package to install if that import fails; empty for the package that the import
-            error names.
-        settings: settings of an `[[origin]]` table that not all protocols support, and this one
-            does.
+        package: the package to install if that import fails. If empty, the import error names the
+            package.
+        settings: of the settings of an `[[origin]]` table that only some protocols support, those
+            that this one supports.
         has_tier: True if a cluster's tier can be in front of the protocol's stores.
-        presigned_options: the `storage_options` that presigned urls support. With any other, an SDK
-            is needed, and a tier cannot be used. None if a tier can be used with any option.
+        presigned_options: the `storage_options` with which objects can be read by presigned urls,
+            as a tier needs them. With any other option, they are read by the SDK, without the tier.
+            None if the protocol's urls need no presigning: a tier can be used with any option.
         load: module and function that loads what the first request needs, if that takes long; the
             function blocks. Empty if there is none.
-        variables: prefix of the environment variables that configure the protocol; empty if
+        variable_prefix: prefix of the environment variables that configure the protocol; empty if
             unknown.
         endpoint_variables: environment variables for the endpoint; the first that is set counts.
         provider_variable: environment variable that, if true, overrides `endpoint_variables`, so
@@ -54,7 +55,7 @@ class UrlProtocol(NamedTuple):
     has_tier: bool = False
     presigned_options: frozenset[str] | None = None
     load: str = ""
-    variables: str = ""
+    variable_prefix: str = ""
     endpoint_variables: tuple[str, ...] = ()
     provider_variable: str = ""
     has_slashed_secrets: bool = False
@@ -98,7 +99,7 @@ _TABLE = (
         has_tier=True,
         presigned_options=frozenset({"key", "secret", "token", "endpoint_url", "anon", "use_ssl"}),
         load="shardcache.origin.s3.s3_origin:load",
-        variables="AWS_",
+        variable_prefix="AWS_",
         endpoint_variables=("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
         provider_variable="AWS_IGNORE_CONFIGURED_ENDPOINT_URLS",
         has_slashed_secrets=True,

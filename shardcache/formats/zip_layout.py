@@ -20,9 +20,11 @@ from typing import NamedTuple
 # Bits of an entry's flags.
 IS_ENCRYPTED = 1 << 0
 IS_UTF_8 = 1 << 11
-UNIX = 3  # number of the system for which attributes have the mode of a file
 
-# A zip may be split into several parts, which the format calls disks.
+UNIX = 3
+"""A `RawEntry.system`, for which `RawEntry.attributes` has the mode of a file."""
+
+# The records, one by one. A zip may be split into several parts, which the format calls disks.
 #
 # The fields of the end record: signature, number of this disk, disk of the directory, entries on
 # this disk, all entries, size of the directory, its offset, size of the comment.
@@ -36,9 +38,6 @@ LOCATOR_SIGNATURE = b"PK\6\7"
 # disk, disk of the directory, entries on this disk, all entries, size of the directory, its offset.
 ZIP64_RECORD = struct.Struct("<4sQ2H2L4Q")
 ZIP64_SIGNATURE = b"PK\6\6"
-# The fields of an entry are those of `RawEntry`.
-ENTRY = struct.Struct("<4s2B5H3L5H2L")
-ENTRY_SIGNATURE = b"PK\1\2"
 # The fields of a local header: signature, version, flags, method, time, date, CRC-32, the two
 # sizes of the content, sizes of the name and of the extra fields.
 LOCAL_HEADER = struct.Struct("<4s5H3L2H")
@@ -83,15 +82,29 @@ class RawEntry(NamedTuple):
     header_start: int
 
 
+ENTRY = struct.Struct("<4s2B5H3L5H2L")
+"""Packs and unpacks the fields of a `RawEntry`."""
+ENTRY_SIGNATURE = b"PK\1\2"
+
+
 def zip64_field(extra: bytes) -> list[int]:
-    """Return the numbers in the zip64 field among an entry's extra fields; empty without one."""
+    """Return the numbers in an entry's zip64 field; empty if it has no zip64 field.
+
+    Each number replaces one placeholder in the entry, in this order: the size of the content, the
+    size of the compressed content, and the offset of the local header.
+
+    Args:
+        extra: all extra fields of the entry.
+    """
     at = 0
     while at + _EXTRA.size <= len(extra):
         kind, size_bytes = _EXTRA.unpack_from(extra, at)
         at += _EXTRA.size
         if kind == _ZIP_64:
             data = extra[at : at + size_bytes]
-            whole_numbers = data[: len(data) // 8 * 8]
-            return [number for (number,) in struct.iter_unpack("<Q", whole_numbers)]
+            # The numbers have 8 bytes each. The number of a disk, of 4 bytes, may follow them.
+            rest_bytes = len(data) % 8
+            numbers_end = len(data) - rest_bytes
+            return [number for (number,) in struct.iter_unpack("<Q", data[:numbers_end])]
         at += size_bytes
     return []

@@ -144,7 +144,7 @@ class Origins:
             if table.match and row_of(protocol_of(table.match)) in PREPARED:
                 urls.add(table.match)
         for row in PREPARED:
-            if any(name.startswith(row.variables) for name in os.environ):
+            if any(name.startswith(row.variable_prefix) for name in os.environ):
                 urls.add(f"{row.names[0]}://")
         return sorted(urls)
 

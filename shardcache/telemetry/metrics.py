@@ -32,20 +32,20 @@ class Histogram:
 
     Attributes:
         bounds: the upper bounds.
-        total: sum of all observed values.
+        sum: sum of all observed values.
     """
 
-    __slots__ = ("_counts", "bounds", "total")
+    __slots__ = ("_counts", "bounds", "sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
-        self.total = 0.0
+        self.sum = 0.0
         self._counts = [0] * (len(bounds) + 1)  # by bound; last, the values above all bounds
 
     def observe(self, value: float) -> None:
         """Add one value."""
         self._counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+        self.sum += value
 
     def cumulative(self) -> list[int]:
         """Return the number of values at or below each bound, and last the number of all values."""
@@ -85,10 +85,10 @@ class Measures:
     A request is paused while more urgent requests use all of the node's connections or bandwidth.
 
     Attributes:
-        first_byte: times from a request for parts to its first byte, without pauses; labelled by
-            origin or tier.
-        part: times from a request for parts to its last byte, without pauses; labelled by origin or
-            tier.
+        first_byte: times from a request for parts to the first byte of its answer, without pauses;
+            labelled by origin or tier.
+        part: times from a request for parts to the last byte of its answer, without pauses;
+            labelled by origin or tier.
         stage: times that transfers spent in a stage; labelled by stage.
         transfer: times from a transfer's first request to the shard's publication.
         wait: times for which readers waited for data.

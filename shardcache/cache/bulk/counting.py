@@ -170,8 +170,8 @@ class Counting:
         layout = self._store.layout
         async with self._leasing.retained(ref) as published:
             request = TokensRequest(
-                tar=str(layout.tar(published.shard.key)),
-                sidecar=str(layout.sidecar(published.shard.key)),
+                shard_path=str(layout.tar(published.shard.key)),
+                sidecar_path=str(layout.sidecar(published.shard.key)),
                 url=published.facts.url,
                 member=str(member),
             )

@@ -23,12 +23,13 @@ from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.errors import ShardError
 from shardcache.origin.objects import RemoteObject
+from shardcache.store.disk.disk_errors import disk_errors
 from shardcache.store.folder.layout import SIDECAR, TAR
-from shardcache.store.indexing.indexer import write_without_index
 from shardcache.store.partial import Partial, discard
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.space import Reservation
 from shardcache.store.store import Store
+from shardcache.tarindex import tables
 
 
 class Publisher:
@@ -82,7 +83,7 @@ class Publisher:
                 raise
             index_error = exn
         if facts.samples is None:
-            await asyncio.to_thread(write_without_index, sidecar, facts.to_json())
+            await asyncio.to_thread(_write_sidecar_without_index, sidecar, facts)
 
         files = await self._store.seal(tar, sidecar, facts)
         # A reader that has read the shard expects the daemon to know its number of samples. So the
@@ -209,3 +210,9 @@ class Publisher:
         await self._residency.reserve(claim, size_bytes, needed_now)
         assert claim.reservation is not None
         claim.reservation.mark_written(size_bytes)
+
+
+def _write_sidecar_without_index(sidecar: Path, facts: Facts) -> None:
+    """Write the sidecar of a shard whose samples are not known. Blocks. Raises DiskError."""
+    with disk_errors(sidecar):
+        tables.write(sidecar, facts.to_json(), tables.Samples())

@@ -52,8 +52,8 @@ class ShardIndexing:
         """
         table = self._origins.table(obj.url)
         request = IndexRequest(
-            tar=str(tar),
-            sidecar=str(sidecar),
+            shard_path=str(tar),
+            sidecar_path=str(sidecar),
             header=facts.to_json(),
             url=facts.url,
             require_end=table.require_end,

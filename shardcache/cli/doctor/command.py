@@ -26,7 +26,7 @@ from shardcache.shared.urls.local_urls import absolute_url
 @common.json_option
 def doctor(
     urls: tuple[str, ...],
-    config: Path | None,
+    config_path: Path | None,
     quick: bool,
     as_json: bool,
     **flags: Any,
@@ -46,7 +46,7 @@ def doctor(
     from shardcache.cli.doctor.runner import SIGNS, examine, print_report
 
     absolute_urls = tuple(map(absolute_url, urls))
-    context = Context(given_options(flags), config, absolute_urls, quick=quick)
+    context = Context(given_options(flags), config_path, absolute_urls, quick=quick)
     with common.make_console(stderr=True).status("checking"):  # shown only on a terminal
         findings = asyncio.run(examine(context))
     counted = Counter(finding.state for finding in findings)

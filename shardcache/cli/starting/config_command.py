@@ -41,7 +41,7 @@ def config() -> None:
 @config.command(cls=SettingsCommand, short_help="Show each option's value, and what sets it.")
 @config_option
 @common.json_option
-def show(config: Path | None, as_json: bool, **flags: Any) -> None:
+def show(config_path: Path | None, as_json: bool, **flags: Any) -> None:
     """Show the value of each option of `serve`, and the flag, the variable or the line of the file
     that sets it.
 
@@ -52,11 +52,11 @@ def show(config: Path | None, as_json: bool, **flags: Any) -> None:
     from shardcache.config.settings import Settings, config_file, unknown_variables
 
     options = given_options(flags)
-    settings = Settings.load(options, config)
-    path = config_file(config)
+    settings = Settings.load(options, config_path)
+    path = config_file(config_path)
     sources = Sources(options, os.environ, path)
     rows = list(_rows(settings, sources))
-    unknown = [{"name": name, "meant": meant} for name, meant in unknown_variables()]
+    unknown = [{"name": name, "meant": similar} for name, similar in unknown_variables()]
     if as_json:
         common.print_json(
             {
@@ -76,13 +76,13 @@ def _rows(settings: Settings, sources: Sources) -> Iterator[Json]:
     """
     for name in type(settings).model_fields:
         value = getattr(settings, name)
-        if name == "socket":
+        if name == "socket":  # without a path, the daemon itself chooses one: show its choice
             value = socket_path(settings.socket)
         kind: str = "default"
         place: str | None = None
         if name in settings.model_fields_set:
             kind = sources.kind_of_source(name)
-            place = sources.place((name,))
+            place = sources.place((name,))  # a location of one element is the whole option
         yield {"name": name, "value": _json_value(value), "source": kind, "place": place}
 
 
@@ -108,6 +108,7 @@ def _json_value(value: object) -> Any:
                 "groups": sorted(value.gids),
             }
         case BaseModel():
+            # Only the fields that are set are shown: most of a table's have their defaults.
             fields = {}
             for name in value.model_fields_set:
                 to_json = _hidden if name == "storage_options" else _json_value
@@ -150,24 +151,32 @@ def _print_options(rows: list[Json], unknown_variables: list[Json]) -> None:
             place = Text()
     console.print(table)
     for variable in unknown_variables:
-        meant = f"; did you mean {variable['meant']}?" if variable["meant"] else ""
-        console.print(f"warning: nothing reads ${variable['name']}{meant}", markup=False)
+        advice = ""
+        if variable["meant"]:
+            advice = f"; did you mean {variable['meant']}?"
+        console.print(f"warning: nothing reads ${variable['name']}{advice}", markup=False)
 
 
 def _value_lines(value: Any, field: FieldInfo) -> list[str]:
     """Return an option's value as lines of text: one for each table of a list, or else one."""
     match value:
         case None | []:
-            # The description of the option says in words what the daemon does then.
-            _, _, default = (field.description or "").partition("[default: ")
-            return [default.rstrip("]") or "none"]
+            return [_default_in_words(field)]
         case list():
             return [_table_text(each) for each in value]
         case str():
             return [value]
-    if re.search("ByteSize|DiskAmount", str(field.annotation)):
+    # All other values are numbers. The annotation may be a union or nested: its text is searched.
+    is_size = re.search("ByteSize|DiskAmount", str(field.annotation)) is not None
+    if is_size:
         return [size(value)]
     return [f"{value:g}"]
+
+
+def _default_in_words(field: FieldInfo) -> str:
+    """Return `off`, for one, of an option whose description ends with `[default: off]`."""
+    match_ = re.search(r"\[default: (.*)\]$", field.description or "")
+    return match_[1] if match_ else "none"
 
 
 def _table_text(table: Json) -> str:
@@ -178,6 +187,7 @@ def _table_text(table: Json) -> str:
 
 @common.examples("config check", "config check shardcache.toml")
 @config.command(short_help="Check a config file.")
+# `readable=False` leaves a file that cannot be read to `Settings.read`, whose error has a remedy.
 @click.argument("file", type=click.Path(path_type=Path, readable=False), required=False)
 @common.json_option
 def check(file: Path | None, as_json: bool) -> None:

@@ -47,7 +47,7 @@ _STOP_LIMIT_S = 60.0  # from SIGTERM to the daemon's end
     "does this by itself on a node without a daemon.",
 )
 @common.json_option
-def serve(config: Path | None, *, private: bool, as_json: bool, **flags: Any) -> None:
+def serve(config_path: Path | None, *, private: bool, as_json: bool, **flags: Any) -> None:
     """Run this node's daemon until SIGTERM or Ctrl-C.
 
     The daemon needs a folder on a local disk, and credentials for the object store. It finds these
@@ -56,21 +56,21 @@ def serve(config: Path | None, *, private: bool, as_json: bool, **flags: Any) ->
     """
     options = given_options(flags)
     if private:
-        _start_private(options, config, as_json=as_json)
+        _start_private(options, config_path, as_json=as_json)
         return
 
     from shardcache.config.settings import Settings
     from shardcache.daemon.running import serve as run_daemon
 
-    run_daemon(Settings.load(options, config))
+    run_daemon(Settings.load(options, config_path))
 
 
-def _start_private(options: Mapping[str, Any], config: Path | None, *, as_json: bool) -> None:
+def _start_private(options: Mapping[str, Any], config_path: Path | None, *, as_json: bool) -> None:
     """Start this user's private daemon, unless it runs already, and print its socket.
 
     Args:
         options: the options of `serve` on the command line, by name.
-        config: path of the config file; None for the default one.
+        config_path: path of the config file; None for the default one.
         as_json: True to print JSON.
     """
     from shardcache.cli.starting.private_daemon import start
@@ -80,7 +80,7 @@ def _start_private(options: Mapping[str, Any], config: Path | None, *, as_json: 
             "a private daemon chooses its own socket, where your processes find it",
             remedy="omit --socket",
         )
-    daemon = start(options, config)
+    daemon = start(options, config_path)
     if as_json:
         common.print_json(daemon)
     else:

@@ -29,6 +29,7 @@ class SettingsCommand(click.Command):
 
 config_option = click.option(
     "--config",
+    "config_path",
     type=click.Path(path_type=Path, readable=False),
     help="TOML config file.  [default: $SHARDCACHE_CONFIG, else /etc/shardcache/shardcache.toml "
     "if it exists]",

@@ -1,8 +1,9 @@
-"""HTTP session of the S3 SDK: no redirects, no large heads, new connections for silent ones.
+"""HTTP session of the S3 SDK: replaces silent connections, follows no redirects, limits heads.
 
-`s3_sessions` gives `StoreSession` to aiobotocore. A pooled connection is one that is kept open for
-further requests. A connection is silent if no answer to a request arrives: a NAT or load balancer
-may have dropped the connection while it was idle.
+`s3_sessions` gives `StoreSession` to aiobotocore. aiobotocore's session has an aiohttp session for
+each proxy; both kinds are wrapped here. A pooled connection is one that is kept open for further
+requests. A connection is silent if no answer to a request arrives: a NAT or load balancer may have
+dropped the connection while it was idle. The head of an answer is its status line and headers.
 """
 
 import asyncio
@@ -23,15 +24,15 @@ _REPEATABLE = ("GET", "HEAD")
 _POOLED_OPTIONS = {"keepalive_timeout": IDLE_S, "socket_factory": new_socket}
 
 
-class _SessionWithoutRedirects(AIOHTTPSession):  # type: ignore[misc]
-    """aiobotocore session that does not follow redirects."""
+class _StrictSession(AIOHTTPSession):  # type: ignore[misc]
+    """aiobotocore session whose requests are those of `_StrictClient`."""
 
-    async def _get_session(self, proxy_url: str | None) -> "_ClientWithoutRedirects":
+    async def _get_session(self, proxy_url: str | None) -> "_StrictClient":
         """As aiobotocore's own: return the aiohttp session for a proxy."""
-        return _ClientWithoutRedirects(await super()._get_session(proxy_url))
+        return _StrictClient(await super()._get_session(proxy_url))
 
 
-class StoreSession(_SessionWithoutRedirects):
+class StoreSession(_StrictSession):
     """Session that pools connections, with a second session that opens one for each request.
 
     This is the `http_session_cls` of `AioConfig`. After one pooled connection was silent, no pooled
@@ -49,7 +50,7 @@ class StoreSession(_SessionWithoutRedirects):
         fresh_options = pooled_options | {"force_close": True}
         del fresh_options["keepalive_timeout"]  # aiohttp rejects it together with `force_close`
         super().__init__(*args, connector_args=pooled_options, **options)
-        self._fresh = _SessionWithoutRedirects(*args, connector_args=fresh_options, **options)
+        self._fresh = _StrictSession(*args, connector_args=fresh_options, **options)
         # These are times by the event loop's clock.
         self._trusted_from_s = -math.inf  # time from which pooled connections are used
         self._answered_s = -math.inf  # time of the latest answer over a pooled connection
@@ -74,8 +75,11 @@ class StoreSession(_SessionWithoutRedirects):
             answer = await self._send_repeatable(request)
         else:
             answer = await super().send(request)
+        # The SDK itself handles a redirect: it sends the request to the bucket's region. If the
+        # answer does not name the region, the SDK sends a HEAD to find it. If that HEAD is
+        # redirected as well, it would do so hundreds of times.
         is_redirect = answer.status_code in _REDIRECTS
-        names_region = _REGION_HEADER in answer.headers  # the SDK itself follows such a redirect
+        names_region = _REGION_HEADER in answer.headers
         if request.method == "HEAD" and is_redirect and not names_region:
             raise RedirectError(answer.status_code)
         return answer
@@ -119,8 +123,11 @@ class StoreSession(_SessionWithoutRedirects):
         self._trusted_from_s = asyncio.get_running_loop().time() + IDLE_S
 
 
-class _ClientWithoutRedirects:
-    """aiohttp session that does not follow redirects, with the only method that the SDK calls."""
+class _StrictClient:
+    """aiohttp session that follows no redirects, and rejects answers with a large head.
+
+    It has the only method that the SDK calls.
+    """
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -136,7 +143,8 @@ class _ClientWithoutRedirects:
             answer.close()
             raise HeadError
         # aiobotocore decodes headers as UTF-8. They are re-encoded, so that each character stands
-        # for one byte, as in the answers of transport workers. aiohttp has no public way to do so.
+        # for one byte, as in the answers to requests that shardcache makes without the SDK, in its
+        # transport workers. aiohttp has no public way to do so.
         pairs = answer.raw_headers
         reencoded = tuple((_latin_as_utf8(name), _latin_as_utf8(value)) for name, value in pairs)
         answer._raw_headers = reencoded  # noqa: SLF001

@@ -1,8 +1,10 @@
 """`/metrics`: the status page in Prometheus' format.
 
-The status page is the JSON of `/v1/status`. Most metrics come from it, by the tables of
-`metric_rows`. The histograms and the numbers of failures come from the measures of
-`telemetry.metrics`.
+The status page is the JSON of `/v1/status`. Most metrics come from its sections, by the tables of
+`metric_rows`. One section is the bill: what was fetched and read, and its price. The histograms and
+the numbers of failures come from the measures of `telemetry.metrics`.
+
+A sample, in Prometheus' sense, is a number with a value for each label of its metric.
 """
 
 import asyncio
@@ -30,8 +32,8 @@ from shardcache.server.service import SERVICE
 from shardcache.shared.protocol import Json
 from shardcache.telemetry.metrics import Histogram, Histograms, Measures
 
-Labels = Sequence[str]
-"""The values of a sample's labels, or the names of these labels; both in the same order."""
+LabelValues = Sequence[str]
+"""The values of a sample's labels, in the order of the labels' names."""
 
 _PREFIX = "shardcache_"
 # Only this number of origins and of jobs is shown: Prometheus keeps several time series for each.
@@ -110,7 +112,7 @@ def _limit_metric(limits: list[Json]) -> Metric:
 
 
 def _with_expiry(tier: Json) -> Json:
-    """Return a tier whose certificates expire at infinity if it has none."""
+    """Return a tier; if it has no certificates, with an infinite time of their expiry."""
     return tier | {"certificate_expires_s": tier["certificate_expires_s"] or math.inf}
 
 
@@ -134,9 +136,11 @@ def _job_metrics(jobs: list[Json]) -> Iterator[Metric]:
 
 
 def _with_ahead(job: Json) -> Json:
-    """Return a job with an infinite `ahead_s` if its readers will miss no shard.
+    """Return a job, with an infinite `ahead_s` if its readers have all shards that they will read.
 
-    A job without readers keeps its `ahead_s` of None, so that it gets no sample.
+    `ahead_s` is the time until a reader needs a shard that is not cached. On the status page, it is
+    None both without such a shard and without readers. A job without readers keeps the None, and so
+    gets no sample.
     """
     has_readers = bool(job["sessions"])
     if job["ahead_s"] is None and has_readers:
@@ -163,8 +167,8 @@ def _section_metrics(table: Iterable[Row], section: Json) -> Iterator[Metric]:
 
 def _labelled_metrics(
     table: Iterable[Row],
-    objects: Sequence[tuple[Labels, Json]],
-    label_names: Labels,
+    objects: Sequence[tuple[LabelValues, Json]],
+    label_names: Sequence[str],
 ) -> Iterator[Metric]:
     """Yield a metric for each row of a table, with a sample for each object.
 
@@ -206,20 +210,20 @@ def measured_metrics(measures: Measures, loop_lag: Histogram) -> Iterator[Metric
     )
     yield _histogram(
         "first_byte_seconds",
-        "Time from a request for parts to its first byte.",
+        "Time from a request for one or more parts to the first byte of its answer.",
         _samples_of(measures.first_byte),
         ("origin",),
     )
     yield _histogram(
         "part_seconds",
-        "Time from a request for parts to its last byte.",
+        "Time from a request for one or more parts to the last byte of its answer.",
         _samples_of(measures.part),
         ("origin",),
     )
     yield from _failure_metrics(measures)
 
 
-def _samples_of(histograms: Histograms) -> list[tuple[Labels, Histogram]]:
+def _samples_of(histograms: Histograms) -> list[tuple[LabelValues, Histogram]]:
     """Return each histogram after its only label value, as samples for `_histogram`."""
     return [((label,), histogram) for label, histogram in histograms.by_label().items()]
 
@@ -245,7 +249,7 @@ def _failure_metrics(measures: Measures) -> Iterator[Metric]:
 def _by_code(
     counts: Counter[str],
     *error_classes: type[ShardcacheError],
-) -> list[tuple[Labels, float]]:
+) -> list[tuple[LabelValues, float]]:
     """Return the number of errors by code, for all codes of these classes of errors."""
     # Codes that have not occurred yet are included: Prometheus misses a counter's first increment
     # if its time series begins with it.
@@ -259,8 +263,8 @@ def _family(
     kind: MetricKind,
     name: str,
     help_line: str,
-    samples: Iterable[tuple[Labels, float | None]],
-    label_names: Labels = (),
+    samples: Iterable[tuple[LabelValues, float | None]],
+    label_names: Sequence[str] = (),
 ) -> Metric:
     """Return a metric family, which is a metric with a sample for each set of label values.
 
@@ -281,8 +285,8 @@ def _family(
 def _histogram(
     name: str,
     help_line: str,
-    samples: Iterable[tuple[Labels, Histogram]],
-    label_names: Labels = (),
+    samples: Iterable[tuple[LabelValues, Histogram]],
+    label_names: Sequence[str] = (),
 ) -> Metric:
     """Return a metric family of histograms; the arguments are as for `_family`."""
     family = HistogramMetricFamily(_PREFIX + name, help_line, labels=label_names)
@@ -290,5 +294,5 @@ def _histogram(
         # Prometheus expects bounds as Go writes numbers.
         bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
         buckets = list(zip(bounds, histogram.cumulative(), strict=True))
-        family.add_metric(labels, buckets, histogram.total)
+        family.add_metric(labels, buckets, sum_value=histogram.sum)
     return family

@@ -75,6 +75,7 @@ def _read_table() -> list[str]:
     try:
         return _MOUNTS.read_text().splitlines()
     except OSError as exn:
+        # Without it, nothing tells whether a cache folder is on a local disk, as it has to be.
         raise errors.CacheDirError(
             f"{_MOUNTS}, which tells local disks from network filesystems, cannot be read "
             f"({exn.strerror})",

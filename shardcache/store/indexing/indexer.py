@@ -33,20 +33,20 @@ class IndexRequest:
     """A request to index a shard.
 
     Attributes:
-        tar: path of the shard, which may have any supported format.
-        sidecar: path of the sidecar to write.
+        shard_path: path of the shard.
+        sidecar_path: path of the sidecar to write.
         header: the sidecar's header, without the fields that indexing adds.
         url: the shard's url, which determines its format and is named in errors.
         require_end: True to reject a tar without an end-of-archive block.
         allowed_bytes: maximum size of the sidecar.
         ignore_trailing_data: True to accept a tar with data after the end-of-archive block.
         require_adjacent: True to reject a tar in which the members of one sample are not adjacent.
-        companion: part of another file that the shard's format needs (`Format.companion_of`); None
-            for other formats.
+        companion: what `Format.companion_of` took from another file that the format needs; None for
+            a format that needs no other file.
     """
 
-    tar: str
-    sidecar: str
+    shard_path: str
+    sidecar_path: str
     header: dict[str, Any]
     url: str
     require_end: bool
@@ -62,7 +62,7 @@ class IndexOutcome:
 
     Attributes:
         samples: number of samples in the shard.
-        sidecar_bytes: size of the sidecar.
+        sidecar_bytes: size of the sidecar, written or not.
         written: False if the sidecar was not written, as it would exceed the allowed size.
     """
 
@@ -73,48 +73,43 @@ class IndexOutcome:
 
 @dataclass(frozen=True, slots=True)
 class TokensRequest:
-    """A request to count the tokens in one member of each sample of a published shard.
+    """A request to count the tokens in one member of each sample of an indexed shard.
 
     Attributes:
-        tar: path of the shard.
-        sidecar: path of its sidecar.
+        shard_path: path of the shard.
+        sidecar_path: path of its sidecar.
         url: the shard's url, for error messages.
         member: the member with the tokens, in the notation of `TokenMember.parse`.
     """
 
-    tar: str
-    sidecar: str
+    shard_path: str
+    sidecar_path: str
     url: str
     member: str
 
 
 def index_shard(request: IndexRequest) -> IndexOutcome:
     """Read a shard to its end and write its sidecar. Blocks. Raises ShardError, DiskError."""
-    sidecar = Path(request.sidecar)
+    sidecar_path = Path(request.sidecar_path)
     options = IndexOptions(
         require_end=request.require_end,
         ignore_trailing_data=request.ignore_trailing_data,
         require_adjacent=request.require_adjacent,
         companion=request.companion,
-        crc32c=crc32c,
+        crc32c=crc32c,  # formats may not import `transport` themselves
     )
     format_ = format_of(request.url)
-    with disk_errors(sidecar):
-        samples = format_.index(Path(request.tar), request.url, options)
+    with disk_errors(sidecar_path):
+        samples = format_.index(Path(request.shard_path), request.url, options)
         header = request.header | {
             "samples": len(samples),
             "content": format_.name,
-            "encodings": samples.encodings,
+            "encodings": samples.encodings,  # of each column
         }
-        sidecar_bytes = tables.write(sidecar, header, samples, request.allowed_bytes)
+        # This is the sidecar's size even if it exceeds the maximum and is not written.
+        sidecar_bytes = tables.write(sidecar_path, header, samples, request.allowed_bytes)
     was_written = sidecar_bytes <= request.allowed_bytes
     return IndexOutcome(len(samples), sidecar_bytes, was_written)
-
-
-def write_without_index(sidecar: Path, header: dict[str, Any]) -> None:
-    """Write the sidecar of a file without samples. Blocks. Raises DiskError."""
-    with disk_errors(sidecar):
-        tables.write(sidecar, header, tables.Samples())
 
 
 def count_tokens(request: TokensRequest) -> int:
@@ -123,10 +118,11 @@ def count_tokens(request: TokensRequest) -> int:
     Raises TokensError, CorruptShardError, DiskError.
     """
     member = TokenMember.parse(request.member)
-    with disk_errors(Path(request.tar)), open(request.tar, "rb", buffering=0) as tar:
-        index = tables.TarIndex.open(Path(request.sidecar))
+    shard_path = Path(request.shard_path)
+    with disk_errors(shard_path), open(shard_path, "rb", buffering=0) as shard:
+        index = tables.TarIndex.open(Path(request.sidecar_path))
         try:
-            return find_tokens(index, _FileBytes(tar.fileno()), member, request.url).tokens
+            return find_tokens(index, _FileBytes(shard.fileno()), member, request.url).tokens
         finally:
             index.close()
 

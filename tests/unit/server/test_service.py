@@ -60,7 +60,7 @@ def test_each_bucket_has_what_does_not_exceed_its_bound(values: list[float]) -> 
         histogram.observe(value)
     below = [sum(value <= bound for value in values) for bound in BOUNDS]
     assert histogram.cumulative() == [*below, len(values)]
-    assert histogram.total == sum(values)
+    assert histogram.sum == sum(values)
 
 
 def test_ever_more_labels_share_one_histogram() -> None:
