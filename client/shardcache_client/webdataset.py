@@ -318,7 +318,7 @@ def _check_unsupported(mode: str | None, rename_files: object) -> None:
 def _patterns(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
     """Convert urls as webdataset takes them to urls as ShardDataset takes them."""
     is_yaml = isinstance(urls, str) and urls.endswith((".yaml", ".yml"))
-    if is_yaml or isinstance(urls, dict):
+    if is_yaml or isinstance(urls, Mapping):
         raise _unsupported(
             "a mixture in yaml",
             "make a WebDataset of each part and mix them with webdataset.RandomMix",

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ def test_arguments_are_those_of_webdataset() -> None:
         ({"workersplitter": None}, "workersplitter"),
         ({"resampled": True, "workersplitter": own_splitter}, "workersplitter"),
         ({"urls": {"datasets": []}}, "yaml"),
+        ({"urls": MappingProxyType({"datasets": []})}, "yaml"),
         ({"urls": "mixture.yaml"}, "yaml"),
         ({"urls": "pipe:aws s3 cp s3://bucket/0.tar -"}, "pipe:aws"),
     ],
