@@ -90,6 +90,7 @@ class TokensRequest:
 
 def index_shard(request: IndexRequest) -> IndexOutcome:
     """Read a shard to its end and write its sidecar. Blocks. Raises ShardError, DiskError."""
+    shard_path = Path(request.shard_path)
     sidecar_path = Path(request.sidecar_path)
     options = IndexOptions(
         require_end=request.require_end,
@@ -99,13 +100,14 @@ def index_shard(request: IndexRequest) -> IndexOutcome:
         crc32c=crc32c,  # formats may not import `transport` themselves
     )
     format_ = format_of(request.url)
+    with disk_errors(shard_path):
+        samples = format_.index(shard_path, request.url, options)
+    header = request.header | {
+        "samples": len(samples),
+        "content": format_.name,
+        "encodings": samples.encodings,  # of each column
+    }
     with disk_errors(sidecar_path):
-        samples = format_.index(Path(request.shard_path), request.url, options)
-        header = request.header | {
-            "samples": len(samples),
-            "content": format_.name,
-            "encodings": samples.encodings,  # of each column
-        }
         # This is the sidecar's size even if it exceeds the maximum and is not written.
         sidecar_bytes = tables.write(sidecar_path, header, samples, request.allowed_bytes)
     was_written = sidecar_bytes <= request.allowed_bytes
@@ -119,12 +121,14 @@ def count_tokens(request: TokensRequest) -> int:
     """
     member = TokenMember.parse(request.member)
     shard_path = Path(request.shard_path)
-    with disk_errors(shard_path), open(shard_path, "rb", buffering=0) as shard:
-        index = tables.TarIndex.open(Path(request.sidecar_path))
-        try:
+    sidecar_path = Path(request.sidecar_path)
+    with disk_errors(sidecar_path):
+        index = tables.TarIndex.open(sidecar_path)
+    try:
+        with disk_errors(shard_path), open(shard_path, "rb", buffering=0) as shard:
             return find_tokens(index, _FileBytes(shard.fileno()), member, request.url).tokens
-        finally:
-            index.close()
+    finally:
+        index.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,34 +154,45 @@ def main() -> None:
         except ShardcacheError as exn:
             answer = {"error": exn.to_json()}
         except MemoryError:
-            answer = {"error": _too_large(fields["url"]).to_json()}
+            answer = {"error": _too_large(fields).to_json()}
         except Exception as exn:
             # The fault lies with this program. If the error ended the process, the daemon would
             # report that the process was killed, and suggest a lack of memory.
-            logging.exception("unexpected error in indexing %s", fields["url"])
-            answer = {"error": _unexpected(exn, fields["url"]).to_json()}
+            logging.exception("unexpected error in %s %s", _task(fields), fields["url"])
+            answer = {"error": _unexpected(exn, fields).to_json()}
         send_answer(answer)
 
 
 def _answer(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a request, which is an `IndexRequest` or a `TokensRequest`."""
-    if "member" in fields:  # only a `TokensRequest` has this field
+    if _is_tokens_request(fields):
         return {"tokens": count_tokens(TokensRequest(**fields))}
     return asdict(index_shard(IndexRequest(**fields)))
 
 
-def _too_large(url: str) -> UnsupportedShardError:
+def _is_tokens_request(fields: dict[str, Any]) -> bool:
+    return "member" in fields  # an `IndexRequest` has no such field
+
+
+def _task(fields: dict[str, Any]) -> str:
+    """Return what a request asks for, for messages."""
+    if _is_tokens_request(fields):
+        return "counting the tokens of the shard"
+    return "indexing the shard"
+
+
+def _too_large(fields: dict[str, Any]) -> UnsupportedShardError:
     return UnsupportedShardError(
-        f"indexing the shard takes more than {MAX_MEMORY_BYTES >> 30} GiB of memory",
-        url=url,
+        f"{_task(fields)} takes more than {MAX_MEMORY_BYTES >> 30} GiB of memory",
+        url=fields["url"],
         remedy="write smaller shards",
     )
 
 
-def _unexpected(exn: Exception, url: str) -> CacheError:
+def _unexpected(exn: Exception, fields: dict[str, Any]) -> CacheError:
     return CacheError(
-        f"indexing the shard failed with an unexpected error ({type(exn).__name__}: {exn})",
-        url=url,
+        f"{_task(fields)} failed with an unexpected error ({type(exn).__name__}: {exn})",
+        url=fields["url"],
         remedy="report it, with the traceback that the daemon wrote to its standard error",
     )
 

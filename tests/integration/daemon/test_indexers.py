@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import pytest
 
-from shardcache.errors import CacheError, NotATarError, UnsupportedShardError
+from shardcache.errors import CacheError, DiskError, NotATarError, UnsupportedShardError
 from shardcache.formats.memory_limit import MAX_MEMORY_BYTES
 from shardcache.store.indexing import indexer
-from shardcache.store.indexing.indexer import IndexRequest
+from shardcache.store.indexing.indexer import IndexRequest, TokensRequest
 from shardcache.store.indexing.indexers import Indexers
 from support.programs.daemon import eventually
 from support.programs.processes import running
@@ -69,6 +69,37 @@ async def test_unforeseen_error_is_reported_as_what_it_is(indexers: Indexers, tm
         await indexers.index(replace(request_for(tar), header=cast(Any, ["no facts"])))
     assert caught.value.url == f"file://{tar}"
     assert (await indexers.index(request_for(tar))).samples == 3
+
+
+async def test_unforeseen_error_names_the_task(indexers: Indexers, tmp_path: Path) -> None:
+    """An error in counting tokens does not say that the shard could not be indexed."""
+    request = TokensRequest(str(tmp_path / "a.tar"), str(tmp_path / "a.idx"), "file:///a.tar", cast(Any, 7))
+    with pytest.raises(CacheError, match="counting the tokens of the shard failed with an unexpected"):
+        await indexers.count_tokens(request)
+
+
+@pytest.mark.parametrize(("missing", "kept"), [("a.tar", "a.idx"), ("a.idx", "a.tar")])
+async def test_disk_error_names_the_file_that_caused_it(
+    indexers: Indexers, tmp_path: Path, missing: str, kept: str
+) -> None:
+    """Both the shard and its sidecar are read or written, and either may be what fails."""
+    tar = tmp_path / "a.tar"
+    tar.write_bytes(make_tar(random_samples(3)))
+    indexing = request_for(tar)
+    await indexers.index(indexing)
+    counting = TokensRequest(indexing.shard_path, indexing.sidecar_path, indexing.url, "npy")
+    (tmp_path / missing).unlink()
+    with pytest.raises(DiskError) as caught:
+        await indexers.count_tokens(counting)
+    assert missing in caught.value.message
+    assert kept not in caught.value.message
+
+    if missing == "a.idx":
+        (tmp_path / "a.idx").mkdir()
+    with pytest.raises(DiskError) as caught:
+        await indexers.index(indexing)
+    assert missing in caught.value.message
+    assert kept not in caught.value.message
 
 
 async def test_process_has_no_credentials(indexers: Indexers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
