@@ -122,7 +122,7 @@ class JoinedReader(ShardReader[T_co]):
         joined = replace(
             first,
             samples=replace(first.samples, manifest=manifest),
-            sessions=SessionPool(*first.sessions.settings),
+            sessions=SessionPool(*first.sessions.settings),  # the source may be read as well
             pipeline=Pipeline(decode_stage, (*table_stages, *pipeline.stages)),
             group=group,
         )
@@ -404,8 +404,8 @@ def _are_paired(first: DatasetParts, other: DatasetParts) -> bool:
         for other_placed, own_placed in zip_longest(others, own):
             if own_placed is None or other_placed is None:
                 return False
-            other_shard, other_row, _ = other_placed
-            own_shard, own_row, _ = own_placed
+            other_shard, other_row, _table_url = other_placed
+            own_shard, own_row, _table_url = own_placed
             if own_shard != other_shard or own_row["keys"] != other_row["keys"]:
                 return False
             hashes.extend(map(hash, own_row["keys"]))

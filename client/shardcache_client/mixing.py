@@ -106,7 +106,7 @@ class MixtureReader(ShardReader[T_co]):
             urls=(),  # only the sources have urls
             samples=samples,
             group=group,
-            sessions=SessionPool(*first.sessions.settings),
+            sessions=SessionPool(*first.sessions.settings),  # the source may be read as well
             pipeline=_pipeline(parts),
             scattered=_scattered(parts),
         )

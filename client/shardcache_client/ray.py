@@ -270,7 +270,7 @@ def _read_tables(
     chunks = RankChunks(reading, from_the_start, Topology(), size=1)
     # Bad samples and steps are recorded for states, which Ray does not save.
     placed = chunks.placed_items(bad=BadCounts(), steps=deque())
-    samples = (item for _, item in placed)
+    samples = (item for _place, item in placed)
     yield from map(_table, _batches(samples))
 
 

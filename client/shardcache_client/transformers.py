@@ -37,11 +37,11 @@ class ShardTrainer(Trainer):  # type: ignore[misc]
     For other datasets, ShardTrainer does the same as Trainer.
 
     Trainer by itself would divide a ShardDataset's samples among the processes, although the
-    dataset has done so already. To resume, Trainer drops as
-    many batches as it has trained on; if the number of processes has changed, these are other
-    samples. ShardTrainer saves the loader's position in each checkpoint, as part of
-    `trainer_state.json`, and `train(resume_from_checkpoint=…)` continues from there: the rest of
-    the epoch comes exactly once, on any number of processes.
+    dataset has done so already. To resume, Trainer drops as many batches as it has trained on; if
+    the number of processes has changed, these are other samples. ShardTrainer saves the loader's
+    position in each checkpoint, as part of `trainer_state.json`, and
+    `train(resume_from_checkpoint=…)` continues from there: the rest of the epoch comes exactly
+    once, on any number of processes.
 
     Trainer computes epoch and learning rate from the number of steps, so the steps of a resumed run
     must have as many samples as before: with half the processes, set twice the

@@ -150,13 +150,6 @@ class _CanonicalRule:
         """Return whether the rule's prefix begins with `folder`, a prefix of urls."""
         return any(prefix.startswith(folder) for prefix in self.prefixes)
 
-    def _starts_with(self, url: str, prefix: str) -> bool:
-        """Return whether a url starts with a prefix; a host or bucket must match as a whole."""
-        if not url.startswith(prefix):
-            return False
-        next_char = url[len(prefix) : len(prefix) + 1]
-        return not self._ends_with_host or next_char in ("", "/")
-
     def is_for_users_of(self, other: "_CanonicalRule") -> bool:
         """Return whether this rule applies to every user to whom `other` applies."""
         if self.is_for_all:
@@ -170,6 +163,13 @@ class _CanonicalRule:
         if self.is_for_all or peer.is_trusted or peer.uid in self.uids:
             return True
         return not self.gids.isdisjoint(peer.gids)
+
+    def _starts_with(self, url: str, prefix: str) -> bool:
+        """Return whether a url starts with a prefix; a host or bucket must match as a whole."""
+        if not url.startswith(prefix):
+            return False
+        next_char = url[len(prefix) : len(prefix) + 1]
+        return not self._ends_with_host or next_char in ("", "/")
 
 
 class AllowList:

@@ -130,7 +130,8 @@ class Format:
             `stored_copy`.
         companion_name: name of the file in the same folder without which a shard cannot be indexed;
             None if the shard is enough.
-        has_index_files: True if the format's own writer makes an index file, which `listed` reads.
+        has_index_files: True if the format's own writer makes an index file, which `listed_shards`
+            reads.
         is_common_outside_datasets: True if files of this format often have nothing to do with
             training, as parquet files do. Where a user may mean either, they do not count as
             shards.
@@ -148,7 +149,7 @@ class Format:
     is_common_outside_datasets: bool = False
     may_end_in_number: bool = False
 
-    def has_name(self, name: str) -> bool:
+    def may_have_name(self, name: str) -> bool:
         """Return True if a file of this format may have this name.
 
         Args:
@@ -221,7 +222,7 @@ class Format:
         """
         raise NotImplementedError
 
-    def listed(self, index: Mapping[str, Any]) -> Iterator[ListedShard] | None:
+    def listed_shards(self, index: Mapping[str, Any]) -> Iterator[ListedShard] | None:
         """Return the shards in a parsed index file; None for the index file of another format.
 
         Raises ValueError, with a reason, for an index file that is damaged or not supported.

@@ -62,7 +62,7 @@ def suffix_and_format(name: str) -> tuple[str, Format] | None:
     file_name = lowered.rpartition("/")[2]
     for suffix in SUFFIXES:
         format_ = _BY_SUFFIX[suffix]
-        if lowered.endswith(suffix) and format_.has_name(file_name):
+        if lowered.endswith(suffix) and format_.may_have_name(file_name):
             return suffix, format_
     return None
 

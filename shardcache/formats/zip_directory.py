@@ -205,7 +205,7 @@ def members_of(file: BinaryIO, url: str) -> ZipMembers:
     return _Zip(file, url).members()
 
 
-def is_stored(file: BinaryIO, url: str) -> bool:
+def is_all_stored(file: BinaryIO, url: str) -> bool:
     """Return True if no file in a zip is compressed. Blocks.
 
     Only the directory is read, up to the first compressed file. Raises what `members_of` raises.
@@ -252,28 +252,29 @@ class _Zip:
 
     def _directory(self) -> _Directory:
         """Return the directory, after the numbers in the records at the end have been checked."""
-        end = self._end_record()
-        end = self._zip64_record(end) or end
-        if end.disk or end.directory_disk:
+        end_record = self._end_record()
+        # The zip64 record has the same fields, with larger numbers.
+        record = self._zip64_record(end_record) or end_record
+        if record.disk or record.directory_disk:
             raise UnsupportedShardError(
                 "the zip is one of several parts",
                 url=self._url,
                 remedy="join the parts: zip -s 0 parts.zip --out whole.zip",
             )
-        # `end.start` is an offset in the zip, which may come after other data in the file.
-        directory_start = end.record_start - end.size_bytes
-        zip_start = directory_start - end.start
+        # `record.start` is an offset in the zip, which may come after other data in the file.
+        directory_start = record.record_start - record.size_bytes
+        zip_start = directory_start - record.start
         if zip_start < 0:
             raise self._corrupt("its directory is larger than the file")
-        if end.size_bytes > _MAX_DIRECTORY_BYTES or end.entries > _MAX_MEMBERS:
+        if record.size_bytes > _MAX_DIRECTORY_BYTES or record.entries > _MAX_MEMBERS:
             raise UnsupportedShardError(
-                f"the zip has {end.entries:,} members, whose names and places have "
-                f"{end.size_bytes:,} bytes, which would take too much memory",
+                f"the zip has {record.entries:,} members, whose names and places have "
+                f"{record.size_bytes:,} bytes, which would take too much memory",
                 url=self._url,
                 remedy=f"write zips of at most {_MAX_MEMBERS:,} members",
             )
-        data = self._read(directory_start, end.size_bytes)
-        return _Directory(directory_start, data, end.entries, zip_start)
+        data = self._read(directory_start, record.size_bytes)
+        return _Directory(directory_start, data, record.entries, zip_start)
 
     def _end_record(self) -> _EndRecord:
         """Return the end record: the last one after which just its comment follows."""
@@ -295,13 +296,13 @@ class _Zip:
             url=self._url,
         )
 
-    def _zip64_record(self, end: _EndRecord) -> _EndRecord | None:
+    def _zip64_record(self, end_record: _EndRecord) -> _EndRecord | None:
         """Return the zip64 record before the end record; None if there is none.
 
         The offset in the locator is not used, since it is wrong if other data precedes the zip. The
         zip64 record is expected right before the locator.
         """
-        locator_start = max(0, end.record_start - LOCATOR.size)
+        locator_start = max(0, end_record.record_start - LOCATOR.size)
         if not self._read(locator_start, LOCATOR.size).startswith(LOCATOR_SIGNATURE):
             return None
         record_start = locator_start - ZIP64_RECORD.size
@@ -311,7 +312,8 @@ class _Zip:
             _, _, _, _, disk, directory_disk, _, entries, size_bytes, start = fields
             return _EndRecord(record_start, disk, directory_disk, entries, size_bytes, start)
         # Without a placeholder, the record is not needed: some writers use zip64 for any zip.
-        if end.entries == PLACEHOLDER_16 or PLACEHOLDER_32 in (end.size_bytes, end.start):
+        size_and_start = (end_record.size_bytes, end_record.start)
+        if end_record.entries == PLACEHOLDER_16 or PLACEHOLDER_32 in size_and_start:
             raise self._corrupt("its zip64 record is not where it should be")
         return None
 

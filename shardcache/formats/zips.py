@@ -21,7 +21,7 @@ from shardcache.formats.zip_directory import (
     DEFLATED,
     ZipMember,
     ZipMembers,
-    is_stored,
+    is_all_stored,
     members_of,
     numbers_sorted_by,
 )
@@ -51,7 +51,7 @@ class ZipFormat(Format):
     def stored_copy(self, path: Path, url: str) -> BinaryIO | None:
         """As `Format.stored_copy`."""
         with open(path, "rb", buffering=0) as file:
-            if is_stored(file, url):
+            if is_all_stored(file, url):
                 return None
         return stream_of(as_tar(path, url))
 

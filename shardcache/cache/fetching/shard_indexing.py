@@ -63,7 +63,7 @@ class ShardIndexing:
             companion=await self._companions.of(obj.url),
         )
         indexed = await self._indexers.index(request)
-        if not indexed.written:
+        if not indexed.was_written:
             # The index is larger than the space reserved for it, as the shard has many tiny
             # samples. That is rare, so it costs little to reserve more and scan the shard again.
             await grow(indexed.sidecar_bytes - request.allowed_bytes)

@@ -165,7 +165,8 @@ def _settings(
 ) -> Settings:
     """Return the daemon's options, from flags, environment and config file.
 
-    The config file may be the node's, so its values for socket, cache folder and HTTP are ignored.
+    The config file may be the node's, so its values for socket, group, cache folder and HTTP are
+    ignored.
 
     Args:
         flags: the options on the command line.
@@ -176,10 +177,10 @@ def _settings(
     from shardcache.config.option_sources import VARIABLE_PREFIX
     from shardcache.config.settings import Settings
 
-    # The names of the options that the user has set. Variables without the prefix are in the set,
-    # too, but their names do not occur among `defaults`.
     prefix = VARIABLE_PREFIX.lower()
-    set_names = {name.lower().removeprefix(prefix) for name in os.environ} | flags.keys()
+    variables = [name.lower() for name in os.environ]
+    set_by_env = {name.removeprefix(prefix) for name in variables if name.startswith(prefix)}
+    set_names = set_by_env | flags.keys()
     # The capacity is half of the space that would be free without this cache, so that it is the
     # same at each start.
     cached_bytes = sum(path.stat().st_size for path in folder.glob("shards/*/*"))

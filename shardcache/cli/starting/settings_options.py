@@ -107,6 +107,6 @@ def _help(field: FieldInfo) -> str:
     text = text[:1].upper() + text[1:]
     if default in (None, ()):
         return text
-    if hasattr(default, "human_readable"):
+    if hasattr(default, "human_readable"):  # a ByteSize of pydantic
         default = default.human_readable()
     return f"{text}  [default: {default}]"

@@ -62,7 +62,7 @@ class LitDataFormat(Format):
     has_index_files = True
     may_repack = True
 
-    def has_name(self, name: str) -> bool:
+    def may_have_name(self, name: str) -> bool:
         """Return True if a file is named as chunks are, since many other files end in .bin."""
         return _NAME.fullmatch(name) is not None
 
@@ -133,7 +133,7 @@ class LitDataFormat(Format):
             ) from exn
         return json.dumps(used_members)
 
-    def listed(self, index: Mapping[str, Any]) -> Iterator[ListedShard] | None:
+    def listed_shards(self, index: Mapping[str, Any]) -> Iterator[ListedShard] | None:
         """Return the chunks in an index.json of LitData; None if it is of another format.
 
         Raises ValueError if the chunks are not supported.

@@ -63,7 +63,7 @@ class MdsFormat(Format):
         """As `Format.has_image_files`."""
         return encoding in mds_values.IMAGE_FILES
 
-    def listed(self, index: Mapping[str, Any]) -> Iterator[ListedShard] | None:
+    def listed_shards(self, index: Mapping[str, Any]) -> Iterator[ListedShard] | None:
         """Return the shards in an index.json of MDS; None if it is of another format."""
         rows = index.get("shards")
         if not isinstance(rows, list) or "version" not in index:

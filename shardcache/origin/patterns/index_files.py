@@ -77,7 +77,7 @@ def _from_another_format(url: str, data: bytes) -> Shards | None:
         return None
     for format_ in FORMATS:
         try:
-            listed = format_.listed(index)  # None if the index is not of this format
+            listed = format_.listed_shards(index)  # None if the index is not of this format
             if listed is not None:
                 return _listed_shards(url, listed)
         except ValueError as exn:

@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from botocore.httpsession import get_cert_path
@@ -48,6 +48,13 @@ class RefusedError(SdkNeededError):
     """
 
 
+class _SignedUrl(NamedTuple):
+    """A presigned url, and the time at which it was signed, by the monotonic clock."""
+
+    url: str
+    signed_at_s: float
+
+
 class PresignedRequests:
     """Presigned urls for the buckets of one origin, and the requests to them.
 
@@ -67,11 +74,10 @@ class PresignedRequests:
         new_breaker = partial(Breaker, _MAX_REFUSALS, probe_interval_s)
         self._breakers = defaultdict[str, Breaker](new_breaker)  # by bucket
         self._signer = Signer(DIRECT if table.tier is None else BEHIND_TIER)
-        # Presigned urls of GETs and the times at which they were signed, by url.
-        self._signed_urls: dict[str, tuple[str, float]] = {}
+        self._signed_urls: dict[str, _SignedUrl] = {}  # for GETs, by the object's own url
         self._signed_by_fs: Any = None  # the filesystem whose credentials have signed these urls
         self._proxy_of = lru_cache(_MAX_HOSTS)(proxy_of)
-        self._ca_file = lru_cache(1)(_ca_file)
+        self._ca_file = lru_cache(1)(_ca_file)  # for the current filesystem
 
     # Buckets that accept presigned urls
 
@@ -121,14 +127,14 @@ class PresignedRequests:
             self._signed_by_fs = fs
             self._signed_urls.clear()
         now_s = time.monotonic()
-        signed, signed_at_s = self._signed_urls.get(url, ("", 0.0))
-        if signed and now_s - signed_at_s <= SIGNED_FOR_S / 2:
-            return signed
+        kept = self._signed_urls.get(url)
+        if kept is not None and now_s - kept.signed_at_s <= SIGNED_FOR_S / 2:
+            return kept.url
 
         signed = await self._signer.url(fs, "get_object", params, {})
         if len(self._signed_urls) >= _MAX_SIGNED:
             self._signed_urls.clear()
-        self._signed_urls[url] = (signed, now_s)
+        self._signed_urls[url] = _SignedUrl(signed, now_s)
         return signed
 
     async def url_for_head(self, fs: Any, params: dict[str, str]) -> str:

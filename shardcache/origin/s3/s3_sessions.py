@@ -74,6 +74,7 @@ class SdkSessions:
     ) -> None:
         self._options = _options(table, max_connections, read_timeout_s)
         self._attempts = attempts
+        # The profile is for the SDK's session. The filesystem gets the other options.
         self._profile = self._options.pop("profile", table.profile)
         self._keys = keys
         is_temporary = keys is not None and keys.is_temporary

@@ -2,6 +2,13 @@
 
 `prometheus` turns each table into metrics. A table belongs to one section of the status page, such
 as the cache or the pins. Each row names a number of that section, its metric and its HELP line.
+
+- A transfer is everything that is done to get a shard into the cache.
+- A lease is the promise to a reader that a shard stays on disk while it is read; a pin is the same
+  promise to a user, without an end.
+- The bill is what was fetched and read, and its price.
+- The scrubber reads cached shards again, in rounds, to find damage.
+- The tier is a cache that the nodes of a cluster share in front of the origins.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -148,7 +155,12 @@ COUNTERS = (
 BILL = (
     Row(COUNTER, "read_bytes", "read_bytes", "Size of the shards that readers have read."),
     Row(COUNTER, "read_requests", "reads", "Shards that readers have read and released."),
-    Row(COUNTER, "read_cost", "read_cost", "Price of these, a request each, if prices are set."),
+    Row(
+        COUNTER,
+        "read_cost",
+        "read_cost",
+        "Price of reading these shards by a request each, if prices are set.",
+    ),
     Row(
         COUNTER,
         "fetched_cost",
@@ -246,7 +258,7 @@ TIER = (
         GAUGE,
         "certificate_expires_s",
         "tier_certificate_expiry_timestamp_seconds",
-        "Expiry; +Inf if there is none.",
+        "When this node's certificates for the tier expire; +Inf if it has none.",
     ),
     Row(
         GAUGE,

@@ -63,12 +63,12 @@ class IndexOutcome:
     Attributes:
         samples: number of samples in the shard.
         sidecar_bytes: size of the sidecar, written or not.
-        written: False if the sidecar was not written, as it would exceed the allowed size.
+        was_written: False if the sidecar was not written, as it would exceed the allowed size.
     """
 
     samples: int
     sidecar_bytes: int
-    written: bool
+    was_written: bool
 
 
 @dataclass(frozen=True, slots=True)

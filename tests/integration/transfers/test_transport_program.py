@@ -182,7 +182,7 @@ def test_worker_of_a_killed_daemon_exits_silently(module: str, tmp_path: Path) -
     reading, writing = os.pipe()
     os.close(reading)
     missing = TokensRequest(str(tmp_path / "a.tar"), str(tmp_path / "a.idx"), "s3://bucket/a.tar", "npy")
-    asked = json.dumps(asdict(missing)).encode() + b"\n" if module.endswith("indexing") else b""
+    asked = json.dumps(asdict(missing)).encode() + b"\n" if module.endswith("indexer") else b""
     files, passed = descriptors.channel()
     with files, passed:
         command = (sys.executable, "-P", "-m", module, str(os.getpid()), str(passed.fileno()))

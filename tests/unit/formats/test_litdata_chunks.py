@@ -86,7 +86,7 @@ def test_chunks_of_other_kinds_are_refused_by_name(
     with pytest.raises(UnsupportedShardError, match=match):
         indexed(tmp_path, CHUNK, **config)
     with pytest.raises(ValueError, match=match):
-        LITDATA.listed(INDEX | {"config": INDEX["config"] | config})
+        LITDATA.listed_shards(INDEX | {"config": INDEX["config"] | config})
 
 
 def test_description_without_types_is_refused(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_count_of_billions_takes_no_memory(tmp_path: Path) -> None:
 
 def test_index_names_shards_with_their_counts() -> None:
     """Compressed shards are listed by the name and the size that they have in the store."""
-    listed = MDS.listed(json.loads((DATA / "zstd/index.json").read_text()))
+    listed = MDS.listed_shards(json.loads((DATA / "zstd/index.json").read_text()))
     assert listed is not None
     (only,) = listed
     assert only.name == "shard.00000.mds.zstd"

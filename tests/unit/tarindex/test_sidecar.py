@@ -170,7 +170,7 @@ def test_a_sidecar_larger_than_allowed_is_not_written(tmp_path: Path) -> None:
     tar.write_bytes(make_tar(random_samples(5)))
     request = IndexRequest(str(tar), str(sidecar), {"size_bytes": tar.stat().st_size}, URL, True, 100)
     refused = index_shard(request)
-    assert not refused.written
+    assert not refused.was_written
     assert not sidecar.exists()
-    assert index_shard(replace(request, allowed_bytes=refused.sidecar_bytes)).written
+    assert index_shard(replace(request, allowed_bytes=refused.sidecar_bytes)).was_written
     assert sidecar.stat().st_size == refused.sidecar_bytes
