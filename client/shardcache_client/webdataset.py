@@ -93,7 +93,7 @@ _OPTIONS = {
 }
 
 
-def _parts_or_urls(value: Any) -> Any:
+def _urls_or_mixture(value: Any) -> Any:
     """Check and convert `urls`, as `URLS` does. Raises TypeError or ValueError."""
     if isinstance(value, Mapping):  # a mixture, which `_patterns` refuses with a better remedy
         return value
@@ -145,7 +145,7 @@ class WebDataset(OriginalWebDataset):  # type: ignore[misc]
     @checked(
         OTHER_WORDS | _REMEDIES,  # remedies for unknown arguments
         _OPTIONS.keys(),  # names that `**options` may have
-        urls=Accepts(URLS.description, _parts_or_urls),
+        urls=Accepts(URLS.description, _urls_or_mixture),
         handler=ARGUMENTS["on_error"],
         mode=TEXT.or_none(),
         shardshuffle=instance("True, False, or a number of shards", bool, int).or_none(),
@@ -254,14 +254,14 @@ class WebDataset(OriginalWebDataset):  # type: ignore[misc]
 
 
 class _EndlessRuntime(TorchRuntime):
-    """The runtime of an endless stream in a torch program (`Runtime`).
+    """The runtime of an endless stream: what its dataset knows about the program that reads it.
 
     The ranks of other datasets agree on the epoch to read next. Here an epoch is one round of the
     stream, and each rank begins its next round whenever it has read the last one.
     """
 
     def epochs(self, group: RankGroup, deal_options: DealOptions) -> Epochs:
-        """Return the rounds of this rank alone; neither argument matters."""
+        """Return the epochs of this rank alone; neither argument matters."""
         return Epochs()
 
 
@@ -395,7 +395,7 @@ def _is_item_by_item(stage: Any) -> bool:
 
     True for the stages of this module, and for the stages of webdataset in `_ITEM_BY_ITEM`.
     """
-    if isinstance(stage, functools.partial):  # as for `_keep_members`; a user's may be one, too
+    if isinstance(stage, functools.partial):  # `_keep_members` is one; a user's may be, too
         function = stage.func
     else:
         function = getattr(stage, "f", stage)  # a stage of webdataset has its function as `f`

@@ -35,7 +35,7 @@ class UrlProtocol(NamedTuple):
         has_tier: True if a cluster's tier can be in front of the protocol's stores.
         presigned_options: the `storage_options` with which objects can be read by presigned urls,
             as a tier needs them. With any other option, they are read by the SDK, without the tier.
-            None if the protocol's urls need no presigning: a tier can be used with any option.
+            None if the protocol's urls are not presigned: then no option keeps a tier from use.
         load: module and function that loads what the first request needs, if that takes long; the
             function blocks. Empty if there is none.
         variable_prefix: prefix of the environment variables that configure the protocol; empty if

@@ -9,12 +9,12 @@ import io
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from shardcache.errors import CorruptShardError, MissingPackageError
 
+# The module's name is written out: importing it here would import pyarrow into the daemon.
 _PROGRAM = "shardcache.formats.arrow.parquet_program"
 _SHOWN_BYTES = 1000
 _BUFFER_BYTES = 1024 * 1024
@@ -29,7 +29,8 @@ def rows_of(file_kind: str, path: Path, url: str, span: tuple[int, int] | None =
         url: url of the file, for errors.
         span: start and end of the Arrow file that lies in the file; None for a parquet file.
     """
-    return io.BufferedReader(_ArrowProcess(file_kind, path, url, span or ()), _BUFFER_BYTES)
+    output = _ArrowProcess(file_kind, path, url, span)
+    return io.BufferedReader(output, _BUFFER_BYTES)
 
 
 class _ArrowProcess(io.RawIOBase):
@@ -38,7 +39,8 @@ class _ArrowProcess(io.RawIOBase):
     A read raises CorruptShardError if Arrow's library cannot read the file.
     """
 
-    def __init__(self, file_kind: str, path: Path, url: str, span: Sequence[int]) -> None:
+    def __init__(self, file_kind: str, path: Path, url: str, span: tuple[int, int] | None) -> None:
+        """Start the process; the arguments are those of `rows_of`."""
         super().__init__()
         if importlib.util.find_spec("pyarrow") is None:
             raise MissingPackageError(
@@ -50,8 +52,9 @@ class _ArrowProcess(io.RawIOBase):
         self._file_kind = file_kind
         self._url = url
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
-        # -P keeps the working directory out of the import path.
-        command = (sys.executable, "-P", "-m", _PROGRAM, str(path), *map(str, span))
+        # -P keeps the working directory out of the import path. A new session keeps Ctrl-C from
+        # reaching the process.
+        command = (sys.executable, "-P", "-m", _PROGRAM, str(path), *map(str, span or ()))
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
