@@ -2,13 +2,15 @@
 
 A peer is the user who is connected, as the kernel reports it; the rules say which urls that user
 may see and request. Patterns are what users write in place of urls: urls with braces or wildcards,
-prefixes, and index files.
+prefixes, and index files. `wanted` says which of the matching objects are meant, and whether their
+samples or their own bytes are read; `listings.shard_listing` explains its values.
 """
 
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from shardcache.access.rules import Peer
@@ -107,10 +109,12 @@ class Cache:
     def _start(self, history: History, prefetcher: Prefetcher, origins: Origins) -> None:
         """Start the background tasks."""
         self._background.start("prefetch", prefetcher.run)
-        self._background.start("catalogue", history.rebuild)
+        self._background.start("history", history.rebuild)
         self._background.start("health", self._health.run)
         self._background.start("scrub", self._scrubber.run)
         self._background.start("pins", self._pins.run)
+        # A tier is a cache in front of an origin that the nodes of a cluster share. Its status on
+        # this node is read again and again.
         for tier in origins.tiers.values():
             self._background.start(f"tier {tier.address}", tier.watch)
 
@@ -155,15 +159,22 @@ class Cache:
         send: Send,
         member: TokenMember | None = None,
     ) -> None:
-        """Count the samples, and tokens in `member` if given, of every matching shard.
+        """Count the samples of every matching shard.
 
         Raises OriginError.
+
+        Args:
+            patterns: the patterns.
+            peer: the user.
+            send: gets the events.
+            member: the member of each sample whose tokens are counted as well; None to count only
+                samples.
         """
-        # An index file may state versions that the shards no longer have. A new listing, which
-        # `max_age_s=0` asks for, does not.
-        are_current = not any(map(may_name_index, patterns))
+        # The origins are listed anew, so the versions are current. But an index file may state
+        # versions that its shards no longer have.
+        has_index_file = any(may_name_index(pattern) for pattern in patterns)
         async with self._resolved(patterns, peer, send, "samples", max_age_s=0) as refs:
-            await self._counting.count(refs, send, are_current=are_current, member=member)
+            await self._counting.count(refs, send, are_current=not has_index_file, member=member)
 
     @asynccontextmanager
     async def _resolved(
@@ -177,15 +188,17 @@ class Cache:
     ) -> AsyncIterator[Sequence[ShardRef]]:
         """Provide the shards and files that patterns match, for use during the block.
 
-        Until the end of the block, requests that are repeated after errors are reported to `send`.
+        Until the end of the block, `send` also gets events about requests to origins that failed
+        and will be repeated.
 
         Args:
             patterns: the patterns.
             peer: the user.
             send: gets the events.
-            wanted: says which objects are meant, and which of them are read as shards or as files.
+            wanted: which objects are meant, and what is read of them.
             max_age_s: age of the oldest listing that may be used.
         """
+        # To list the shards, origins are asked for the patterns; after that, for each shard's url.
         async with reporting_retries(patterns, self._downloader, send):
             listing = await self.manifests.resolve(
                 patterns,
@@ -202,40 +215,38 @@ class Cache:
         """Pin every shard or file that the patterns match, and fetch the missing ones.
 
         Shards that cannot be fetched are not pinned, unless they were pinned before. If `send`
-        raises an exception, all pins remain, and each applies when its shard arrives. Raises
-        CapacityError, DiskError, OriginError.
+        raises an exception, as when the user has disconnected, all pins remain: a shard that is
+        still missing is kept once a later request has fetched it. Raises CapacityError, DiskError,
+        OriginError.
         """
-        uids = frozenset({peer.uid})
-
-        async def keep(published: Published) -> None:
-            """Pin a shard that has arrived.
-
-            Raises CapacityError if an unexpected size exceeds the pin limit.
-            """
-            url = published.facts.url
-            shard = published.shard
-            pin = self._pins.get(url)
-            if pin is None or peer.uid not in pin.uids:
-                # The shard was not pinned before it was fetched, as its version or size was
-                # unknown.
-                await self._pins.add([Pin(url, shard.key, shard.kept_bytes, uids)])
-            # The pin gets the shard's version and size. No arrival reports them if the shard was
-            # cached before the pin was made.
-            self._pins.arrived(shard)
-
         async with self._resolved(patterns, peer, send, "shards") as refs:
             # A pin needs the shard's version and size. Shards are pinned before they are fetched,
             # so that those which are cached already are not evicted for the others.
             complete_refs = await self._warming.with_sizes(refs, versions=True)
-            pins = await asyncio.to_thread(_pins_of, complete_refs, uids)
+            pins = await asyncio.to_thread(_pins_of, complete_refs, peer.uid)
             new_urls = await self._pins.add(pins)
             # Shards that need not be fetched count as cached.
             work = Round(complete_refs, self._transfers, send, unfetched_state=CACHED)
-            totals = await self._warming.fetch(work, keep)
+            totals = await self._warming.fetch(work, partial(self._keep, uid=peer.uid))
             # Shards that could not be fetched lose the pins that this request has added.
             await self._pins.remove(self._missing_pins(new_urls), peer.uid)
             await self._pins.save()
             await send({"event": "done", **totals, "pins": self._pins.to_json()})
+
+    async def _keep(self, published: Published, uid: int) -> None:
+        """Keep a cached shard by a user's pin.
+
+        Raises CapacityError if an unexpected size exceeds the pin limit.
+        """
+        url = published.facts.url
+        shard = published.shard
+        pin = self._pins.get(url)
+        if pin is None or uid not in pin.uids:
+            # The shard was not pinned before it was fetched, as its version or size was unknown.
+            await self._pins.add([Pin(url, shard.key, shard.kept_bytes, frozenset({uid}))])
+        # The pin gets the shard's version and size. `Residency` reports these only of a shard that
+        # arrives, not of one that was cached before the pin was made.
+        self._pins.arrived(shard)
 
     def _missing_pins(self, urls: Iterable[str]) -> list[Pin]:
         """Return the pins on urls whose shards are not cached."""
@@ -252,18 +263,18 @@ class Cache:
         matches = await asyncio.to_thread(matcher, patterns)
         pins = [pin async for pin in self._visible_pins(peer) if matches(pin.url)]
         uid = None if peer.is_trusted else peer.uid  # None stands for all users
-        remaining = await self._pins.remove(pins, uid)
+        remaining_by_url = await self._pins.remove(pins, uid)
         unpinned: list[str] = []
         kept: list[Json] = []
-        for url, pin in remaining.items():
-            if pin is None:
+        for url, remaining in remaining_by_url.items():
+            if remaining is None:  # no user pins the url any more
                 unpinned.append(url)
             else:
-                kept.append({"url": url, "reason": describe_pin(pin)})
+                kept.append({"url": url, "reason": describe_pin(remaining)})
         return {"unpinned": unpinned, "kept": kept}
 
     async def pins(self, peer: Peer) -> AsyncIterator[Json]:
-        """Yield the pins on urls that the user may see."""
+        """Yield each pin on a url that the user may see, as JSON."""
         async for pin in self._visible_pins(peer):
             is_cached = pin.key in self._store.shards
             yield {
@@ -276,6 +287,7 @@ class Cache:
     async def _visible_pins(self, peer: Peer) -> AsyncIterator[Pin]:
         """Yield the pins on urls that the user may see."""
         visible = self.visible_to(peer)
+        # `Pins` iterates over a copy, so pins may change while other tasks have their turn.
         for number, pin in enumerate(self._pins):
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -315,7 +327,11 @@ class Cache:
         return self._status_page.page(self.visible_to(peer)) | state
 
     async def until_lost(self) -> None:
-        """Return once the cache folder has been found deleted along with its parent folder."""
+        """Return once the cache folder has been found deleted along with its parent folder.
+
+        The folder of a batch job is deleted in this way at the job's end. If only the cache folder
+        is missing, the daemon creates it again.
+        """
         await self._health.until_lost()
 
     async def until_unreachable(self, socket: Path) -> None:
@@ -328,9 +344,9 @@ class Cache:
         It is degraded while the disk fails, so that only cached shards are served, or while
         --min-free cannot be met.
         """
-        has_min_free = self._residency.min_free_short_bytes == 0
-        is_well = self._health.error is None and has_min_free
-        return {"status": "ok" if is_well else "degraded", "disk": self._disk()}
+        is_short_of_space = self._residency.min_free_short_bytes > 0
+        is_degraded = self._health.error is not None or is_short_of_space
+        return {"status": "degraded" if is_degraded else "ok", "disk": self._disk()}
 
     def _disk(self) -> Json:
         """Return the state of the disk, and by how much it is too small for the capacity."""
@@ -339,21 +355,21 @@ class Cache:
         return self._health.to_json() | {"short_bytes": short_bytes}
 
 
-def _pins_of(refs: Sequence[ShardRef], uids: frozenset[int]) -> list[Pin]:
-    """Return a pin for each shard whose version and size are known.
+def _pins_of(refs: Sequence[ShardRef], uid: int) -> list[Pin]:
+    """Return a user's pin for each shard whose version and size are known.
 
     The size of a pin is an estimate until its shard arrives.
 
     Args:
         refs: the shards.
-        uids: ids of the users who pin them.
+        uid: id of the user who pins them.
     """
     return [
         Pin(
             stored_url(ref.url),
             shard_key(place_of(ref.url, is_file=ref.is_file), ref.version),
             footprint_bytes(ref.size_bytes),
-            uids,
+            frozenset({uid}),
         )
         for ref in refs
         if ref.version is not None and ref.size_bytes is not None

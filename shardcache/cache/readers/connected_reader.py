@@ -466,7 +466,7 @@ class Reader:
         """The reader's job."""
         return self.job.key
 
-    def leased_shards(self) -> int:
+    def lease_count(self) -> int:
         """Return the number of shards retained for the reader, which are those in use."""
         return len(self.retained())
 

@@ -9,8 +9,8 @@ stands for all transfers of one shard; it is blocked if it can continue only onc
 reader is stuck if it waits for a blocked claim, and has nothing else to read. A lease keeps a shard
 in the cache until its reader releases it, and a stuck reader releases none.
 
-A wait is for a whole object or for a range of it. While a claim serves ranges, only the whole
-object waits for space: the waits for its ranges end before there is any.
+A wait is for a whole object or for a range of it. A claim can serve ranges while it waits for the
+space of the whole object. Its waits for ranges then need none of that space.
 """
 
 from collections.abc import Collection
@@ -58,12 +58,13 @@ def check_progress(
     if use.has_room:
         return
 
-    # 4. Nor is there one if any lease belongs to a reader that is not stuck.
+    # 4. Nor is there one if any lease belongs to a reader that is not stuck, as that reader may end
+    #    it. If the stuck readers have as many leases as there are, they have all of them.
     readers = _stuck_readers(blocked)
-    all_leases = sum(shard.leases for shard in in_use)
-    stuck_leases = sum(reader.leased_shards() for reader in readers)
-    if all_leases != stuck_leases:
-        return  # another reader has leases, and may end them
+    lease_count = sum(shard.leases for shard in in_use)
+    stuck_lease_count = sum(reader.lease_count() for reader in readers)
+    if stuck_lease_count != lease_count:
+        return
 
     # 5. There is a deadlock. One claim gives up, and the check for that one raises the error.
     if claim is not max(blocked, key=_giving_up_rank):
@@ -98,9 +99,9 @@ def _stuck_waits(claim: KeyClaim) -> list[Wait]:
 def _stuck_readers(blocked: Collection[KeyClaim]) -> set[Holder]:
     """Return the readers that are stuck on blocked claims, and the readers that these keep waiting.
 
-    If a worker of a loader is stuck, the loader waits for that worker's batch. In the meantime, it
-    requests hardly any batches of its other workers. These keep their shards until the batch has
-    come, although they do not wait for space themselves.
+    If a worker of a loader is stuck, the loader waits for that worker's batch, and requests hardly
+    any batches of the other workers in the meantime. So the other workers keep their shards until
+    that batch has come, although they do not wait for space themselves.
     """
     waits = [wait for claim in blocked for wait in _stuck_waits(claim)]
     stuck = {wait.holder for wait in waits if wait.holder is not None}
@@ -115,7 +116,8 @@ class _SpaceUse:
     Attributes:
         pinned_bytes: size of pinned shards.
         leased_bytes: size of leased shards that are not pinned.
-        reserved_bytes: space reserved by blocked claims.
+        reserved_bytes: space reserved by blocked claims. That of running claims is not counted:
+            they finish, and their shards can then be evicted.
         needed_bytes: the least space that a blocked claim waits for.
         possible_bytes: the capacity, or less if the disk has no space for all of it.
     """
@@ -142,19 +144,20 @@ class _SpaceUse:
             in_use: the shards that have leases.
             space: the space of the cache.
         """
-        # The filesystem may already have allocated the bytes that running claims are still to
-        # write. When the disk was measured, it then showed this space as taken by other files, so
-        # `effective_bytes` adds it to what the disk leaves to the cache.
+        # The filesystem may have allocated space for bytes that running claims have yet to write.
+        # The measurement of the disk took that space for space of other files, though it belongs to
+        # the cache: `effective_bytes` corrects this.
         reservations = [claim.reservation for claim in running if claim.reservation is not None]
-        arriving_bytes = sum(reservation.unwritten_bytes for reservation in reservations)
-        # A claim that is blocked by the claim ahead of it wants no bytes itself.
+        allocating_bytes = sum(reservation.unwritten_bytes for reservation in reservations)
+        # A claim that is blocked by the claim ahead of it wants no bytes itself. But that claim, or
+        # one further ahead, is blocked by a lack of space, so there is at least one number here.
         wanted_bytes = [claim.wanted_bytes for claim in blocked if claim.wanted_bytes]
         return cls(
             pinned_bytes=space.pinned_bytes,
             leased_bytes=sum(shard.kept_bytes for shard in in_use if not shard.pinned),
             reserved_bytes=sum(claim.reserved_bytes for claim in blocked),
             needed_bytes=min(wanted_bytes),
-            possible_bytes=space.effective_bytes(allocating_bytes=arriving_bytes),
+            possible_bytes=space.effective_bytes(allocating_bytes),
         )
 
     @property
@@ -173,23 +176,25 @@ def _deadlock_error(claim: KeyClaim, use: _SpaceUse, space: Space, readers: int)
         space: the space of the cache.
         readers: number of the stuck readers.
     """
-    held = "leased"
+    held = size(use.pinned_bytes + use.leased_bytes)
+    facts = [space.explanation]
+    if use.pinned_bytes:
+        facts.append(f"{held} of it is leased or pinned ({size(use.pinned_bytes)})")
+    else:
+        facts.append(f"{held} of it is leased")
+    if use.reserved_bytes:
+        facts.append(f"{size(use.reserved_bytes)} is reserved by transfers")
+    facts.append(f"the next shard needs {size(use.needed_bytes)}")
+    facts.append(f"and all {readers} reader(s) with leases wait for that space or for each other")
+
+    # A rank mixes the samples of `shuffle_window` shards, while its next shard arrives.
     remedy = (
         "the cache must hold ranks x (shuffle_window + 1) shards, each compressed one also in its "
         f"inflated form: {space.remedy}, or lower shuffle_window or the number of ranks"
     )
     if use.pinned_bytes:
-        held = f"leased or pinned ({size(use.pinned_bytes)})"
         remedy += ", or unpin shards"
-    taken = f"{size(use.pinned_bytes + use.leased_bytes)} of it is {held}"
-    if use.reserved_bytes:
-        taken += f", {size(use.reserved_bytes)} is reserved by transfers"
-    return CapacityError(
-        f"deadlock: {space.explanation}, {taken}, the next shard needs {size(use.needed_bytes)}, "
-        f"and all {readers} reader(s) with leases wait for that space or for each other",
-        url=claim.url,
-        remedy=remedy,
-    )
+    return CapacityError(f"deadlock: {', '.join(facts)}", url=claim.url, remedy=remedy)
 
 
 class _GivingUpRank(NamedTuple):
@@ -204,7 +209,8 @@ class _GivingUpRank(NamedTuple):
     is_stuck: bool
     # 3. Readers of the claim hold shards, so giving up frees space for others.
     holds_shards: bool
-    # 4. The claim began to wait last. The others continue as soon as its reader disconnects.
+    # 4. The claim began to wait last. Its readers get the error and end their leases, so the claims
+    #    that have waited for longer continue.
     since_s: float
 
 
@@ -214,6 +220,6 @@ def _giving_up_rank(claim: KeyClaim) -> _GivingUpRank:
     return _GivingUpRank(
         is_unawaited=not _space_waits(claim),
         is_stuck=bool(_stuck_waits(claim)),
-        holds_shards=any(reader.leased_shards() for reader in readers),
+        holds_shards=any(reader.lease_count() for reader in readers),
         since_s=claim.waits_since_s,
     )

@@ -50,7 +50,7 @@ class Holder(Hashable, Protocol):
     def ref(self, position: int) -> ShardRef:
         """Return the shard at a position of the plan."""
 
-    def leased_shards(self) -> int:
+    def lease_count(self) -> int:
         """Return the number of the reader's leases on shards."""
 
     def kept_waiting(self) -> "Collection[Holder]":

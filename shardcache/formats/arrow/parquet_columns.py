@@ -11,8 +11,11 @@ binary                                 bytes
 struct of `bytes` and `path`           the bytes: an image or a sound of Hugging Face's datasets;
                                        its path is a column of its own, `NAME.path`
 dictionary                             as its values' type
-timestamp, decimal, list, struct, …    as `to_pylist` gives it, from tagged JSON
+timestamp, decimal, list, struct, …    as `to_pylist` gives it, from tagged JSON: JSON in which
+                                       values of further types have tags with their types
 =====================================  =========================================================
+
+Images and sounds are called media here; a file is always a parquet file, or an Arrow file.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,10 +28,11 @@ import pyarrow.compute as pc
 from shardcache.formats import cell_values
 from shardcache.formats.arrow.arrow_rows import ENCODING
 
-_FILE_FIELDS = {"bytes", "path"}
+_MEDIA_FIELDS = {"bytes", "path"}
 
-# The types as which texts and byte strings are cached, by the name of their type in the file. Views
-# become large types, since they may hold more than the 2 GiB that the other types can address.
+# Types of the cells of texts and byte strings, by the names of the types that these have in the
+# file. Views become large types, since they may hold more than the 2 GiB that the other types can
+# address.
 _TEXTS: Mapping[str, pa.DataType] = {
     "string": pa.string(),
     "large_string": pa.large_string(),
@@ -48,12 +52,12 @@ class StoredColumn:
     Attributes:
         field: name and type of the column, with the encoding of its cells.
         source: name of the parquet file's column from which this one is made.
-        convert: makes the column's cells from the source's values in a batch.
+        cells_of: returns the column's cells, given the source's values in a batch.
     """
 
     field: pa.Field
     source: str
-    convert: Callable[[pa.Array], pa.Array]
+    cells_of: Callable[[pa.Array], pa.Array]
 
 
 def stored_columns(schema: pa.Schema) -> list[StoredColumn]:
@@ -62,50 +66,52 @@ def stored_columns(schema: pa.Schema) -> list[StoredColumn]:
     for field in schema:
         if schema.names.count(field.name) > 1:
             raise ValueError(f"two columns have the name {field.name!r}")
-        columns += _stored_columns_of(field.name, field.type, schema.names)
+        columns += _columns_from(field.name, field.type, schema.names)
     return columns
 
 
-def _stored_columns_of(name: str, type_: pa.DataType, names: list[str]) -> Iterator[StoredColumn]:
+def _columns_from(source: str, type_: pa.DataType, names: list[str]) -> Iterator[StoredColumn]:
     """Yield the cached columns that are made from a column of the file.
 
-    A column of files becomes two columns: their bytes, and their paths.
+    A column of media becomes two columns: their bytes, and their paths.
 
     Args:
-        name: name of the column.
+        source: name of the column.
         type_: type of the column.
         names: names of all columns of the file.
     """
-    if not _is_file(type_):
-        yield _stored_column(name, name, type_, _unchanged)
+    if not _is_media(type_):
+        yield _new_column(source, type_, source=source, extract=_unchanged)
         return
     bytes_type = type_.field("bytes").type
-    yield _stored_column(name, name, bytes_type, _bytes_of_files)
-    path_column = f"{name}.path"
-    if path_column not in names:  # the parquet file may have a column of that name already
+    yield _new_column(source, bytes_type, source=source, extract=_bytes_of_media)
+    path_column = f"{source}.path"
+    # If the file has a column of that name itself, that column is cached, and the paths are not.
+    if path_column not in names:
         path_type = type_.field("path").type
-        yield _stored_column(path_column, name, path_type, _paths_of_files)
+        yield _new_column(path_column, path_type, source=source, extract=_paths_of_media)
 
 
-def _stored_column(
-    name: str, source: str, type_: pa.DataType, extract: Callable[[pa.Array], pa.Array]
+def _new_column(
+    name: str, type_: pa.DataType, *, source: str, extract: Callable[[pa.Array], pa.Array]
 ) -> StoredColumn:
     """Return a column of the cached table.
 
     Args:
         name: name of the column.
-        source: name of the file's column from which it is made.
         type_: type of the extracted values.
+        source: name of the file's column from which it is made.
         extract: returns the column's values, given those of the source. It may take one field of
             structs.
     """
-    cells = _cell_format(type_)
-    field = pa.field(name, cells.type, metadata={ENCODING: cells.encoding.encode()})
+    cell_format = _cell_format(type_)
+    metadata = {ENCODING: cell_format.encoding.encode()}
+    field = pa.field(name, cell_format.type, metadata=metadata)
 
-    def convert(values: pa.Array) -> pa.Array:
-        return cells.convert(extract(values))
+    def cells_of(source_values: pa.Array) -> pa.Array:
+        return cell_format.encode(extract(source_values))
 
-    return StoredColumn(field, source, convert)
+    return StoredColumn(field, source, cells_of)
 
 
 class _CellFormat(NamedTuple):
@@ -114,12 +120,12 @@ class _CellFormat(NamedTuple):
     Attributes:
         encoding: encoding of the cells.
         type: Arrow type of the cells.
-        convert: makes cells from values.
+        encode: returns the cells of values.
     """
 
     encoding: str
     type: pa.DataType
-    convert: Callable[[pa.Array], pa.Array]
+    encode: Callable[[pa.Array], pa.Array]
 
 
 def _cell_format(type_: pa.DataType) -> _CellFormat:
@@ -127,11 +133,11 @@ def _cell_format(type_: pa.DataType) -> _CellFormat:
     types = pa.types
     # Extension types and dictionaries are cached as the values that they stand for.
     if isinstance(type_, pa.BaseExtensionType):
-        storage = _cell_format(type_.storage_type)
-        return storage._replace(convert=lambda values: storage.convert(values.storage))
+        inner = _cell_format(type_.storage_type)
+        return inner._replace(encode=lambda values: inner.encode(values.storage))
     if types.is_dictionary(type_):
-        decoded = _cell_format(type_.value_type)
-        return decoded._replace(convert=lambda values: decoded.convert(values.dictionary_decode()))
+        inner = _cell_format(type_.value_type)
+        return inner._replace(encode=lambda values: inner.encode(values.dictionary_decode()))
     if types.is_boolean(type_):
         return _cast_format(cell_values.BOOL, pa.uint8())
     if str(type_) in cell_values.NUMBERS:
@@ -154,20 +160,20 @@ def _cast_format(encoding: str, type_: pa.DataType) -> _CellFormat:
     return _CellFormat(encoding, type_, cast)
 
 
-def _is_file(type_: pa.DataType) -> bool:
+def _is_media(type_: pa.DataType) -> bool:
     """Return True for the type of images and sounds in Hugging Face's datasets."""
-    return pa.types.is_struct(type_) and {field.name for field in type_} == _FILE_FIELDS
+    return pa.types.is_struct(type_) and {field.name for field in type_} == _MEDIA_FIELDS
 
 
 def _unchanged(values: pa.Array) -> pa.Array:
     return values
 
 
-def _bytes_of_files(values: pa.Array) -> pa.Array:
+def _bytes_of_media(values: pa.Array) -> pa.Array:
     return pc.struct_field(values, "bytes")
 
 
-def _paths_of_files(values: pa.Array) -> pa.Array:
+def _paths_of_media(values: pa.Array) -> pa.Array:
     return pc.struct_field(values, "path")
 
 

@@ -82,7 +82,7 @@ def _stored_batch(
     batch: pa.RecordBatch, columns: list[StoredColumn], stored_schema: pa.Schema
 ) -> pa.RecordBatch:
     """Return a batch in the form in which it is cached."""
-    arrays = [column.convert(batch.column(column.source)) for column in columns]
+    arrays = [column.cells_of(batch.column(column.source)) for column in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=stored_schema)
 
 

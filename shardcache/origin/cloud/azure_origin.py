@@ -45,13 +45,14 @@ class AzureOrigin(StoreOrigin):
     A url has the form az://CONTAINER/KEY or abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/KEY.
     """
 
-    endpoint = ""  # adlfs has no option for another endpoint: see `_connect`
+    # adlfs has no option for another endpoint. `_connect` replaces the client of the filesystem.
+    endpoint = ""
     anonymous: ClassVar[dict[str, Any]] = {"anon": True}
-    # adlfs closes its clients with a filesystem only if this is False; its methods are asynchronous
-    # in either case.
+    # With this, adlfs closes its clients when the filesystem is garbage-collected. In spite of the
+    # option's name, the methods that are used here are asynchronous.
     defaults: ClassVar[dict[str, Any]] = {"asynchronous": False}
     credentials_kind = AzureSecret
-    # The options of adlfs that are credentials: a table that has one of them has its own.
+    # The options of adlfs that are credentials. If a table has one, no session's secret is used.
     secrets = frozenset(_OPTIONS.values()) | {"credential"}
 
     @classmethod
@@ -61,9 +62,9 @@ class AzureOrigin(StoreOrigin):
         # The order is reversed, so that the first of two variables for the same option wins.
         for name, value in reversed(credentials.values):
             options[_OPTIONS[name]] = value
-        # If the secret is from the SDK's variable, so are the names of the identity and its tenant.
-        # adlfs would not find them, because it does not read the SDK's variables. The daemon's are
-        # also the session's: readers with another identity have another private daemon.
+        # If the only secret is that of the SDK's variable, the identity and its tenant are named by
+        # variables of the SDK, too, which adlfs does not read. They are not sent by the session,
+        # but have the same values here: readers with another identity have another private daemon.
         if credentials.variables.keys() == {_IDENTITY_SECRET}:
             options["client_id"] = os.environ.get("AZURE_CLIENT_ID")
             options["tenant_id"] = os.environ.get("AZURE_TENANT_ID")
@@ -86,9 +87,11 @@ class AzureOrigin(StoreOrigin):
     @property
     def _account(self) -> str:
         """Name of the storage account, which may be known only from a connection string."""
+        # An account key has its account's name with it. Otherwise the client takes the name from
+        # its url, and a url of another endpoint may have none.
         client = self._fs.service_client
-        name_in_key = getattr(client.credential, "account_name", None)
-        return str(name_in_key or client.account_name or self._fs.account_name)
+        name_beside_key = getattr(client.credential, "account_name", None)
+        return str(name_beside_key or client.account_name or self._fs.account_name)
 
     def _path(self, url: str) -> str:
         """As `FsspecOrigin._path`. Raises OriginError for another account's url."""
@@ -98,7 +101,8 @@ class AzureOrigin(StoreOrigin):
     def _check_account(self, url: str) -> None:
         """Raise OriginError if a url names another account than the table's."""
         # A url such as az://CONTAINER/KEY names no account: host and account are empty then.
-        _container, _, host = self.bucket(url).partition("@")
+        container_and_host = self.bucket(url)
+        _container, _, host = container_and_host.partition("@")
         account, _, _ = host.partition(".")
         if account not in ("", self._account):
             raise OriginError(

@@ -72,8 +72,10 @@ class FsspecOrigin(Origin):
     """One fsspec filesystem.
 
     An asynchronous filesystem runs on the daemon's event loop, any other in threads of this origin.
-    fsspec has no conditional reads, so `is_guarded` is False for its objects. A read in a thread
-    can be neither cancelled nor paused, so a thread whose read stalls is abandoned.
+    fsspec cannot read on the condition that an object has a certain version. So `is_guarded` is
+    False for its objects: the caller checks the version again after the last read. A read in a
+    thread can be neither cancelled nor paused: if the caller gives it up, the thread is occupied
+    until the read returns.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -90,7 +92,7 @@ class FsspecOrigin(Origin):
         )
 
     async def stat(self, url: str, _first_bytes: int = 0) -> RemoteObject:
-        """As `Origin.stat`."""
+        """As `Origin.stat`, without requesting the first bytes at the same time."""
         await self._check_readable(url)
         with translate_fsspec_errors(url):
             self._fs.invalidate_cache()
@@ -112,7 +114,8 @@ class FsspecOrigin(Origin):
         await self._check_readable(obj.url)
         with translate_fsspec_errors(obj.url):
             path = self._path(obj.url)
-            await flow.ready()
+            await flow.ready()  # waits while the read has to pause
+            # An object without ranges is read as a whole: see `_remote_object`.
             options = {"start": parts.start, "end": parts.stop} if obj.has_ranges else {}
             data: bytes = await self._call("cat_file", path, **options)
         _check_length(len(data), parts.size_bytes, obj)
@@ -129,6 +132,11 @@ class FsspecOrigin(Origin):
         """As `Origin.list_prefix`.
 
         fsspec lists folders, not prefixes, so the whole folder of the prefix is listed.
+
+        Args:
+            prefix: the prefix.
+            received: called with the number of files listed.
+            flat: True for the files and folders directly below the folder, instead of all files.
         """
         folder = prefix[: prefix.rindex("/") + 1]
         root = self._path(folder).rstrip("/") + "/"  # the filesystem's path of the folder
@@ -146,7 +154,7 @@ class FsspecOrigin(Origin):
         return sorted(matching, key=lambda obj: obj.url)
 
     async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
-        """As `Origin.upload`.
+        """As `Origin.upload`, without a check of the version that is replaced.
 
         In a filesystem where files grow as they are written, the file has another name until it is
         complete.
@@ -179,7 +187,7 @@ class FsspecOrigin(Origin):
             if isinstance(exn.__cause__, ImportError):
                 raise exn.__cause__ from None
             raise
-        except foreign_errors(TypeError) as exn:
+        except foreign_errors(TypeError) as exn:  # TypeError: it has no such option
             raise ConfigError(
                 f"{self._setup.protocol}:// cannot be opened with its endpoint_url or "
                 f"storage_options: {exn}",
@@ -255,12 +263,16 @@ class FsspecOrigin(Origin):
         version = self._version(info, url)
         size_bytes = size_of(info.get("size"), url)
         # If only the size tells versions apart, reads of two parts may be of two versions. Such a
-        # file is read as a whole.
+        # file is read as a whole. `_version` returns the bare size if it finds nothing else.
         is_only_size = version == str(size_bytes)
         return RemoteObject(url, version, size_bytes, has_ranges=not is_only_size, is_guarded=False)
 
     def _version(self, info: Mapping[str, Any], _url: str) -> str:
-        """Return an object's version: a field that identifies it, else its size, date and inode."""
+        """Return an object's version: a field that identifies it, else its size, date and inode.
+
+        A date or inode that is not known is left out. The url is for subclasses, which raise errors
+        about it.
+        """
         for name in _IDENTITIES:
             if info.get(name):
                 return str(info[name]).strip('"')

@@ -1,9 +1,8 @@
 """Presigned urls of S3, modelled on the SDK's own, which take three times as long to make.
 
 A presigned url carries the signature that permits a request. `S3Origin` reads by these urls. The
-SDK is botocore, by s3fs. The form of a bucket's urls is their common beginning and the region that
-they are signed for; it is taken from the first url, which the SDK makes. The tier is an optional
-cache that the nodes of a cluster share in front of the store.
+SDK is botocore, used through s3fs. It makes the first url of each bucket, which shows the form of
+all urls of that bucket.
 """
 
 import re
@@ -23,8 +22,10 @@ _HOUR_S = 3600
 
 _quoted: Callable[[str], str] = partial(percent_encode, safe="/~")
 _METHODS = {"get_object": "GET", "head_object": "HEAD"}
-# Fields of a signed url that this module can make, without `_PREFIX`.
-_FIELDS = {
+_FIELD_PREFIX = "X-Amz-"
+# The fields that botocore's signature adds to a url, named without the prefix. A url with further
+# fields cannot be made here.
+_SIGNATURE_FIELDS = {
     "Algorithm",
     "Credential",
     "Date",
@@ -33,22 +34,24 @@ _FIELDS = {
     "Signature",
     "Security-Token",
 }
-_PREFIX = "X-Amz-"
 _VERSION_FIELD = "versionId"
 # Accepted names of regions. A region becomes part of a host name, and must not change what follows
 # in that host name.
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
-# Beginnings of AWS urls, from scheme to path. The host of any other store serves all its regions.
+# The beginning of an AWS url, as in https://BUCKET.s3.REGION.amazonaws.com/. The region may be
+# missing. In the urls of any other store, the host does not depend on the region.
 _AWS_SERVICE = r"https?://(?:[^/]+\.)?s3(?:-fips)?(?:\.dualstack)?"
+_AWS_REGION = r"\.[a-z0-9-]+"
 _AWS_DOMAIN = r"\.amazonaws\.com(?:\.cn)?[:/]"
-_AWS_HOST = re.compile(rf"^({_AWS_SERVICE})(?:\.[a-z0-9-]+)?({_AWS_DOMAIN})")
+_AWS_HOST = re.compile(rf"^(?P<service>{_AWS_SERVICE})(?:{_AWS_REGION})?(?P<domain>{_AWS_DOMAIN})")
 
 
 class HourlyAuth(S3SigV4QueryAuth):  # type: ignore[misc]
     """Signs with the time of the beginning of the hour.
 
-    All nodes with the same credentials then make the same url. A cluster's tier asks the object
-    store once whether it permits a url, and recognises the url by its signature.
+    All nodes with the same credentials then make the same url. A tier, which is a cache that the
+    nodes of a cluster share in front of the object store, asks the store once whether it permits a
+    url, and recognises the url by its signature.
     """
 
     def _modify_request_before_signing(self, request: AWSRequest) -> None:
@@ -69,7 +72,7 @@ BEHIND_TIER: Auth = partial(HourlyAuth, expires=_HOUR_S + SIGNED_FOR_S)
 
 @dataclass(frozen=True, slots=True)
 class _UrlForm:
-    """Common form of the urls of a bucket's objects.
+    """The form that the urls of all objects of a bucket have in common.
 
     Attributes:
         root: the urls' beginning, up to the key.
@@ -83,9 +86,19 @@ class _UrlForm:
         """Return the form for the same bucket in another region."""
         if self.region == region:
             return self
-        root = _AWS_HOST.sub(rf"\1.{region}\2", self.root)
+        # The root of a store that is not AWS stays as it is.
+        root = _AWS_HOST.sub(rf"\g<service>.{region}\g<domain>", self.root)
         is_signed = self.region is not None
         return _UrlForm(root, region if is_signed else None)
+
+    def fits(self, credentials: ReadOnlyCredentials | None) -> bool:
+        """Return whether urls of this form can be made with these credentials.
+
+        Urls that are signed need credentials; for urls that are not, there must be none.
+        """
+        is_signed = self.region is not None
+        has_credentials = credentials is not None
+        return is_signed == has_credentials
 
     def url(
         self,
@@ -124,7 +137,8 @@ class Signer:
     def __init__(self, auth: Auth = DIRECT) -> None:
         self._auth = auth
         self._fs: Any = None
-        self._forms: dict[str, _UrlForm | None] = {}  # by bucket
+        # By bucket; None if the bucket's urls have features that this module does not know.
+        self._forms: dict[str, _UrlForm | None] = {}
 
     async def url(
         self,
@@ -148,21 +162,20 @@ class Signer:
         form = self._forms.get(bucket)
         credentials = await _credentials(fs)
 
-        if not _fits(form, credentials):
+        if form is None or not form.fits(credentials):
             sdk_url: str = await fs.s3.generate_presigned_url(
                 operation,
                 Params=params,
                 ExpiresIn=SIGNED_FOR_S,
             )
-            # The form may be known by now, from another request's url.
+            # Another request may have set the form in the meantime.
             if bucket not in self._forms:
                 self._forms[bucket] = _form_of(sdk_url, params["Key"], credentials)
             form = self._forms[bucket]
-            if not _fits(form, credentials):
+            if form is None or not form.fits(credentials):
                 return sdk_url
             # Otherwise the SDK's url is only the model: `auth` may give the signature another time.
 
-        assert form is not None
         return form.url(
             _METHODS[operation],
             params["Key"],
@@ -188,18 +201,6 @@ class Signer:
         return moved != form
 
 
-def _fits(form: _UrlForm | None, credentials: ReadOnlyCredentials | None) -> bool:
-    """Return whether a form can be used: it is known, and signed exactly if there are credentials.
-
-    Args:
-        form: form of the bucket's urls; None if it is not known, or not known yet.
-    """
-    if form is None:
-        return False
-    is_signed = form.region is not None
-    return is_signed == (credentials is not None)
-
-
 def _form_of(url: str, key: str, credentials: ReadOnlyCredentials | None) -> _UrlForm | None:
     """Return the form of a url made by the SDK; None if it has features unknown to this module.
 
@@ -208,18 +209,22 @@ def _form_of(url: str, key: str, credentials: ReadOnlyCredentials | None) -> _Ur
         credentials: credentials that have signed the url; None if it is not signed.
     """
     root, _, query = url.partition("?")
-    if not root.endswith("/" + _quoted(key)) or "#" in root:
+    if not root.endswith("/" + _quoted(key)):
+        return None
+    if "#" in root:  # the rest is a fragment, which is neither signed nor sent
         return None
     root = root.removesuffix(_quoted(key))
 
-    fields = {name.removeprefix(_PREFIX): values[0] for name, values in parse_qs(query).items()}
+    fields: dict[str, str] = {}
+    for name, values in parse_qs(query).items():
+        fields[name.removeprefix(_FIELD_PREFIX)] = values[0]
     fields.pop(_VERSION_FIELD, None)  # the version belongs to this object, not to the form
     is_signed = bool(fields)
     if is_signed != (credentials is not None):
         return None
     if credentials is None:
         return _UrlForm(root, region=None)
-    if not fields.keys() <= _FIELDS:
+    if not fields.keys() <= _SIGNATURE_FIELDS:
         return None
     if fields.get("Algorithm") != "AWS4-HMAC-SHA256":
         return None

@@ -116,7 +116,7 @@ class Keeper:
     shards: int
     others: "tuple[Keeper, ...]" = ()
 
-    def leased_shards(self) -> int:
+    def lease_count(self) -> int:
         return self.shards
 
     def kept_waiting(self) -> "tuple[Keeper, ...]":

@@ -12,7 +12,7 @@ from typing import TypeVar
 from shardcache.errors import CacheDirError, CorruptShardError
 from shardcache_client.daemon.lease import Grant, LeaseRequest
 from shardcache_client.daemon.session import Session
-from shardcache_client.samples import mapped_file as files
+from shardcache_client.samples.mapped_file import ShardGoneError, damage_of, open_file, unreadable
 
 _Result = TypeVar("_Result")
 
@@ -49,20 +49,20 @@ def read_granted(
             # The session counts unreadable files, and changes to a private daemon after several. A
             # file that was evicted does not count: it does not show that this process cannot read
             # the cache.
-            is_evicted = isinstance(exn, files.ShardGoneError) and not _is_kept(lease)
-            session.release(lease, unreadable=not is_evicted, damage=files.damage_of(exn))
+            was_evicted = isinstance(exn, ShardGoneError) and _may_be_evicted(lease)
+            session.release(lease, unreadable=not was_evicted, damage=damage_of(exn))
             tries_left -= 1
             if not tries_left:
                 raise
         lease = request_again()
 
 
-def _is_kept(lease: LeaseRequest) -> bool:
-    """Return whether the daemon keeps the granted file until the release.
+def _may_be_evicted(lease: LeaseRequest) -> bool:
+    """Return whether the granted file may be evicted before the lease is released.
 
-    A whole shard that was granted before the reader needed it may be evicted.
+    This is so for a whole shard that was granted before the reader needed it.
     """
-    return lease.needed or not lease.is_granted_whole
+    return lease.is_granted_whole and not lease.needed
 
 
 def open_granted(grant: Grant) -> int:
@@ -73,11 +73,11 @@ def open_granted(grant: Grant) -> int:
     """
     path = Path(grant["path"])
     try:
-        return files.open_file(path, grant["size_bytes"], grant.get("inode"))
+        return open_file(path, grant["size_bytes"], grant.get("inode"))
     except CorruptShardError as exn:
         raise CorruptShardError(exn.message, url=grant["url"]) from exn
     except OSError as exn:
-        raise files.unreadable(exn, path, grant["url"]) from exn
+        raise unreadable(exn, path, grant["url"]) from exn
 
 
 def read_span(fd: int, start: int, stop: int) -> bytes:

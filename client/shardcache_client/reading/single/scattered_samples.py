@@ -21,13 +21,13 @@ from shardcache_client.samples.slicing import Sample
 from shardcache_client.stages.pipeline import Pipeline
 
 MAX_ASKED = 256
-"""Maximum number of open requests for samples: enough to use all of the daemon's connections."""
+"""Maximum number of open requests for samples: enough to use all of the daemon's connections.
+
+The first message has as many requests.
+"""
 
 ASKED_TOGETHER = 64
-"""Number of samples that each message after the first requests.
-
-A message is sent whenever this number of samples has been taken since the previous message.
-"""
+"""Number of samples in each later message, which is sent once as many have been taken."""
 
 
 class RangedSample(NamedTuple):
@@ -65,7 +65,8 @@ class ScatteredSamples:
         if not byte_ranges:
             return
         with self._borrowed() as reader:
-            # The reader waits for the first of these samples now.
+            # `needed`: the caller waits for the first of these samples now. The others are fetched
+            # ahead.
             requests = deque(reader.ask(byte_ranges[:MAX_ASKED], needed=True))
             next_number = MAX_ASKED
             try:
@@ -88,23 +89,33 @@ class ScatteredSamples:
     def _borrowed(self) -> Iterator[RangeReader]:
         """Provide the reader of an idle session, or of a new one.
 
-        Afterwards the session is idle, even after an error of shardcache. After any other error,
-        such as an interrupt in the middle of a message, it is closed.
+        Afterwards the session is idle, even after an error of shardcache or an early end of the
+        iteration. After any other error, such as an interrupt in the middle of a message, it is
+        closed.
         """
-        if self._idle:
-            session, reader = self._idle.pop()
-        else:
-            session = self._sessions.open()
-            reader = RangeReader(session, self._manifest, self._pipeline.view)
+        session, reader = self._take_idle() or self._open()
         try:
             yield reader
-        except (ShardcacheError, GeneratorExit):
+        except (ShardcacheError, GeneratorExit):  # GeneratorExit: the caller reads no further
             self._idle.append((session, reader))
             raise
         except BaseException:
             session.close()
             raise
         self._idle.append((session, reader))
+
+    def _take_idle(self) -> tuple[Session, RangeReader] | None:
+        """Return an idle session and its reader; None if there is none."""
+        try:
+            # No lock is needed, as this is one operation: other threads may do the same meanwhile.
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _open(self) -> tuple[Session, RangeReader]:
+        """Open a session, and return it with a reader."""
+        session = self._sessions.open()
+        return session, RangeReader(session, self._manifest, self._pipeline.view)
 
     def close(self) -> None:
         """Close the idle sessions."""
