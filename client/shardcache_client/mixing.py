@@ -27,7 +27,7 @@ from shardcache_client.parts.dataset_arguments import ARGUMENTS
 from shardcache_client.parts.dataset_parts import DatasetParts, DealtSamples
 from shardcache_client.parts.epoch_reader import EpochReader
 from shardcache_client.reader import ShardReader
-from shardcache_client.reading.single.scattered_ranges import ScatteredRanges
+from shardcache_client.reading.single.scattered_ranges import ScatteredRanges, ScatteredSource
 from shardcache_client.stages.pipeline import PipelineBySource
 
 
@@ -211,7 +211,7 @@ def _pipeline(parts: Mapping[str, DatasetParts]) -> PipelineBySource:
 
 def _scattered(parts: Mapping[str, DatasetParts]) -> ScatteredRanges | None:
     """Return the ranges of samples that are read one by one; None if there are no such samples."""
-    sources = []
+    sources: list[ScatteredSource] = []
     first_shard = 0
     for source in parts.values():
         if source.scattered is not None:

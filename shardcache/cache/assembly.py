@@ -47,7 +47,7 @@ from shardcache.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Parts that a cache is built from, and that its services share.
+    """Objects that a cache is built from, and that its services share.
 
     Attributes:
         settings: the daemon's settings.
@@ -98,7 +98,7 @@ def assemble_core(inputs: Inputs) -> Core:
     origins = inputs.origins
     downloader = inputs.downloader
     counters = downloader.counters
-    ttl_s = settings.listing_ttl_s
+    listing_ttl_s = settings.listing_ttl_s
     allow = AllowList(settings.allow)
     turns = Turns()
     changed = Signal()
@@ -106,8 +106,8 @@ def assemble_core(inputs: Inputs) -> Core:
     history = History(store)
     planner = Planner(store.shards)
     # Lists of shards that are in no plan may take half as much memory as plans.
-    listing_limits = ListingLimits(ttl_s, memory_bytes=settings.plan_memory // 2)
-    revalidation = Revalidation(store, origins, planner, counters, inputs.group, ttl_s)
+    listing_limits = ListingLimits(listing_ttl_s, memory_bytes=settings.plan_memory // 2)
+    revalidation = Revalidation(store, origins, planner, counters, inputs.group, listing_ttl_s)
     manifests = Manifests(
         origins,
         downloader,
@@ -185,7 +185,7 @@ def assemble_fetching(inputs: Inputs, core: Core) -> Fetching:
     history = core.history
     changed = core.changed
 
-    # In some formats, a shard can only be indexed with a companion: a file next to it.
+    # In some formats, a shard can be indexed only with a companion: a file next to it.
     companions = Companions(origins, downloader)
     indexing = ShardIndexing(origins, inputs.indexers, companions)
     publisher = Publisher(store, residency, indexing, history, changed)

@@ -74,7 +74,7 @@ class DiskHealth:
         """Raise the present error of a disk that fails; no-op for a healthy one.
 
         Args:
-            url: the url that cannot be fetched therefore, for the error.
+            url: the url of the shard that cannot be fetched, for the error.
         """
         if self.error is not None:
             # The same error, for this url.
@@ -130,7 +130,7 @@ class DiskHealth:
         return True
 
     async def until_lost(self) -> None:
-        """Return once the cache folder was found deleted with the folder around it."""
+        """Return once the cache folder has been found deleted along with its parent folder."""
         await self.until(lambda: self._store.folder.is_lost)
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -167,7 +167,7 @@ class DiskHealth:
             if is_suspected:
                 is_recreated = await self._probe()
             else:
-                is_recreated = await self._timed(self._store.folder.probe_without_writing)
+                is_recreated = await self._run_timed(self._store.folder.probe_without_writing)
             # No-op unless the catalogue's file is gone with the folder, or could not be opened.
             await asyncio.to_thread(self._store.catalogue.reopen)
             # Nobody has looked at the folder while the disk failed.
@@ -189,14 +189,14 @@ class DiskHealth:
     async def _probe(self) -> bool:
         """Check the disk by writing; return whether the folder was recreated. Raises DiskError."""
         try:
-            return await self._timed(self._store.folder.probe)
+            return await self._run_timed(self._store.folder.probe)
         except DiskFullError:
             # Other programs have filled the disk. Evict shards to make space for them, and check
             # the disk again.
             await self._residency.keep_free()
-        return await self._timed(self._store.folder.probe)
+        return await self._run_timed(self._store.folder.probe)
 
-    async def _timed(self, check: Callable[[], bool]) -> bool:
+    async def _run_timed(self, check: Callable[[], bool]) -> bool:
         """Run a check in a thread, and return its result.
 
         `to_json` reports how long the check has been running.

@@ -21,9 +21,9 @@ _UNCHECKED_S = float("-inf")  # time of the last check of a name that has to be 
 _REMEMBERED = 200_000
 
 # Duration of a transfer that is assumed until transfers have been measured.
-_GUESS_S = 5.0
+_ASSUMED_TRANSFER_S = 5.0
 # Weight of a new measurement in the mean duration.
-_WEIGHT = 0.2
+_NEW_WEIGHT = 0.2
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Planner:
             cached: keys of the cached shards, whose names are remembered beyond the limit.
             remembered: the number of names whose answer from the origin is remembered.
         """
-        self.lead_s = _GUESS_S
+        self.lead_s = _ASSUMED_TRANSFER_S
         self._cached = cached
         self._remembered = remembered
         self._key_of: dict[str, str] = {}  # by name, its key, for names that have an alias
@@ -76,9 +76,9 @@ class Planner:
         self._schedule.tick(time.monotonic())
         return self._schedule
 
-    def took(self, transfer_s: float) -> None:
+    def record_duration(self, transfer_s: float) -> None:
         """Record the duration of a transfer, from its first request for bytes to publication."""
-        self.lead_s += _WEIGHT * (transfer_s - self.lead_s)
+        self.lead_s += _NEW_WEIGHT * (transfer_s - self.lead_s)
 
     def key(self, name: str) -> str:
         """Return the key that a name maps to, as far as is known; without an alias, the name."""
@@ -104,7 +104,7 @@ class Planner:
             checked_at_s: time of the origin's answer, by the monotonic clock; -inf if it is so old
                 that the version has to be revalidated.
         """
-        self._answer(name).checked_at_s = checked_at_s
+        self._get_or_add_answer(name).checked_at_s = checked_at_s
         previous = self.key(name)
         if previous == key:
             return
@@ -120,7 +120,7 @@ class Planner:
 
     def learn_size(self, name: str, size_bytes: int) -> None:
         """Record the size that the origin reported for a shard."""
-        self._answer(name).size_bytes = size_bytes
+        self._get_or_add_answer(name).size_bytes = size_bytes
 
     def forget(self, key: str) -> None:
         """Drop the aliases of a shard that was removed, so that its origin is asked again."""
@@ -129,8 +129,8 @@ class Planner:
             if name in self._answers:
                 self._answers[name].checked_at_s = _UNCHECKED_S
 
-    def _answer(self, name: str) -> _Answer:
-        """Return the answer for a name; a new one if there is none yet."""
+    def _get_or_add_answer(self, name: str) -> _Answer:
+        """Return the answer for a name; add an empty one if there is none yet."""
         answer = self._answers.get(name)
         if answer is None:
             answer = _Answer()

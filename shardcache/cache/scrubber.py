@@ -1,8 +1,8 @@
 """Scrubbing: the slow re-reading of all shards and parts, as disks do not report bit errors.
 
 One task of the cache runs `Scrubber.run`. A round checks every shard once, in the order of the
-keys, which are hashes, and then the parts of objects. The position in the round is saved in the
-catalogue, so that a restarted daemon continues there.
+keys, which are hashes. It then checks the cached parts of objects, which readers of ranges use. The
+position in the round is saved in the catalogue, so that a restarted daemon continues there.
 """
 
 import asyncio
@@ -154,7 +154,8 @@ class Scrubber:
             keys: keys of the cached shards, sorted.
         """
         progress = self._progress
-        progress.begun_s = progress.begun_s or time.time()
+        if not progress.begun_s:
+            progress.begun_s = time.time()
         first = bisect_right(keys, progress.key)
         for key in keys[first:]:
             shard = self._store.shards.get(key)
@@ -226,6 +227,7 @@ class Scrubber:
         facts = await self._store.facts(shard)
         scrub = self._store.scrub(shard.key, facts)
         await asyncio.sleep(_MIN_BYTES / self._rate_bytes_per_s)  # for the opening of the files
+        # Each step reads a block, and returns its size; 0 after the last.
         while size_bytes := await asyncio.to_thread(scrub.step):
             self._read_bytes += size_bytes
             due_s = scrub.read_bytes / self._rate_bytes_per_s

@@ -22,7 +22,7 @@ from shardcache_client.parts.dataset_parts import DatasetParts, DealtSamples
 from shardcache_client.parts.sample_tables import tables_beside
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.reading.single.sample_ranges import SampleRanges
-from shardcache_client.reading.single.scattered_ranges import ScatteredRanges
+from shardcache_client.reading.single.scattered_ranges import ScatteredRanges, ScatteredSource
 from shardcache_client.reading.single.table_rows import NO_TABLES_REMEDY
 from shardcache_client.samples.token_blocks import TokenBlocks
 
@@ -100,9 +100,9 @@ def with_scattered_ranges(parts: DatasetParts) -> DatasetParts:
         )
     sessions = ReaderSessions(parts.sessions, ReaderIdentity(parts.job))
     ranges = SampleRanges(parts.manifest, tables, sessions, parts.pipeline)
-    # The number is 0, as the manifest has the shards of a single dataset.
-    first_shard = 0
-    return replace(parts, scattered=ScatteredRanges([(first_shard, ranges)]))
+    # The first shard is 0, as the manifest has the shards of a single dataset.
+    source = ScatteredSource(first_shard=0, ranges=ranges)
+    return replace(parts, scattered=ScatteredRanges([source]))
 
 
 def deal_samples(

@@ -376,7 +376,7 @@ class Fetcher:
         )
         transfer.stages.enter(Stage.DISK)
         shard, index_error = await self._publisher.publish(partial, transfer, claim)
-        self._planner.took(time.monotonic() - begun_s)
+        self._planner.record_duration(time.monotonic() - begun_s)
         # Each reader of the arriving file has a lease on the shard from now on.
         if transfer.arriving is not None:
             for _ in transfer.arriving.readers:

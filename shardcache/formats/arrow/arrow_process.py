@@ -16,8 +16,8 @@ from shardcache.errors import CorruptShardError, MissingPackageError
 
 # The module's name is written out: importing it here would import pyarrow into the daemon.
 _PROGRAM = "shardcache.formats.arrow.parquet_program"
-_SHOWN_BYTES = 1000
-_BUFFER_BYTES = 1024 * 1024
+_SHOWN_BYTES = 1000  # maximum length of the reason that the process gives for a failure
+_BUFFER_BYTES = 1024 * 1024  # number of bytes that are read from the process at a time
 
 
 def rows_of(file_kind: str, path: Path, url: str, span: tuple[int, int] | None = None) -> BinaryIO:
@@ -52,8 +52,8 @@ class _ArrowProcess(io.RawIOBase):
         self._file_kind = file_kind
         self._url = url
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
-        # -P keeps the working directory out of the import path. A new session keeps Ctrl-C from
-        # reaching the process.
+        # -P keeps the working directory out of the import path. In a session of its own, the
+        # process gets no signal that is sent to the daemon's process group, such as by Ctrl-C.
         command = (sys.executable, "-P", "-m", _PROGRAM, str(path), *map(str, span or ()))
         self._process = subprocess.Popen(
             command,

@@ -102,12 +102,10 @@ class _RowIndexer:
                 if span is not None:
                     cells.append((column, span))
             if keys is None:
-                self.table.add(cells)
-                continue
-            key = keys[row]
-            if key:
+                self.table.add(cells)  # the key is the row's number
+            elif key := keys[row]:
                 self.table.add(cells, key.encode())
-            else:
+            else:  # the column of keys has no key for this row
                 self.table.add_fault(Fault.RESERVED, KEY)
 
 

@@ -57,8 +57,9 @@ class GcsOrigin(StoreOrigin):
 
     def _checksum(self, headers: Mapping[str, str], url: str) -> Checksum | None:
         """As `StoreOrigin._checksum`: the CRC32C, if the answer states it."""
-        for part in headers.get("x-goog-hash", "").split(","):
-            name, _, value = part.strip().partition("=")
+        # The header has the form "crc32c=BASE64,md5=BASE64".
+        for field in headers.get("x-goog-hash", "").split(","):
+            name, _, value = field.strip().partition("=")
             if name == "crc32c":
                 return checksum_from_base64(name, value, url)
         return None

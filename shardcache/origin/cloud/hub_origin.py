@@ -212,8 +212,9 @@ class HubOrigin(StoreOrigin):
         """
         from huggingface_hub.utils import build_hf_headers
 
-        given = self._fs.token  # None to look for a token, False to send none
-        headers = await asyncio.to_thread(build_hf_headers, token=given)
+        # The filesystem's option: a token, or None to look for one, or False to send none.
+        token_option = self._fs.token
+        headers = await asyncio.to_thread(build_hf_headers, token=token_option)
         source = "token" if "authorization" in headers else NO_CREDENTIALS
         return Proof(headers, expires_s=time.time() + _TOKEN_LIFE_S, source=source)
 

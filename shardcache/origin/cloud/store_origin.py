@@ -212,7 +212,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
             held: True if the body stays in memory until `commit` permits it to be written.
         """
         headers: dict[str, str] = {}
-        expected: dict[str, Sequence[str | None]] = {}
+        expected: dict[str, Sequence[str | None]] = {}  # permitted values by header
         status = 200
         if obj.has_ranges:
             status = 206
@@ -223,7 +223,8 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
             headers[self.condition_header] = wanted
             # A proxy on the way may mark the ETag as weak, with "W/".
             expected[self.version_header] = (wanted, f"W/{wanted}")
-        # An object without ranged reads may be encoded by its server as it is sent.
+        # A server without ranged reads may compress objects as it sends them. The body would then
+        # have other bytes than the object, so a compressed body is refused.
         return headers, Body(parts, status, expected, held=held, encoded_chunks=obj.has_ranges)
 
     async def _head(

@@ -75,6 +75,8 @@ def _with_leashed(providers: list[Any], leashed: AioProcessProvider) -> list[Any
 async def start_program(*command: str, **_options: Any) -> "CredentialProcess":
     """Start a program; this is the `popen` of `AioProcessProvider`.
 
+    The options that the provider passes are ignored, as others are needed here.
+
     Raises CredentialRetrievalError if the program cannot be started.
     """
     # The program gets a session, and so a process group, for itself: all that it starts is killed

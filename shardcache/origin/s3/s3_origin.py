@@ -4,7 +4,8 @@ A presigned url carries the signature that permits a request. Transport workers,
 of their own, send HEADs and GETs to presigned urls: the SDK would deliver bodies on the event loop,
 at twice the cost. The SDK (botocore, by s3fs) makes all other requests, and those HEADs and GETs
 for which a presigned url cannot be used. In this file, `fs` is an s3fs filesystem, and `params` is
-a url's bucket and key as parameters of the SDK.
+a url's bucket and key as parameters of the SDK. The table is the `[[origin]]` table for the store
+in the daemon's config. A tier is a cache that the nodes of a cluster share in front of the store.
 """
 
 import os
@@ -302,17 +303,18 @@ class S3Origin(CredentialedOrigin):
         """
         if not self._presigned.is_usable(params["Bucket"]):
             raise SdkNeededError
-        ahead = None
+        get_ahead = None  # the request for the first bytes
         if first_bytes:
             signed_get = await self._presigned.url_for_get(fs, params, url)
-            ahead = self._presigned.request(fs, "GET", signed_get, {}).beginning(first_bytes)
+            get_object = self._presigned.request(fs, "GET", signed_get, {})
+            get_ahead = get_object.beginning(first_bytes)
 
         async def sign() -> str:
             return await self._presigned.url_for_head(fs, params)
 
         async def send(signed: str) -> Answer:
             request = self._presigned.request(fs, "HEAD", signed, CHECKSUM_MODE)
-            return await self._workers.ask(request, ahead)
+            return await self._workers.ask(request, get_ahead)
 
         answer = await self._presigned.ask(params["Bucket"], sign, send)
         if ENDPOINT_HEADER in answer.headers:

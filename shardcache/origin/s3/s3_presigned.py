@@ -2,7 +2,8 @@
 
 A presigned url carries the signature that permits a request. `S3Origin` sends its HEADs and GETs to
 these urls. Where it cannot, the SDK (botocore, by s3fs) makes the request. In this file, `fs` is an
-s3fs filesystem, and `params` is an object's bucket and key as parameters of the SDK.
+s3fs filesystem, and `params` is an object's bucket and key as parameters of the SDK. A breaker
+counts the refusals of a bucket; while it is open, the bucket's requests are left to the SDK.
 """
 
 import time
@@ -68,9 +69,9 @@ class PresignedRequests:
 
     def __init__(self, setup: Setup, probe_interval_s: float) -> None:
         table = setup.table
-        presigned_options = row_of(setup.protocol).presigned_options or frozenset()
+        supported_options = row_of(setup.protocol).presigned_options or frozenset()
         # True if presigned urls support all options of the table.
-        self._supports_options = presigned_options.issuperset(table.storage_options)
+        self._supports_options = supported_options.issuperset(table.storage_options)
         new_breaker = partial(Breaker, _MAX_REFUSALS, probe_interval_s)
         self._breakers = defaultdict[str, Breaker](new_breaker)  # by bucket
         self._signer = Signer(DIRECT if table.tier is None else BEHIND_TIER)

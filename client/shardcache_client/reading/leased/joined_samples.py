@@ -213,8 +213,9 @@ class _UnmatchedPolicy:
         self.lease.unmatched += 1
         if self.view.unmatched == "fill":
             return
-        kind = LeftOutError if self.view.unmatched == "skip" else errors.UnmatchedKeyError
-        raise kind(
+        is_skipped = self.view.unmatched == "skip"
+        error_class = LeftOutError if is_skipped else errors.UnmatchedKeyError
+        raise error_class(
             f"the sample {sample['__key__']!r} cannot be joined: {self.fault}",
             url=self.url,
             remedy=self.remedy,

@@ -90,10 +90,10 @@ class LeasedShard:
         # Number of samples that were yielded. Without a span, only those are counted that were read
         # while the shard was arriving.
         self._yielded = 0
-        self._bad = 0  # number of samples of the span that could not be yielded
+        self._bad_count = 0  # number of samples of the span that could not be yielded
         self._last_key = ""
         self._is_second_try_used = False
-        self._was_arriving = False  # True once a granted file was not published yet
+        self._was_unpublished = False  # True once a granted file was not published yet
 
     def __repr__(self) -> str:
         return (
@@ -104,7 +104,7 @@ class LeasedShard:
     @property
     def _next_number(self) -> int:
         """Number of the next sample of the span."""
-        return self._start + self._yielded + self._bad
+        return self._start + self._yielded + self._bad_count
 
     def open(self) -> None:
         """Wait for the shard, or its beginning, and map it.
@@ -189,11 +189,11 @@ class LeasedShard:
         return join.cutter()
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """True if every other process has mapped the files of all samples that were sent to it."""
-        if isinstance(self._shard, MappedShard) and not self._shard.settled:
+        if isinstance(self._shard, MappedShard) and not self._shard.is_settled:
             return False
-        return all(shard.settled for shard in self._joined_shards())
+        return all(shard.is_settled for shard in self._joined_shards())
 
     @property
     def is_whole(self) -> bool:
@@ -234,18 +234,18 @@ class LeasedShard:
         method's frame, which refers to the error. Such a cycle would keep the whole iteration
         alive, session included, until the garbage collector runs.
         """
-        if self._is_second_try_used or not self._was_arriving:
+        if self._is_second_try_used or not self._was_unpublished:
             return False
         if isinstance(exn, errors.ShardChangedError | errors.CorruptShardError):
             # The next download may bring a sound file, but its samples may be different ones. So it
             # helps only if no sample has been yielded yet.
-            helps = self._next_number == self._start
+            may_help = self._next_number == self._start
         else:
             # A shard that merely did not arrive can be continued after the yielded samples.
-            helps = isinstance(exn, errors.OriginUnavailableError | errors.DiskError)
-        if helps:
+            may_help = isinstance(exn, errors.OriginUnavailableError | errors.DiskError)
+        if may_help:
             self._is_second_try_used = True
-        return helps
+        return may_help
 
     def _samples_of_file(self) -> Iterator[Sample]:
         """Yield the samples of the present file from the next sample on."""
@@ -260,7 +260,7 @@ class LeasedShard:
                 self._last_key = sample["__key__"]
                 yield sample
         except errors.SampleError:
-            self._bad += 1
+            self._bad_count += 1
             raise
 
     def _joined_samples(self) -> Iterator[Sample]:
@@ -330,7 +330,7 @@ class LeasedShard:
     def _map(self, grant: Grant) -> MappedShard | ArrivingShard:
         """Map the file of a grant, which holds the whole shard or is still arriving."""
         if _is_unpublished(grant):
-            self._was_arriving = True
+            self._was_unpublished = True
         if grant["type"] == "arriving":
             last = None if self.count is None else self.count - 1
             arriving = cast(Arriving, grant)
@@ -413,7 +413,7 @@ class LeasedShard:
                     "the shard was replaced in the object store while being read",
                     url=grant["url"],
                 )
-            self._bad = 0
+            self._bad_count = 0
         self._version = grant["version"]
 
     @contextmanager

@@ -170,7 +170,7 @@ class ShardWindow:
         """Release the shards that were given back and whose samples have all arrived."""
         if self.handover is not None:
             self.handover.settle()  # releases files that were lent in earlier epochs
-        settled = [leased_shard for leased_shard in self._given_back if leased_shard.settled]
+        settled = [leased_shard for leased_shard in self._given_back if leased_shard.is_settled]
         for leased_shard in settled:
             self._given_back.remove(leased_shard)
             leased_shard.close()

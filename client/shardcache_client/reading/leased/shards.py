@@ -88,7 +88,7 @@ class MappedShard:
             with ExitStack() as opened:  # closes what was opened if anything fails
                 index = TarIndex.open(index_path, check_members=False)
                 self.index = opened.enter_context(closing(index))
-                # None (not a missing entry) means that it was evicted and fetched as a plain file.
+                # None (not a missing entry): the shard was evicted, and fetched as a plain file.
                 if self.index.header.get("samples", 0) is None:
                     raise FileNotFoundError(errno.ENOENT, "the shard is not indexed", str(path))
                 size_bytes = self.index.header["size_bytes"]
@@ -109,12 +109,7 @@ class MappedShard:
                 if view.blocks is not None:
                     self._blocks = BlockCutter(view.blocks, self.index, self.tar, url)
                     self._count = len(self._blocks)
-                self._loan: Loan | None = None
-                if handover is not None:
-                    # Another process can open the file only if it has a lasting path.
-                    is_findable = inode is None and not mapped_file.is_nameless(path)
-                    findable_path = path if is_findable else None
-                    self._loan = handover.lend(self.tar, findable_path, path.stat().st_ino, url)
+                self._loan = self._lend(handover, inode)
                 opened.pop_all()  # nothing failed: the files stay open until `close`
         except CorruptShardError as exn:
             raise CorruptShardError(exn.message, url=url) from exn
@@ -127,6 +122,20 @@ class MappedShard:
     def __len__(self) -> int:
         return self._count
 
+    def _lend(self, handover: Handover | None, inode: int | None) -> Loan | None:
+        """Let other processes use the mapped tar; return None without a handover.
+
+        Args:
+            handover: passes values to the other processes.
+            inode: inode of a tar that is not published yet; None for a published tar.
+        """
+        if handover is None:
+            return None
+        # Another process can open the file only if it has a lasting path.
+        is_findable = inode is None and not mapped_file.is_nameless(self.path)
+        findable_path = self.path if is_findable else None
+        return handover.lend(self.tar, findable_path, self.path.stat().st_ino, self.url)
+
     def close(self) -> None:
         """Unmap the shard. With a handover, the shard stays mapped until its last value is gone.
 
@@ -137,7 +146,7 @@ class MappedShard:
             self.tar.close()
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """True if all processes that samples were sent to have mapped the file.
 
         The answer is final only once no more samples are read from the shard.
@@ -280,7 +289,7 @@ class ArrivingShard:
     def __repr__(self) -> str:
         ready = f"{self._ready_bytes} of {self._size_bytes} bytes"
         return (
-            f"ArrivingShard({self.url!r}, {ready}, samples={self._arrived}, "
+            f"ArrivingShard({self.url!r}, {ready}, samples={self._arrived_count}, "
             f"closed={self._map.closed})"
         )
 
@@ -316,20 +325,20 @@ class ArrivingShard:
         """Add the columns of the extensions found in the tar since the previous call."""
         assert self._walk is not None
         tables = self._walk.samples
-        first = len(self._columns)
-        new = tables.extensions[first:]
-        if not new:
+        known_count = len(self._columns)
+        new_extensions = tables.extensions[known_count:]
+        if not new_extensions:
             return
-        columns = slicing.undecoded_columns(new, self._map)
-        encodings = tables.encodings[first:]
+        columns = slicing.undecoded_columns(new_extensions, self._map)
+        encodings = tables.encodings[known_count:]
         if encodings:
             format_ = format_of(self.url)
-            decoders = column_decoders(format_, new, encodings, self._view, self.url)
+            decoders = column_decoders(format_, new_extensions, encodings, self._view, self.url)
             columns = with_decoders(columns, decoders, self._map)
         self._columns += slicing.choose_columns(columns, self._view.reads, self._view.prefix)
 
     @property
-    def _arrived(self) -> int:
+    def _arrived_count(self) -> int:
         """Number of samples that have arrived."""
         if self._walk is None:
             return 0
@@ -344,7 +353,7 @@ class ArrivingShard:
                 self._wait_beyond(self._size_bytes)
             if self._walk is None:
                 self._walk = format_of(self.url).walk(self._read, self._size_bytes, self.url)
-            while self._arrived <= number:
+            while self._arrived_count <= number:
                 if not self._walk.advance():
                     self._wait_beyond(self._size_bytes)
         except _EndOfFileError:

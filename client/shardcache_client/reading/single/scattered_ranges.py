@@ -12,12 +12,24 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardcache.errors import ConfigError
 from shardcache.shared.urls.url_names import compression_of
 from shardcache_client.reading.single.sample_ranges import SampleRange, SampleRanges
 from shardcache_client.reading.single.table_rows import TABLES_REMEDY
+
+
+class ScatteredSource(NamedTuple):
+    """A dataset whose samples are scattered, alone or as a source of a mixture.
+
+    Attributes:
+        first_shard: number of its first shard in the manifest.
+        ranges: ranges of its samples. In them, shards are numbered within the source.
+    """
+
+    first_shard: int
+    ranges: SampleRanges
 
 
 class ScatteredRanges:
@@ -27,11 +39,10 @@ class ScatteredRanges:
     another process looks the ranges up again.
 
     Args:
-        sources: for each scattered source, the number of its first shard in the manifest, and the
-            ranges of its samples. In these ranges, shards are numbered within the source.
+        sources: the scattered sources.
     """
 
-    def __init__(self, sources: Sequence[tuple[int, SampleRanges]]) -> None:
+    def __init__(self, sources: Sequence[ScatteredSource]) -> None:
         self._sources = sources
         self._pid = os.getpid()
         self._lock = Lock()
@@ -40,15 +51,18 @@ class ScatteredRanges:
         return type(self), (self._sources,)
 
     def __repr__(self) -> str:
-        return f"ScatteredRanges(firsts={[first for first, _ in self._sources]})"
+        return f"ScatteredRanges(firsts={[source.first_shard for source in self._sources]})"
 
-    def sources_from(self, first_shard: int) -> list[tuple[int, SampleRanges]]:
+    def sources_from(self, first_shard: int) -> list[ScatteredSource]:
         """Return copies of the sources for a mixture whose manifest has these shards as well.
 
         Args:
             first_shard: number in the mixture's manifest of the first of these shards.
         """
-        return [(first_shard + own_first, copy(ranges)) for own_first, ranges in self._sources]
+        return [
+            ScatteredSource(first_shard + source.first_shard, copy(source.ranges))
+            for source in self._sources
+        ]
 
     def has(self, shard: int) -> bool:
         """Return True if the samples of a shard are scattered."""
@@ -80,14 +94,15 @@ class ScatteredRanges:
         """Release the tables; they are opened again when they are needed."""
         self._forget_if_forked()
         with self._lock:
-            for _, ranges in self._sources:
-                ranges.close()
+            for source in self._sources:
+                source.ranges.close()
 
-    def _source_of(self, shard: int) -> tuple[int, SampleRanges] | None:
-        """Return the item of `sources` for a shard; None if its samples are not scattered."""
-        for first_shard, ranges in self._sources:
-            if first_shard <= shard < first_shard + len(ranges.manifest):
-                return first_shard, ranges
+    def _source_of(self, shard: int) -> ScatteredSource | None:
+        """Return the source of a shard; None if the shard's samples are not scattered."""
+        for source in self._sources:
+            end_shard = source.first_shard + len(source.ranges.manifest)
+            if source.first_shard <= shard < end_shard:
+                return source
         return None
 
     def _forget_if_forked(self) -> None:
@@ -98,8 +113,8 @@ class ScatteredRanges:
         if self._pid == os.getpid():
             return
         self._lock = Lock()
-        for _, ranges in self._sources:
-            ranges.forget()
+        for source in self._sources:
+            source.ranges.forget()
         self._pid = os.getpid()
 
 
