@@ -269,7 +269,7 @@ def _read_tables(
     from_the_start = Resume(Progress())
     chunks = RankChunks(reading, from_the_start, Topology(), size=1)
     # Bad samples and steps are recorded for states, which Ray does not save.
-    placed = chunks.placed_items(bad=BadCounts(), steps=deque())
+    placed = chunks.placed_items(bad=BadCounts(), begun_steps=deque())
     samples = (item for _place, item in placed)
     yield from map(_table, _batches(samples))
 

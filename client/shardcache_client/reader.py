@@ -39,10 +39,10 @@ from shardcache_client.parts.sample_tables import table_rows, tables_beside
 from shardcache_client.parts.selecting import Selecting
 from shardcache_client.parts.shard_source import ShardSource
 from shardcache_client.parts.shuffling import (
-    check_permuted,
+    check_global_shuffle,
     deal_samples,
     shuffle_of,
-    with_scattered_ranges,
+    with_sample_ranges,
 )
 from shardcache_client.ranks.environment import job_name
 from shardcache_client.ranks.mesh import MeshRanks, given_ranks
@@ -130,7 +130,9 @@ class ShardReader(Selecting, Generic[T_co]):
         pipeline = Pipeline.of(decode, members, missing, tokens)
         check_zero_copy(zero_copy, pipeline, tokens)
         if shuffle == "global":
-            check_permuted(shuffle_window, canonical_nodes, global_batch_size, tokens, zero_copy)
+            check_global_shuffle(
+                shuffle_window, canonical_nodes, global_batch_size, tokens, zero_copy
+            )
         shuffling = shuffle_of(shuffle, shuffle_window, canonical_nodes)
         deal_options = DealOptions(
             shuffle=shuffling,
@@ -159,7 +161,7 @@ class ShardReader(Selecting, Generic[T_co]):
             handover=_handover(zero_copy),
         )
         if deal_options.is_global:
-            parts = with_scattered_ranges(parts)
+            parts = with_sample_ranges(parts)
         self.epoch_reader = EpochReader(parts, self._runtime)
 
     def __repr__(self) -> str:

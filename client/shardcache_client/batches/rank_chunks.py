@@ -78,12 +78,12 @@ class Chunk(NamedTuple):
     first_error: str = ""
 
 
-class Spot(NamedTuple):
-    """Position of a reader.
+class SharePlace(NamedTuple):
+    """A place in a reader's epoch, and the share that has it.
 
     Attributes:
         place: the place.
-        share: number of the share that is being read; 0 if samples are counted.
+        share: number of the share, from 0; always 0 if samples are counted.
     """
 
     place: int
@@ -238,20 +238,20 @@ class RankChunks(RankWork):
             return None
         return deal.pass_places(self._epoch)
 
-    def check_progress(self, last_good: Spot, current: Spot, first_error: str) -> None:
+    def check_progress(self, last_good: SharePlace, current: SharePlace, first_error: str) -> None:
         """Raise ShardError if every sample has been tried since the last good sample.
 
         An epoch that lasts until it has yielded a fixed number of samples would otherwise never
         end.
 
         Args:
-            last_good: position of the last item.
-            current: position of the sample that is being read.
+            last_good: place of the last item.
+            current: place of the sample that is being read.
             first_error: the first error that a handler has skipped; "" if there is none.
         """
         tried = current.place - last_good.place
         if self.places is None:
-            # Any `pass_shares` shares in a row have every sample. The shares of the two positions
+            # Any `pass_shares` shares in a row have every sample. The shares of the two places
             # may have been tried only in part, so only the shares between them count.
             shares_between = current.share - last_good.share - 1
             all_were_tried = shares_between >= self._uncounted_order.pass_shares
@@ -263,22 +263,22 @@ class RankChunks(RankWork):
                 self._reader.rank, self._epoch, tried, first_error, is_filtered=is_filtered
             )
 
-    def placed_items(self, bad: BadCounts, steps: deque[StepPlace]) -> Generator[Placed]:
-        """Yield the items one by one, each as soon as it is read.
+    def placed_items(self, bad: BadCounts, begun_steps: deque[StepPlace]) -> Generator[Placed]:
+        """Yield the items one by one, each as soon as it is read, and not in chunks.
 
         Args:
-            bad: counts the places that are left out.
-            steps: gets each step of uncounted shards when the step begins.
+            bad: counts the places that are left out, while the items are yielded.
+            begun_steps: gets each step of uncounted shards when the step begins.
 
         Raises the errors of reading and decoding that the handler does not skip, and what
         `check_progress` raises.
         """
         reading = self._reading
         skips = Skips(for_epoch(reading.on_error))  # `for_epoch` limits the warnings in an epoch
-        # Position of the last item: the loop at the end sets it, and `with_checks` reads it. Before
+        # Place of the last item: the loop at the end sets it, and `with_checks` reads it. Before
         # the first item it is the start place, so the first check may come one place late, which
         # does no harm.
-        last_good = Spot(self._start_place, self._resume.reached.step.share)
+        last_good = SharePlace(self._start_place, self._resume.reached.step.share)
 
         def with_checks(reads: Iterator[ReadResult]) -> Iterator[ReadResult]:
             """Yield the results of reading, and check the progress after each bad sample."""
@@ -287,7 +287,7 @@ class RankChunks(RankWork):
             for place, read in enumerate(reads, self._start_place):
                 is_after_bad_sample = place > last_good.place + 1
                 if is_after_bad_sample:
-                    current = Spot(place, _current_share(steps))
+                    current = SharePlace(place, _current_share(begun_steps))
                     self.check_progress(last_good, current, skips.first_error)
                 yield read
 
@@ -297,14 +297,14 @@ class RankChunks(RankWork):
         with (
             reading.sessions.borrow() as session,
             closing(
-                self._open_recording_reader(session, nothing_to_check, steps, is_shared=False)
+                self._open_recording_reader(session, nothing_to_check, begun_steps, is_shared=False)
             ) as places_reader,
         ):
             maker = self._item_maker(skips)
             reads = with_checks(places_reader.reads(self._start_place, end))
             try:
                 for placed in maker.placed_items(self._start_place, reads, bad):
-                    last_good = Spot(placed.place, _current_share(steps))
+                    last_good = SharePlace(placed.place, _current_share(begun_steps))
                     yield placed
             except StoppedError:
                 pass  # The handler has ended the epoch.
@@ -330,9 +330,11 @@ class ChunkMaker(Maker):
         return Chunk(items, end, raw.steps, self._item_maker.skips.first_error)
 
 
-def _current_share(steps: deque[StepPlace]) -> int:
+def _current_share(begun_steps: deque[StepPlace]) -> int:
     """Return the number of the share that is being read; 0 for counted samples, which have none."""
-    return steps[-1].share if steps else 0
+    if not begun_steps:
+        return 0
+    return begun_steps[-1].share
 
 
 def _first_uncounted_shards(epoch: UncountedEpoch) -> Iterator[int]:

@@ -1,8 +1,8 @@
 """One reader's samples of an epoch, one by one, for `for sample in dataset`.
 
 The reader is a rank, or a worker of a plain DataLoader, which yields the samples of the batches
-that the DataLoader asks it for. A place is the number of a sample in the rank's epoch. `stage_run`
-is the counterpart for samples that have no numbers.
+that the DataLoader asks it for. A place is the number of a sample in the rank's epoch: the order of
+the samples is known before they are read. Where it is not, `stage_run` is used instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger("shardcache")
 
 
 class RunStart(NamedTuple):
-    """Place from which a reader resumes an epoch.
+    """Position from which a reader resumes an epoch.
 
     Attributes:
         progress: progress of all ranks in the epoch so far.
@@ -49,17 +49,17 @@ class SampleRun:
     Args:
         reading: means of reading the dataset.
         reader: the rank, and its worker if there are several.
-        form: facts for states.
-        asked_size: returns the batch size of the DataLoader that asks for a sample; if no
-            DataLoader asks, returns its argument, the dataset's batch size. It is called when the
-            first sample is asked for.
-        start: place from which the reader resumes.
+        form: what the states of all ranks and epochs have in common.
+        asked_size: given the dataset's batch size, returns the batch size of the DataLoader that
+            asks for samples; returns the argument if no DataLoader asks. It is called when the
+            first sample is asked for, since the DataLoader is known only then.
+        start: position from which the reader resumes.
 
     Attributes:
         topology: the reader.
     """
 
-    counted = True  # samples are dealt to readers, not whole shards; see `StageRun`
+    counted = True  # samples are dealt to readers, never whole shards; see `StageRun`
 
     def __init__(
         self,
@@ -71,7 +71,8 @@ class SampleRun:
     ) -> None:
         part = start.part
         self.topology = reader
-        self._is_read = False  # True from the moment at which the last sample is yielded
+        # True once nothing is left to read. The last sample may still have to be yielded.
+        self._is_read = False
         self._reading = reading
         self._progress = start.progress
         self._rank = Topology(reader.rank, reader.world_size)
@@ -92,7 +93,7 @@ class SampleRun:
         self._set_batches()
 
     def __repr__(self) -> str:
-        return f"SampleRun({self._progress!r}, taken={self.taken})"
+        return f"SampleRun({self._progress!r}, places_passed={self.places_passed})"
 
     def _set_batches(self) -> None:
         """Divide the rank's samples into batches of the present size."""
@@ -112,17 +113,17 @@ class SampleRun:
         return self.topology.workers == 1
 
     @property
-    def taken(self) -> int:
+    def places_passed(self) -> int:
         """Number of places passed since the progress, including those of bad samples."""
         return self._passed_before + self._yielded + self._left_out.places
 
     @property
     def samples_left(self) -> int:
         """Number of samples still to be yielded."""
-        return self._total - self.taken
+        return self._total - self.places_passed
 
-    def samples(self, when_read: Callable[[], object] = lambda: None) -> Generator[Any]:
-        """Yield the samples.
+    def items(self, when_read: Callable[[], object] = lambda: None) -> Generator[Any]:
+        """Yield the items, which are what the samples have become in the dataset's pipeline.
 
         Args:
             when_read: called before the last sample is yielded, or at once if no samples are left.
@@ -140,7 +141,7 @@ class SampleRun:
         left_out = self._left_out  # a local variable, as the loop below runs for each sample
         places_to_pass = self._total - self._passed_before
         try:
-            with closing(self._items()) as items:
+            with closing(self._items_left()) as items:
                 for yielded, item in enumerate(items, 1):
                     self._yielded = yielded
                     if yielded + left_out.places == places_to_pass:
@@ -151,9 +152,12 @@ class SampleRun:
             if not self._is_read:  # the last samples were left out
                 self._end(when_read)
         finally:  # The report is also logged if the user leaves the epoch early.
-            bad = self._bad
-            epoch = self._progress.epoch
-            report_skipped(epoch, bad.samples, bad.lost, repeated=self._has_substitutes)
+            report_skipped(
+                self._progress.epoch,
+                samples=self._bad.samples,
+                lost_shards=self._bad.lost,
+                has_substitutes=self._has_substitutes,
+            )
 
     def _check_size(self, asked_size: int) -> None:
         """Raise ConfigError if a loader's batches would have samples of several sources.
@@ -169,7 +173,7 @@ class SampleRun:
                 f"batch_size={asked_size}",
             )
 
-    def _items(self) -> Generator[Any]:
+    def _items_left(self) -> Generator[Any]:
         """Yield the items at the places to read."""
         is_shared = not self._is_whole_rank
         return self._batches.items(self._runs(), self._bad, is_shared=is_shared)
@@ -208,10 +212,12 @@ class SampleRun:
         ended = self._has_ended()
         left = self.samples_left
         if self._is_whole_rank:
-            progress = self._batches.after_samples(self.taken, self._form.batch_size)
+            progress = self._batches.after_samples(self.places_passed, self._form.batch_size)
             return self._form.state(progress, self._rank, ended=ended, over=over, left=left)
 
-        part = WorkerPart(self.topology.worker, self.topology.workers, self._batch_size, self.taken)
+        part = WorkerPart(
+            self.topology.worker, self.topology.workers, self._batch_size, self.places_passed
+        )
         form = replace(self._form, batch_size=self._batch_size)
         return form.state(self._progress, self._rank, ended=ended, over=over, left=left, part=part)
 
@@ -244,22 +250,24 @@ def samples_of_worker(samples: int, batch_size: int, worker: int, workers: int) 
     return (len(batches) - 1) * batch_size + size_of_last
 
 
-def report_skipped(epoch: int, samples: int, lost: Set[str], *, repeated: bool) -> None:
+def report_skipped(
+    epoch: int, *, samples: int, lost_shards: Set[str], has_substitutes: bool
+) -> None:
     """Log how many samples and shards of an epoch were skipped, if any.
 
     Args:
         epoch: number of the epoch.
         samples: number of skipped samples of shards that could be read.
-        lost: urls of shards that could not be read.
-        repeated: True if other samples took the place of the skipped ones.
+        lost_shards: urls of shards that could not be read.
+        has_substitutes: True if other samples took the place of the skipped ones.
     """
-    if not samples and not lost:
+    if not samples and not lost_shards:
         return
-    note = "; other samples were repeated in their place" if repeated else ""
+    note = "; other samples were repeated in their place" if has_substitutes else ""
     log.warning(
         "epoch %d: skipped %d shards, and %d samples of other shards, as on_error decided%s",
         epoch,
-        len(lost),
+        len(lost_shards),
         samples,
         note,
     )

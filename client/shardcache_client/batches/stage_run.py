@@ -1,8 +1,14 @@
-"""One reader's items in an epoch of samples without numbers, for `for sample in dataset`.
+"""One reader's items in a staged epoch, for `for sample in dataset`.
 
-Samples have no numbers if they are filtered, uncounted, or regrouped by a stage. An item is what a
-stage makes of some samples; without a stage, each sample is an item. `sample_run` is the
-counterpart for samples that have numbers.
+An epoch is staged if its samples have no numbers, because at least one of these is true:
+
+- A filter leaves some of them out.
+- They are uncounted: nobody knows how many samples each shard has.
+- A stage regroups them, for example into blocks of tokens.
+
+An item is what a stage makes of some samples; without a stage, each sample is an item. A place is
+the number of a sample in the reader's share of the epoch, before any filter or stage. `sample_run`
+is the counterpart for samples that have numbers.
 """
 
 from __future__ import annotations
@@ -23,17 +29,17 @@ from shardcache_client.position.staged_state import Resume, StagedState
 class StageRun:
     """The items that one reader yields in an epoch, or in the rest of one. Used once.
 
-    Each worker of a plain DataLoader reads a share of its own, like a rank. The workers cannot
-    divide a rank's batches: which samples are in a batch depends on those that are left out, and
-    this is known only once they are read.
+    A reader is a rank, or one of its workers in a plain DataLoader. Each worker reads a share of
+    its own, as if it were a rank. The workers cannot divide a rank's batches: which samples are in
+    a batch depends on those that are left out, and this is known only once they are read.
 
     Args:
         reading: means of reading the dataset.
-        form: facts about the dataset's staged epochs.
-        resume: place from which the epoch is read.
+        form: what all staged epochs of the dataset have in common.
+        resume: position from which the epoch is read.
         reader: the rank, or its worker.
         quota: number of samples that the reader gets; None for all samples of its share.
-        is_over: True if nothing was left of the epoch before this run.
+        was_read: True if this reader had read its share of the epoch before this run.
     """
 
     def __init__(
@@ -44,16 +50,17 @@ class StageRun:
         reader: Topology,
         quota: int | None,
         *,
-        is_over: bool = False,
+        was_read: bool = False,
     ) -> None:
-        self._is_read = False  # True once the last item has been yielded, or is known to be next
+        # True once nothing is left to read. The last item may still have to be yielded.
+        self._is_read = False
+        self._was_read = was_read
         self._form = form
         self._reader = reader
-        self._was_over = is_over
         self._bad = BadCounts()
-        # Each worker reads like a rank. So in this topology, every reader of the job is a rank.
-        as_rank = Topology(rank=reader.reader, world_size=reader.readers)
-        self._chunks = RankChunks(reading, resume, as_rank, size=1)
+        # `placed_items` reads sample by sample, whatever the size of a chunk is.
+        self._chunks = RankChunks(reading, resume, reader.as_rank(), size=1)
+        # States name the worker, so the epoch has the reader itself, and not the reader as a rank.
         self._epoch = StagedEpoch(form, resume, reader, self._chunks.places, quota)
 
     def __repr__(self) -> str:
@@ -65,46 +72,53 @@ class StageRun:
         return self._form.deal.counted
 
     @property
-    def taken(self) -> int:
-        """Number of places passed."""
+    def places_passed(self) -> int:
+        """Number of places of the share that the reader has passed."""
         return self._epoch.reached.mark.place
 
     @property
-    def samples_left(self) -> int:
-        """Number of samples still to be yielded; 0 if it is unknown.
+    def samples_left(self) -> int | None:
+        """Number of samples still to be yielded; None if it is unknown.
 
         The number is a maximum if samples may be left out.
         """
-        if self._was_over:
+        if self._was_read:
             return 0
-        return self._epoch.samples_left(self._epoch.reached)
+        reached = self._epoch.reached
+        return self._epoch.samples_left(reached)
 
-    def samples(self, when_read: Callable[[], object] = lambda: None) -> Generator[Any]:
+    def items(self, when_read: Callable[[], object] = lambda: None) -> Generator[Any]:
         """Yield the items.
 
         Args:
-            when_read: called before the last item is yielded, if it is known to be the last, and
-                after it otherwise.
+            when_read: called as soon as it is known that nothing is left to read: with a quota,
+                before the last item is yielded; otherwise after it.
         """
         try:
-            if not self._was_over:
-                yield from self._items(when_read)
+            if not self._was_read:
+                yield from self._items_left(when_read)
             if not self._is_read:
                 self._end(when_read)
         finally:  # The report is also logged if the user leaves the epoch early.
-            report_skipped(self._epoch.epoch, self._bad.samples, self._bad.lost, repeated=False)
+            report_skipped(
+                self._epoch.epoch,
+                samples=self._bad.samples,
+                lost_shards=self._bad.lost,
+                has_substitutes=False,
+            )
 
-    def _items(self, when_read: Callable[[], object]) -> Generator[Any]:
-        """Yield the items, and call `when_read` before an item that is known to be the last."""
+    def _items_left(self, when_read: Callable[[], object]) -> Generator[Any]:
+        """Yield the items; call `when_read` before an item that is known to be the last."""
         epoch = self._epoch
-        with closing(self._chunks.placed_items(self._bad, epoch.begun_steps)) as samples:
+        samples = self._chunks.placed_items(self._bad, epoch.begun_steps)
+        with closing(samples):
             for item in epoch.items(samples):
                 if epoch.is_read:
                     self._end(when_read)
                 yield item
 
     def _end(self, when_read: Callable[[], object]) -> None:
-        """Record that the last item has been read, and call `when_read`."""
+        """Record that nothing is left to read, and call `when_read`."""
         self._is_read = True
         when_read()
 
@@ -116,10 +130,10 @@ class StageRun:
         Args:
             over: True if no reader has anything left of the epoch.
         """
-        ended = self._is_read or self._was_over
+        ended = self._is_read or self._was_read
         return self._epoch.state(self._epoch.reached, ended=ended, over=over)
 
     @property
     def is_over(self) -> bool:
-        """True if the epoch has nothing left on any rank."""
+        """True if this run has read its share, and no other reader has anything left either."""
         return self._is_read and self._form.ends_together(self._reader)

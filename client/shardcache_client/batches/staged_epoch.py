@@ -1,12 +1,15 @@
-"""A reader's epoch, or the rest of one, regrouped by a stage: its items, and the reader's states.
+"""A reader's staged epoch, or the rest of one: its items, and the reader's states.
 
-A stage makes items, such as blocks of tokens, from groups of samples. Without a stage, each sample
-is an item. `stage_run` and the loaders pass the samples in and take the items and the states.
+A stage makes items, such as blocks of tokens, from groups of samples. An epoch is staged if a stage
+regroups its samples, if a filter leaves some out, or if they are uncounted. Without a stage, each
+sample is an item. `stage_run` and the loaders pass the samples in and take the items and the
+states.
 
 - A reader is a rank, or one of its workers in a plain DataLoader.
-- A place is the number of a sample in the reader's epoch.
+- A place is the number of a sample in the reader's share of the epoch, before any filter or stage.
 - A mark is the reader's position between two items: see `Mark`.
-- Uncounted shards are read in steps: see `rank_chunks`.
+- Shards are uncounted if their numbers of samples are unknown. They are read in steps: see
+  `rank_chunks`.
 """
 
 from __future__ import annotations
@@ -25,13 +28,13 @@ from shardcache_client.stages.stage import EpochFacts, Mark, Placed, Stage, one_
 
 @dataclass(frozen=True)
 class StagedForm:
-    """The facts that all staged epochs of a dataset share.
+    """The values that all staged epochs of a dataset have in common.
 
     Attributes:
         dataset: identifier of the dataset in states; see `RankState`.
-        deal: division of the dataset's samples among readers, or of its shards if these are not
-            counted.
-        stage: regroups the samples; None if they come one by one.
+        deal: division of the dataset's samples among readers, or of its shards if these are
+            uncounted.
+        stage: regroups the samples; None if each sample is an item.
         seed: seed of the dataset.
         seeds: seeds that were drawn at random; see `RankState`.
         leaves_out: True if samples may be left out before the stage. Ranks that have given the same
@@ -67,10 +70,10 @@ class StagedEpoch:
     """The items of one reader's epoch, or of the rest of one.
 
     Args:
-        form: facts about the dataset's staged epochs.
+        form: what all staged epochs of the dataset have in common.
         resume: position from which the epoch is read.
         reader: the rank or worker that reads.
-        places: number of the reader's places; None if it is unknown.
+        places: number of places in the reader's share; None if it is unknown.
         quota: number of samples that the reader gets in the epoch, not counting bad samples; None
             for all samples of its share.
 
@@ -78,7 +81,7 @@ class StagedEpoch:
         reached: position of the reader after the last item.
         is_read: True if nothing is left of the epoch.
         begun_steps: steps of uncounted shards that were begun, from the step of `reached` on. The
-            code that reads the samples adds to them.
+            code that reads the samples appends each step; steps that are over are removed here.
     """
 
     def __init__(
@@ -109,15 +112,15 @@ class StagedEpoch:
         """Number of the epoch."""
         return self._resume.progress.epoch
 
-    def samples_left(self, reached: Reached) -> int:
-        """Return the number of samples after a position of the reader.
+    def samples_left(self, reached: Reached) -> int | None:
+        """Return the number of samples after a position of the reader; None if it is unknown.
 
-        The number is a maximum if samples may be left out, and 0 if it is unknown.
+        The number is a maximum if samples may be left out.
         """
         if self._quota is not None:
             return self._quota - reached.samples
         if self._places is None:
-            return 0
+            return None
         return max(0, self._places - reached.mark.place)
 
     def items(self, samples: Iterator[Placed]) -> Iterator[Any]:

@@ -131,7 +131,12 @@ class NumberedBatches:
             yield from self._read(position, bad)
         finally:  # an epoch that is left early is reported as well
             has_substitutes = position.state_form.deal.even is not None
-            report_skipped(position.epoch, bad.samples, bad.lost, repeated=has_substitutes)
+            report_skipped(
+                position.epoch,
+                samples=bad.samples,
+                lost_shards=bad.lost,
+                has_substitutes=has_substitutes,
+            )
 
     def _read(
         self, position: BatchPosition, bad: BadCounts

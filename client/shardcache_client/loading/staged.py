@@ -22,7 +22,7 @@ from time import monotonic
 from typing import Any, NamedTuple, TypeAlias
 
 from shardcache_client.batches.maker import MadePart, collated
-from shardcache_client.batches.rank_chunks import Chunk, RankChunks, Spot
+from shardcache_client.batches.rank_chunks import Chunk, RankChunks, SharePlace
 from shardcache_client.batches.rank_work import BatchForm
 from shardcache_client.batches.sample_run import report_skipped
 from shardcache_client.batches.staged_epoch import StagedEpoch, StagedForm
@@ -115,6 +115,8 @@ class StagedPosition:
         The number is a maximum if samples may be left out.
         """
         samples = self.work.staged_epoch.samples_left(self._reached)
+        if samples is None:
+            return 0
         size = self._batch_form.places_per_batch
         if self._batch_form.drop_last:
             return samples // size
@@ -187,7 +189,12 @@ class StagedBatches:
                 yield from batches
         finally:
             # An epoch that is left early is reported as well.
-            report_skipped(position.epoch, samples.skipped, samples.lost, repeated=False)
+            report_skipped(
+                position.epoch,
+                samples=samples.skipped,
+                lost_shards=samples.lost,
+                has_substitutes=False,
+            )
 
     def _uncollated_batches(
         self, work: StagedWork, samples: _ChunkSamples, check: Check
@@ -310,7 +317,7 @@ class _ChunkSamples:
         """
         resumed = self._work.resumes_at
         # Position of the last good sample: the start, until there is one.
-        last_good = Spot(resumed.mark.place, resumed.step.share)
+        last_good = SharePlace(resumed.mark.place, resumed.step.share)
         for made in made_chunks:
             check()
             chunk: Chunk = made.content
@@ -320,9 +327,9 @@ class _ChunkSamples:
             self._add_steps(chunk)
             share = self._current_share()
             if chunk.items:
-                last_good = Spot(chunk.items[-1].place, share)
+                last_good = SharePlace(chunk.items[-1].place, share)
             else:
-                end = Spot(chunk.end, share)
+                end = SharePlace(chunk.end, share)
                 self._work.chunks.check_progress(last_good, end, chunk.first_error)
             yield from chunk.items
             if made.is_last:

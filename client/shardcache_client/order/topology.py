@@ -1,5 +1,7 @@
 """The place of a reader among the readers of a job."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from shardcache.errors import ConfigError
@@ -39,3 +41,7 @@ class Topology:
     def reader(self) -> int:
         """Number of this reader in the job, from 0."""
         return self.rank * self.workers + self.worker
+
+    def as_rank(self) -> Topology:
+        """Return this reader as a rank, where every reader of the job counts as one."""
+        return Topology(rank=self.reader, world_size=self.readers)

@@ -217,14 +217,14 @@ class DatasetEpochs:
             return self._sample_run(epoch, topology, states)
         form = self.staged_form(states)
         # Nothing may be left for any reader, or for this one alone.
-        is_over = are_over(states) or staged_state.has_reader_ended(states, topology)
+        was_read = are_over(states) or staged_state.has_reader_ended(states, topology)
         return StageRun(
             self.reading(topology, form.deal),
             form,
             resume=self.resume(epoch, topology, states, form.deal),
             reader=topology,
             quota=self.quota(topology, form.deal),
-            is_over=is_over,
+            was_read=was_read,
         )
 
     def reading(self, topology: Topology, deal: Deal) -> Reading:

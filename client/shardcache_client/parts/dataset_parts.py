@@ -2,6 +2,11 @@
 
 A reader, a loader and a mixture are made of these values. They are passed as public attributes, so
 that none of these classes needs another's private attributes.
+
+- A deal divides the samples of each epoch, or whole shards, among the readers.
+- Samples are counted if the number of samples of every shard is known.
+- A state is a saved position in an epoch. It keeps seeds that were drawn at random.
+- A mixture reads from several datasets, its sources.
 """
 
 from __future__ import annotations
@@ -60,7 +65,7 @@ class DealtSamples:
         """Deal the samples of a manifest. Raises ConfigError if the options do not allow it.
 
         Args:
-            manifest: the shards.
+            manifest: the shards that have the samples.
             deal_options: the options of the order.
             seed: the seed that the user gave, or that was drawn at random.
             drawn_seeds: seeds that were drawn at random, by source; None for none.
@@ -97,24 +102,25 @@ class DealtSamples:
         The seeds that the other run has drawn replace this run's drawn seeds, and the other run's
         change of a mixture applies.
         """
-        seeds = self._seeds(terms.seeds)
+        seeds = self._drawn_seeds_with(terms.seeds)
         if Terms(seeds, terms.change) == self.terms:
             return self
         deal_options = self.deal_options.reseeded(seeds).after(terms.change)
         return self.of(self.manifest, deal_options, seeds.get("", self.seed), seeds)
 
-    def _seeds(self, drawn: Mapping[str, int]) -> Mapping[str, int]:
+    def _drawn_seeds_with(self, others: Mapping[str, int]) -> Mapping[str, int]:
         """Return the drawn seeds by source, with another run's seeds in place of this run's.
 
         A seed that the user gave to this run stays: the other run's seed is then left out.
 
         Args:
-            drawn: seeds that the other run has drawn, by source.
+            others: seeds that the other run has drawn, by source.
         """
-        own = {name: drawn.get(name, seed) for name, seed in self.drawn_seeds.items()}
+        replaced = {name: others.get(name, seed) for name, seed in self.drawn_seeds.items()}
         # The seeds of sources that this mixture lacks are kept for later states.
-        names = self.deal_options.source_names
-        return own | {name: seed for name, seed in drawn.items() if name not in names}
+        own_names = self.deal_options.source_names
+        kept = {name: seed for name, seed in others.items() if name not in own_names}
+        return replaced | kept
 
     def deal_of(self, *, counted: bool) -> Deal:
         """Return the deal of samples (`counted`), or of whole shards.
@@ -158,9 +164,9 @@ class DatasetParts:
         sessions: connections to the daemon.
         job: name of the job in `shardcache status`.
         pipeline: makes items of samples that have been read.
-        scattered: the bytes of each sample in its shard, to read samples one by one; None if whole
-            shards are read.
-        stage: regroups the samples; None if they come one by one.
+        scattered: the range of each sample's bytes in its shard, for `shuffle="global"`, which
+            reads samples one by one; None if whole shards are read.
+        stage: regroups the samples; None if each sample is an item.
         handover: passes samples to other processes without a copy; None if they are copied.
         on_error: handler that decides about samples and shards that cannot be read.
         epochs: number of epochs in the training run; None for no limit.
@@ -202,7 +208,10 @@ class DatasetParts:
         return self.samples.deal_options.batch_size_of(self.group.ranks.world_size)
 
     def shared_options(self) -> dict[str, object]:
-        """Return the options that must be equal for all sources of a mixture, by argument."""
+        """Return the options that must be equal for all sources of a mixture.
+
+        The keys name the arguments in messages such as "sources 'a' and 'b' differ in even".
+        """
         deal_options = self.samples.deal_options
         zero_copy: object = None
         if self.handover is not None:

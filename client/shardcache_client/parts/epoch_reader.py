@@ -121,7 +121,7 @@ class EpochReader:
             self._start(iteration)
 
         run: EpochRun = iteration.position
-        samples: Iterator[Any] = run.samples(partial(self.bookmark.finish, iteration))
+        samples: Iterator[Any] = run.items(partial(self.bookmark.finish, iteration))
         if not in_worker:
             samples = self._noting_takes(iteration, samples)
         try:
@@ -189,7 +189,7 @@ class EpochReader:
     def position(self) -> int:
         """Number of samples of its share that this reader has passed, including bad ones."""
         current = self.bookmark.current
-        return 0 if current is None else current.position.taken
+        return 0 if current is None else current.position.places_passed
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that every iteration begun from now on reads, also in running workers."""

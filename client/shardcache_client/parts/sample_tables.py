@@ -125,8 +125,8 @@ def select(
     # By shard: a byte for each sample of the tar, 1 if the predicate is true.
     marks: defaultdict[int, bytearray] = defaultdict(bytearray)
     for shard, entries in entries_by_shard(manifest, rows):
-        marks[shard] += bytes(map(bool, map(predicate, entries)))
-    # The manifest may have only some of the tar's samples already: the choice is one among these.
+        marks[shard] += bytes(bool(predicate(entry)) for entry in entries)
+    # The manifest itself may have only some of the tar's samples: the choice is one among these.
     choices = []
     for shard in range(len(manifest)):
         chosen_marks = _marks_of(manifest.chosen(shard), marks[shard])
@@ -181,14 +181,14 @@ def rows_by_shard(
             if is_first_of_table:
                 first_shard = shard + 1
             shard = first_shard + row["shard"]
-            follows = row["first"] == covered[shard]
-            has_count = row["samples"] == manifest[shard].samples
+            follows_last_row = row["first"] == covered[shard]
+            has_same_count = row["samples"] == manifest[shard].samples
             # A manifest without versions (None) fits any table.
-            has_version = manifest[shard].version in (None, row["version"])
+            has_same_version = manifest[shard].version in (None, row["version"])
             covered[shard] += len(row["keys"])
         except _INVALID as exn:
             raise _invalid(exn, url) from exn
-        if not (follows and has_count and has_version):
+        if not (follows_last_row and has_same_count and has_same_version):
             raise ConfigError(
                 "the table of samples does not match the index file: "
                 f"{manifest[shard].url} differs",

@@ -1,8 +1,10 @@
-"""The order that a dataset's arguments ask for: its shuffle, its seed, and their checks.
+"""The order that a dataset's arguments ask for: the shuffle and the seed.
 
-With `shuffle=True`, the samples of a few shards are mixed: these are the window. With
-`shuffle="global"`, all samples are permuted, so they are scattered over the shards and read one by
-one: this needs the range of each sample in its tar, which a table next to the index file has.
+With `shuffle=True`, the samples of a few shards at a time are mixed. These shards are the window.
+
+With `shuffle="global"`, all samples of the dataset are permuted. Consecutive samples then come from
+different shards, so each sample is read by itself, by the range of its bytes in the tar. A table
+next to the dataset's index file has these ranges.
 """
 
 from __future__ import annotations
@@ -42,10 +44,11 @@ def shuffle_of(
     Args:
         shuffle: "global" permutes all samples, and True mixes the samples of some shards.
         window: number of shards whose samples are mixed; None for the default.
-        canonical_nodes: number of groups of shards; see `Shuffle`.
+        canonical_nodes: number of fixed groups of shards, see `Shuffle`. On this many nodes, each
+            node mostly reads the shards of one group.
     """
     if shuffle == "global":
-        return Shuffle(window=None)
+        return Shuffle(window=None)  # no window: all samples are permuted
     if not shuffle:
         return None
     if window is None:
@@ -53,20 +56,21 @@ def shuffle_of(
     return Shuffle(window=window, groups=canonical_nodes)
 
 
-def check_permuted(
+def check_global_shuffle(
     shuffle_window: int | None,
     canonical_nodes: int,
     global_batch_size: int | None,
     tokens: TokenBlocks | None,
     zero_copy: bool | str | Collection[str],
 ) -> None:
-    """Raise ConfigError for an option that has no meaning where all samples are permuted."""
+    """Raise ConfigError for an option that `shuffle="global"` rules out."""
     if shuffle_window is not None:
         raise ConfigError(
             'shuffle="global" mixes the samples of all shards, and has no window',
             remedy="omit shuffle_window; or write shuffle=True, which mixes those of some shards",
         )
-    # With global batches, `canonical_nodes` is also the number of spans of an epoch.
+    # With global batches, `canonical_nodes` has another meaning, which applies here, too: the epoch
+    # is cut into this many spans, each of which gives an equal part to every batch.
     if canonical_nodes > 1 and global_batch_size is None:
         raise ConfigError(
             'shuffle="global" mixes the samples of all shards, and has no groups of them',
@@ -85,7 +89,7 @@ def check_permuted(
         )
 
 
-def with_scattered_ranges(parts: DatasetParts) -> DatasetParts:
+def with_sample_ranges(parts: DatasetParts) -> DatasetParts:
     """Return the parts with the ranges of all samples in their tars, for `shuffle="global"`.
 
     Raises ConfigError if there can be no table of the ranges.
@@ -98,7 +102,8 @@ def with_scattered_ranges(parts: DatasetParts) -> DatasetParts:
             url=next(iter(parts.urls), None),
             remedy=NO_TABLES_REMEDY,
         )
-    sessions = ReaderSessions(parts.sessions, ReaderIdentity(parts.job))
+    session_pool = parts.sessions
+    sessions = ReaderSessions(session_pool, ReaderIdentity(parts.job))
     ranges = SampleRanges(parts.manifest, tables, sessions, parts.pipeline)
     # The first shard is 0, as the manifest has the shards of a single dataset.
     source = ScatteredSource(first_shard=0, ranges=ranges)
@@ -108,7 +113,7 @@ def with_scattered_ranges(parts: DatasetParts) -> DatasetParts:
 def deal_samples(
     manifest: Manifest, deal_options: DealOptions, seed: int | None, group: RankGroup
 ) -> DealtSamples:
-    """Deal the samples in the order of a seed.
+    """Deal the samples in the order that a seed determines.
 
     Args:
         manifest: the shards.
@@ -116,8 +121,7 @@ def deal_samples(
         seed: the seed; None to draw a random one, which is the same on all ranks.
         group: the ranks.
     """
-    # Seeds are given by name of a mixture's source. A dataset that is not a mixture has the
-    # name "".
+    # Seeds have the names of a mixture's sources. The seed of a single dataset has the name "".
     if seed is not None:
         return DealtSamples.of(manifest, deal_options.reseeded({"": seed}), seed)
 
@@ -128,5 +132,8 @@ def deal_samples(
             drawn,
             drawn,
         )
-    seeds = {"": drawn}
-    return DealtSamples.of(manifest, deal_options.reseeded(seeds), drawn, seeds)
+    # A drawn seed is saved in states, since a resumed run does not give it.
+    drawn_seeds = {"": drawn}
+    return DealtSamples.of(
+        manifest, deal_options.reseeded(drawn_seeds), drawn, drawn_seeds=drawn_seeds
+    )

@@ -216,7 +216,7 @@ def resume_place(
     staged = [state for state in states if isinstance(state, StagedState)]
     if not staged:
         ranks = [state for state in states if isinstance(state, RankState)]
-        return _resume_after_ranks(progress_of(ranks, _as_rank(reader)), reader)
+        return _resume_after_ranks(progress_of(ranks, reader.as_rank()), reader)
 
     # 2. The same readers go on, each from its own place. If the stage has changed, they can do so
     # only if no group was given in part.
@@ -282,11 +282,6 @@ def has_reader_ended(states: Sequence[StagedState | RankState], reader: Topology
     staged = (state for state in states if isinstance(state, StagedState))
     own_states = (state for state in staged if (state.reader, state.readers, state.workers) == own)
     return any(state.ended for state in own_states)
-
-
-def _as_rank(reader: Topology) -> Topology:
-    """Return a reader's number as that of a rank, where every reader counts as a rank."""
-    return Topology(rank=reader.reader, world_size=reader.readers)
 
 
 def _resume_after_ranks(progress: Progress, reader: Topology) -> Resume:
