@@ -4,23 +4,30 @@ Images are decoded by pillow, or by simplejpeg for JPEG where it is installed: b
 libjpeg-turbo with its default settings and return the same pixels; simplejpeg takes a third less
 time. Video and sound are decoded by torchcodec.
 
-=========================================  =========================================================
-name                                       value
-=========================================  =========================================================
-`rgb8`, `rgb`                              numpy array, height × width × 3: uint8; float32, 0 to 1
-`torchrgb8`, `torchrgb` or `torch`         tensor, 3 × height × width: uint8; float32, 0 to 1
-`pilrgb` or `pil`                          PIL image
-`l8`, `l`, `torchl8`, `torchl`, `pill`     the same in grey, height × width
-`rgba8`                                    the same as `rgb8`, with alpha
-`int`, `float`, `text`, `bytes`            int, float, str, bytes. These types can be given, too
-`json`, `msgpack`                          the value
-`npy` or `numpy`, `npz`                    array; dict of arrays. Without pickle
-`tenbin`                                   list of arrays, from webdataset's `.ten` and `.tb` files
-`tensor`                                   `torch.load(…, weights_only=True)`, in the CPU's memory
-`video`, `audio`                           torchcodec's `VideoDecoder`; its `AudioSamples`
-`torch_video`, `torch_audio`               (frames, t × h × w × 3, sound, rates); (sound, its rate)
-`pickle`                                   the object: code from the shard runs in your process
-=========================================  =========================================================
+====================================  ========================================================
+name                                  value
+====================================  ========================================================
+`rgb8`                                numpy array of uint8: height × width × 3
+`rgb`                                 the same of float32, from 0 to 1
+`rgba8`, `rgba`                       the same with alpha: height × width × 4
+`l8`, `l`                             the same in grey: height × width
+`torchrgb8`, `torchrgb`, `torchl`, …  tensor, with the colors first: 3 × height × width
+`torch8`, `torch`                     the same as `torchrgb8`, `torchrgb`
+`pilrgb` or `pil`, `pilrgba`, `pill`  PIL image
+`int`, `float`, `text`, `bytes`       int, float, str, bytes
+`json`, `msgpack`, `cbor`             the value
+`npy` or `numpy`                      numpy array; pickled objects in it are refused
+`npz`                                 dict of such arrays
+`tenbin`                              list of arrays, from webdataset's `.ten` and `.tb` files
+`tensor`                              `torch.load(…, weights_only=True)`, in the CPU's memory
+`video`                               torchcodec's `VideoDecoder`
+`audio`                               torchcodec's `AudioSamples`
+`torch_video`                         frames, sound and rates: see `media_decoders`
+`torch_audio`                         sound and its rate: see `media_decoders`
+`pickle`                              the object: code from the shard runs in your process
+====================================  ========================================================
+
+A decoder can also be given as a type, such as int or str, or as a function of the bytes.
 
 A member whose extension ends in `.gz` is decompressed first if its decoder is chosen by name or by
 extension: `json.gz` is decoded as `json` is. A type or a function gets the bytes as they are in the
@@ -37,7 +44,7 @@ from typing import Any
 from shardcache.errors import ConfigError
 from shardcache.suggestions import did_you_mean
 from shardcache_client.arguments.values import shown
-from shardcache_client.samples.image_decoders import MODES, ImageDecoder
+from shardcache_client.samples.image_decoders import COLORS, ImageDecoder
 from shardcache_client.samples.media_decoders import audio, torch_audio, torch_video, video
 from shardcache_client.samples.member_choice import common_name
 from shardcache_client.samples.plain_decoders import (
@@ -52,24 +59,28 @@ from shardcache_client.samples.plain_decoders import (
 )
 
 Decoder = Callable[[Any], Any]
-"""Returns the value of a member, given the member's bytes, or a `Buffer` of these bytes."""
+"""Returns the value of a member, given the member's bytes.
+
+With `zero_copy`, the bytes are not copied from the shard: the decoder gets a `Buffer`, which is a
+numpy array on the mapped file.
+"""
 
 Spec = str | type | Decoder
-"""A decoder, its name, or one of the types int, float, str and bytes."""
+"""A decoder, its name, or a type that is called with the bytes; str decodes them as UTF-8."""
 
 DecoderChoice = Callable[[str, str], Decoder | None]
 """Returns the decoder of a member, given the member's name in the sample and extension in the tar.
 
-Returns None for a member whose value is its bytes. The name and the extension differ for a member
-that gets the name of the first of its alternatives, or of a pattern: see `member_choice`.
+Returns None for a member whose value is its bytes. The name and the extension may differ: if the
+user asks for "jpg;png", a member "png" has the name "jpg" in its sample; see `member_choice`.
 """
 
-_IMAGE_EXTENSION_LIST = (
+_SPACED_IMAGE_EXTENSIONS = (
     "apng blp bmp bw cur dcx dds dib fit fits flc fli ftc ftu gbr gif icb icns ico iim im j2c "
     "j2k jfif jp2 jpc jpe jpeg jpf jpg jpx msp pbm pcd pcx pgm png pnm ppm psd pxr ras rgb rgba "
     "sgi tga tif tiff vda vst webp xbm xpm"
 )
-_IMAGE_EXTENSIONS = frozenset(_IMAGE_EXTENSION_LIST.split())
+_IMAGE_EXTENSIONS = frozenset(_SPACED_IMAGE_EXTENSIONS.split())
 """webdataset's extensions of images, except for formats that Pillow alone cannot read.
 
 Pillow has no reader for some formats, and reads others by running another program.
@@ -92,14 +103,15 @@ _PLAIN_DECODERS: dict[str, Decoder] = {
     "text": text,
 }
 _TYPE_DECODERS: dict[Any, Decoder] = {bytes: bytes, float: float, int: int, str: text}
-# A name is composed of the container, the color, and "8" for uint8: "torch" + "rgb" + "8".
-_IMAGE_DECODERS: dict[str, Decoder] = {
-    f"{prefix}{color}{suffix}": ImageDecoder(color, container, is_uint8)
-    for color in MODES
-    for prefix, container in (("", "numpy"), ("torch", "torch"))
-    for suffix, is_uint8 in (("", False), ("8", True))
-}
-_IMAGE_DECODERS |= {f"pil{color}": ImageDecoder(color, "pil", is_uint8=True) for color in MODES}
+_IMAGE_DECODERS: dict[str, Decoder] = {}
+for _color in COLORS:
+    _IMAGE_DECODERS |= {
+        _color: ImageDecoder(_color, "numpy", is_uint8=False),
+        f"{_color}8": ImageDecoder(_color, "numpy", is_uint8=True),
+        f"torch{_color}": ImageDecoder(_color, "torch", is_uint8=False),
+        f"torch{_color}8": ImageDecoder(_color, "torch", is_uint8=True),
+        f"pil{_color}": ImageDecoder(_color, "pil", is_uint8=True),  # PIL images are of uint8 only
+    }
 _IMAGE_DECODERS |= {
     "torch": _IMAGE_DECODERS["torchrgb"],
     "torch8": _IMAGE_DECODERS["torchrgb8"],
@@ -178,9 +190,9 @@ def _check_torchcodec() -> None:
             reason = str(exn).splitlines()[0]
         raise ConfigError(
             f"decoding video and audio needs torchcodec: {reason}",
-            remedy="install FFmpeg, 4 to 8, and torchcodec of a release that fits your torch; "
-            "without a GPU, pip install 'torchcodec<0.14', or a later one from PyTorch's "
-            "index of CPU wheels",  # The later releases on PyPI need CUDA.
+            # Later releases on PyPI need CUDA, so a machine without a GPU cannot use them.
+            remedy="install FFmpeg 4 to 8, and a release of torchcodec that fits your torch; "
+            "without a GPU, choose torchcodec<0.14, or a CPU wheel from PyTorch's index",
         ) from exn
 
 
@@ -199,20 +211,22 @@ class _GzipDecoder:
         return self.decode(gzip.decompress(bytes(data)))
 
 
-def choice_by_extension(name: str) -> DecoderChoice:
+def choice_by_extension(image_decoder: str) -> DecoderChoice:
     """Return a function that chooses a member's decoder by extension, as webdataset does.
 
-    Images get the decoder with the given name. Raises ConfigError if this is not the name of an
-    image decoder, or if the decoder needs a missing library.
+    Raises ConfigError if there is no such image decoder, or if it needs a missing library.
+
+    Args:
+        image_decoder: name of the decoder for all images.
     """
-    if name not in _IMAGE_DECODERS:
-        hint = did_you_mean(name, _IMAGE_DECODERS)
+    if image_decoder not in _IMAGE_DECODERS:
+        hint = did_you_mean(image_decoder, _IMAGE_DECODERS)
         names = ", ".join(sorted(_IMAGE_DECODERS))
         raise ConfigError(
-            f"decode is {name!r}, which is not an image decoder{hint}",
+            f"decode is {image_decoder!r}, which is not an image decoder{hint}",
             remedy=f"choose one of {names}; or name the members, as in {{'json': 'json'}}",
         )
-    return partial(_decoder_by_extension, decoder(name))
+    return partial(_decoder_by_extension, decoder(image_decoder))
 
 
 def _decoder_by_extension(decode_image: Decoder, _name: str, extension: str) -> Decoder | None:
@@ -244,25 +258,26 @@ def choice_by_table(decode: Mapping[str, Spec]) -> DecoderChoice:
             such as "*.jpg".
     """
     decoders: dict[str, Decoder] = {}
-    decompressed: set[str] = set()
+    names_of_plain: set[str] = set()  # names of members whose decoders expect plain data
     for entry, spec in decode.items():
-        name = common_name(entry)
+        name = common_name(entry)  # in lower case: "jpg" for "JPG;png"
         decoders[name] = _decoder_of(entry, spec)
         # A decoder that is given by its name expects plain data, so compressed members are
         # decompressed for it. A function or a type gets the bytes as they are.
         if isinstance(spec, str):
-            decompressed.add(name)
-    return partial(_decoder_by_table, decoders, decompressed)
+            names_of_plain.add(name)
+    return partial(_decoder_by_table, decoders, names_of_plain)
 
 
 def _decoder_by_table(
-    decoders: Mapping[str, Decoder], decompressed: Collection[str], name: str, extension: str
+    decoders: Mapping[str, Decoder], names_of_plain: Collection[str], name: str, extension: str
 ) -> Decoder | None:
     """Return the decoder of a member; None if its value is its bytes.
 
     Args:
         decoders: decoders by name of the member, in lower case.
-        decompressed: names of the members that are decompressed if they are compressed.
+        names_of_plain: names of the members whose decoders expect plain data: such a member is
+            decompressed first if it is compressed.
         name: name of the member in the sample.
         extension: extension of the member in the tar.
     """
@@ -270,7 +285,7 @@ def _decoder_by_table(
     decode = decoders.get(name)
     if decode is None:
         return None
-    if name in decompressed and _is_compressed(extension):
+    if name in names_of_plain and _is_compressed(extension):
         return _GzipDecoder(decode)
     return decode
 

@@ -9,8 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-# Pillow's mode for each color in the names of decoders.
-MODES = {"l": "L", "rgb": "RGB", "rgba": "RGBA"}
+COLORS = {"l": "L", "rgb": "RGB", "rgba": "RGBA"}
+"""The colors in the names of decoders, each with Pillow's mode: grey, RGB, and RGB with alpha."""
+
 _JPEG = b"\xff\xd8\xff"  # the first bytes of a JPEG file
 
 
@@ -19,7 +20,7 @@ class ImageDecoder:
     """Decodes an image file.
 
     Attributes:
-        color: "l" (grey), "rgb" or "rgba".
+        color: "l" (grey), "rgb", or "rgba" (with alpha).
         container: "numpy" (height x width x colors), "torch" (colors x height x width) or "pil".
             Grey arrays and tensors are height x width.
         is_uint8: True for values from 0 to 255, False for floats from 0 to 1.
@@ -32,14 +33,14 @@ class ImageDecoder:
     def __call__(self, data: Any) -> Any:
         """Return the image in a file with these bytes."""
         if self.container == "pil":
-            return _decoded_by_pillow(data, MODES[self.color])
+            return _decoded_by_pillow(data, COLORS[self.color])
         import numpy as np
 
         pixels = None
         if self.color == "rgb" and bytes(data[:3]) == _JPEG:
             pixels = _decoded_by_simplejpeg(data)
         if pixels is None:
-            image = _decoded_by_pillow(data, MODES[self.color])
+            image = _decoded_by_pillow(data, COLORS[self.color])
             pixels = np.array(image)  # This makes a writable copy.
         if not self.is_uint8:
             pixels = pixels.astype("float32") / 255

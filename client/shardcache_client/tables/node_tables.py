@@ -1,9 +1,9 @@
 """Tables of rows that are made once per node and user, and mapped by all of the user's processes.
 
-A table is a file in which a row is found by its key; see `row_index`. Samples are joined with its
-rows. It lies in a folder of the user below the folder for temporary files (`TMPDIR`). Its name is a
-hash of everything that its content depends on. A table that was not opened for a week is removed
-when another table is made; processes that have mapped it keep it until they end.
+A table is a file in which a row is found by its key; see `row_index`. Samples are joined with the
+rows. The file lies in a folder of the user below the folder for temporary files (`TMPDIR`), and its
+name is a hash of everything that its content depends on. A table that was not opened for a week is
+removed when another table is made; processes that have mapped it keep it until they end.
 """
 
 import fcntl
@@ -123,7 +123,7 @@ def _own_folder() -> Path:
 
 
 class _MakingLock:
-    """The lock that a process holds while it makes a table. Others wait for it in `with`.
+    """The lock that a process holds, by `with`, while it makes a table. Others wait for it.
 
     Args:
         path: path of the lock's file.
@@ -158,7 +158,8 @@ def _make(path: Path, rows: Callable[[], Iterable[tuple[str, str]]], url: str) -
     """
     begun_s = time.monotonic()
     log.info("reading the rows of %s, once for this node", url)
-    fd, draft = tempfile.mkstemp(dir=path.parent)
+    fd, draft_name = tempfile.mkstemp(dir=path.parent)
+    draft = Path(draft_name)
     try:
         with os.fdopen(fd, "wb") as file:
             counts = row_index.write(file, _with_progress(rows(), url), temp_folder=path.parent)
@@ -166,9 +167,9 @@ def _make(path: Path, rows: Callable[[], Iterable[tuple[str, str]]], url: str) -
             # they could be missing, and only the end of a table is checked when it is opened.
             file.flush()
             os.fsync(fd)
-        Path(draft).rename(path)
+        draft.rename(path)
     except BaseException:
-        Path(draft).unlink()
+        draft.unlink()
         raise
     log.info("read %d rows of %s in %.1f s", counts.rows, url, time.monotonic() - begun_s)
     if counts.repeated:

@@ -1,9 +1,9 @@
 """Rows of files that hold tables: JSON lines, CSV, parquet.
 
 Each row is parsed as a whole, and turned into one line of JSON. `node_tables` writes these lines
-into a table that processes map. `shardcache.formats` reads files of the same kinds, but indexes the
-place of each cell. Here that would take longer than parsing the line, and the index would have two
-thirds of the file's size.
+into a file that processes map into their memory. `shardcache.formats` reads files of the same
+kinds, but indexes the place of each cell. Here that would take longer than parsing the line, and
+the index would have two thirds of the file's size.
 """
 
 import bz2
@@ -31,7 +31,8 @@ _PARQUET_BATCH_ROWS = 4_096
 _SHOWN_BYTES = 80  # number of bytes of an invalid line that an error shows
 
 
-# Each of these functions opens a file, to be read uncompressed.
+# Each of these functions opens a file, to be read uncompressed. The casts are for mypy: the
+# stubs of gzip and zstd do not declare their files as `IO`, unlike those of bz2 and lzma.
 
 
 def _open_plain(path: Path) -> IO[bytes]:
@@ -82,41 +83,27 @@ def rows_of(url: str, path: Path, columns: Sequence[str] | None) -> Iterator[Row
     format that its name says.
     """
     name = path_of(url).lower()
-    open_file: Callable[[Path], IO[bytes]] = _open_plain
-    for suffix, open_compressed in _COMPRESSIONS.items():
-        if name.endswith(suffix):
-            open_file = open_compressed
-            name = name.removesuffix(suffix)
-    read = _reader_for(name, url)
+    compression = next((suffix for suffix in _COMPRESSIONS if name.endswith(suffix)), "")
+    open_file = _COMPRESSIONS.get(compression, _open_plain)
+    read = _reader_for(name.removesuffix(compression), url)
     try:
         yield from read(url, open_file(path), columns)
-    except _damage_errors() as exn:
+    except _damage_errors() as exn:  # evaluated only when there is an error
         raise MetadataError(
             f"the table cannot be read to its end ({exn})", url=url, remedy=_REPAIR_REMEDY
         ) from exn
 
 
-def _reader_for(name: str, url: str) -> Reader:
-    """Return the reader for a file's name. Raises ConfigError for an unknown format."""
-    for suffixes, read in _READERS.items():
-        if name.endswith(suffixes):
-            return read
-    known = ", ".join(suffix for suffixes in _READERS for suffix in suffixes)
-    raise ConfigError(
-        "a table of this kind cannot be read",
-        url=url,
-        remedy=f"tables are files with names like {known}, compressed or not "
-        f"({', '.join(_COMPRESSIONS)})",
-    )
-
-
 def _damage_errors() -> tuple[type[Exception], ...]:
     """Return the errors that reading a damaged file raises."""
-    # From pyarrow: OverflowError for a time that Python cannot represent, NotImplementedError for a
-    # type or an encoding that it cannot read.
+    # gzip and bz2 raise OSError for bad data, and EOFError for a truncated file.
+    compression_errors = (OSError, EOFError, zlib.error, lzma.LZMAError)
+    # RecursionError is for JSON that is nested too deep, ValueError for text that is not UTF-8.
+    text_errors = (ValueError, RecursionError)
+    # OverflowError is for a time that Python cannot represent, NotImplementedError for a type or an
+    # encoding that pyarrow cannot read.
     arrow_errors = (OverflowError, NotImplementedError)
-    text_errors = (EOFError, OSError, ValueError, RecursionError, zlib.error, lzma.LZMAError)
-    errors = (*text_errors, *arrow_errors)
+    errors = (*compression_errors, *text_errors, *arrow_errors)
     try:
         return (*errors, zstd_library().ZstdError)
     except ImportError:
@@ -168,7 +155,8 @@ def _separated(delimiter: str) -> Reader:
                 raise MetadataError(
                     f"line {rows.line_num}: {exn}",
                     url=url,
-                    remedy=f"{_REPAIR_REMEDY}; long fields need csv.field_size_limit(BYTES) before",
+                    remedy=f"{_REPAIR_REMEDY}; if a field is just long, call "
+                    "csv.field_size_limit(BYTES) before you open the table",
                 ) from exn
 
     return read
@@ -195,16 +183,18 @@ def _parquet(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Iterat
         ) from exn
     # From a mapped file, pyarrow reads one page of a column at a time. From any other file, it
     # copies a row group's whole column into memory.
-    is_plain = isinstance(file, io.BufferedReader)
-    source = pyarrow.memory_map(file.name) if is_plain else file
-    with file, source:
+    source: Any = file
+    is_uncompressed = isinstance(file, io.BufferedReader)
+    if is_uncompressed:
+        source = pyarrow.memory_map(file.name)
+    with file, source:  # closing the same file twice does no harm
         table = parquet.ParquetFile(source)
         names_in_file = table.schema_arrow.names
         wanted = set(names_in_file if columns is None else columns)
         read_columns = [name for name in names_in_file if name in wanted]
         _check_header(read_columns, url)
-        # Threads would only decode values, which takes less time than making Python objects of
-        # them, and each thread takes memory.
+        # pyarrow's threads would take memory, and save little time: they only decode the values.
+        # Making Python objects of the values, which takes longer, is left to this thread.
         for batch in table.iter_batches(
             _PARQUET_BATCH_ROWS, columns=read_columns, use_threads=False
         ):
@@ -219,24 +209,18 @@ _READERS: dict[tuple[str, ...], Reader] = {
 }
 
 
-def line_of(key: str, row: Row, url: str) -> str:
-    """Return a key and its row as one line of JSON, with times and dates in ISO 8601.
-
-    Raises ConfigError for values that JSON does not have.
-    """
-    try:
-        return _ENCODER.encode([key, row])
-    except TypeError as exn:
-        fault = str(exn)
-        columns_of_bytes = [name for name, value in row.items() if isinstance(value, bytes)]
-        if columns_of_bytes:
-            fault = f"the column {columns_of_bytes[0]!r} has bytes"
-        raise ConfigError(
-            f"a table's values are text, numbers and lists or objects of them: {fault}",
-            url=url,
-            remedy="name the columns that you want: Table(..., columns=[...]); bytes belong into "
-            "shards",
-        ) from exn
+def _reader_for(name: str, url: str) -> Reader:
+    """Return the reader for a file's name. Raises ConfigError for an unknown format."""
+    for suffixes, read in _READERS.items():
+        if name.endswith(suffixes):
+            return read
+    known = ", ".join(suffix for suffixes in _READERS for suffix in suffixes)
+    raise ConfigError(
+        "a table of this kind cannot be read",
+        url=url,
+        remedy=f"tables are files with names like {known}, compressed or not "
+        f"({', '.join(_COMPRESSIONS)})",
+    )
 
 
 def _as_text(value: object) -> str:
@@ -248,3 +232,28 @@ def _as_text(value: object) -> str:
 
 # `json.dumps` would make an encoder for every row, which takes nearly as long as encoding the row.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_as_text)
+
+
+def line_of(key: str, row: Row, url: str) -> str:
+    """Return a key and its row as one line of JSON, with times and dates in ISO 8601.
+
+    Raises ConfigError for values that JSON does not have.
+    """
+    try:
+        return _ENCODER.encode([key, row])
+    except TypeError as exn:
+        raise ConfigError(
+            "a table's values are text, numbers and lists or objects of them: "
+            f"{_invalid_value(row, exn)}",
+            url=url,
+            remedy="name the columns that you want: Table(..., columns=[...]); keep bytes in "
+            "shards, not in tables",
+        ) from exn
+
+
+def _invalid_value(row: Row, exn: TypeError) -> str:
+    """Return a description of the value that cannot be encoded, with its column if it is bytes."""
+    for name, value in row.items():
+        if isinstance(value, bytes):
+            return f"the column {name!r} has bytes"
+    return str(exn)

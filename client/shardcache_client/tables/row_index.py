@@ -104,8 +104,10 @@ def write(file: IO[bytes], rows: Iterable[tuple[str, str]], temp_folder: Path) -
         file.write(b"\n" * padding)
 
         group_bits = max(_BUCKET_BITS, count.bit_length() - _GROUP_SIZE_BITS)
+        groups = 1 << group_bits
+        entries_offset = rows_end + padding
         repeated = _write_entries(file, buckets, group_bits)
-        file.write(_FOOTER.pack(_MAGIC, count, rows_end + padding, 1 << group_bits))
+        file.write(_FOOTER.pack(_MAGIC, count, entries_offset, groups))
     return RowCounts(count, repeated)
 
 
@@ -242,6 +244,7 @@ class RowIndex:
 
     def some_keys(self, count: int) -> list[str]:
         """Return the keys of at most `count` rows, for messages. Raises as `rows` does."""
+        # Entries are in the order of hashes. Sorted, the keys come in the order of the rows.
         offsets = sorted(entry & _MAX_OFFSET for entry in self._entries[:count])
         keys = []
         for offset in offsets:
