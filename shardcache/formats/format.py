@@ -3,11 +3,16 @@
 The daemon calls a format to recognise, copy and index a shard as it arrives, and the client calls
 it to decode values.
 
-- A column has the values of one name in all samples. In a tar, the name is a member's extension.
+- A sample is one training example: in a tar, files with the same key; in other formats, a row or a
+  record.
+- A column consists of the values that all samples have under the same name. In a tar, the name is a
+  member's extension.
 - A cell is the bytes of one column of one sample.
 - An encoding is a format's name for the way in which it stores the values of a column; "" stands
   for plain bytes.
 - A sidecar is the index of a shard as the cache stores it, in a file next to the shard.
+- A companion is another file of the dataset without which a shard cannot be indexed. Few formats
+  have one.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,20 +28,21 @@ Decoder = Callable[[bytes], Any]
 """Returns the value of a cell, given its bytes."""
 
 RowsDecoder = Callable[[int, bytes], list[dict[str, Any]]]
-"""`decode(first_column, cells)` returns consecutive samples with all their values.
+"""`decode(first_column, cells)` returns consecutive samples, each a dict of all its values.
 
 `cells` is a piece of the shard, from the samples' first cell to their last cell; `first_column` is
-the number of the first cell's column. A sample without any cells may be missing from the result.
-The caller has to set the values of `__key__` and `__url__`. Samples with large cells are not
-decoded in this way.
+the number of the first cell's column. A sample without any cells leaves no trace in `cells`, so it
+may be missing from the result. In the dicts, `__key__` and `__url__` are None; the caller sets them
+to the sample's key and the shard's url. Samples with large cells are not decoded in this way, but
+value by value.
 """
 
 RunDecoder = Callable[[bytes, int, memoryview], Sequence[Any]]
 """`decode(cells, begin, ends)` returns the values of a run: consecutive cells of one column.
 
-`cells` is the bytes of the run, which begin at the offset `begin` in the shard. `ends` has, for
-each cell, the offset in the shard of its end. The values are those that the column's `Decoder`
-would return.
+`cells` has the bytes of all these cells. The other arguments are offsets in the shard, not in
+`cells`: `begin` is where the first cell begins, and `ends` has the end of each cell. The values are
+those that the column's `Decoder` would return.
 """
 
 Crc32c = Callable[[bytes, int], int]
@@ -74,7 +80,8 @@ class IndexOptions:
             other.
         companion: the result of `Format.companion_of`; None if the format needs no other file.
         crc32c: computes the CRC32C of bytes, for formats whose records have such a checksum; None
-            for other formats.
+            for other formats. It is passed in because the standard library, to which formats are
+            limited, has none.
     """
 
     require_end: bool = True
@@ -86,7 +93,7 @@ class IndexOptions:
 
 @dataclass(frozen=True, slots=True)
 class ListedShard:
-    """A shard in the index file that a format's own writer has made.
+    """A shard as a dataset's index file lists it, where the format's own writer made that file.
 
     Attributes:
         name: name of the shard, relative to the index file.
@@ -100,7 +107,7 @@ class ListedShard:
 
 
 class Walk(Protocol):
-    """The indexing of a shard that is still arriving, from its beginning.
+    """Indexes a shard while it is arriving, from its beginning to its end.
 
     Attributes:
         samples: the samples found so far; the last sample may be incomplete.
@@ -128,13 +135,13 @@ class Format:
         can_walk_early: True if `walk` can read a shard that is still arriving.
         may_repack: True if the cache may store another file than the downloaded one; see
             `stored_copy`.
-        companion_name: name of the file in the same folder without which a shard cannot be indexed;
-            None if the shard is enough.
-        has_index_files: True if the format's own writer makes an index file, which `listed_shards`
-            reads.
+        companion_name: name of the companion, which is in the same folder as the shard; None if the
+            shard is enough.
+        has_index_files: True if the format's own writer makes an index file, which
+            `listed_shards` reads.
         is_common_outside_datasets: True if files of this format often have nothing to do with
-            training, as parquet files do. Where a user may mean either, they do not count as
-            shards.
+            training, as parquet files do. Where only some files of a folder are shards, these are
+            not counted among them.
         may_end_in_number: True if plain files are often named `NAME.SUFFIX-00000-of-00010`, with
             their number after the suffix.
     """
@@ -150,7 +157,9 @@ class Format:
     may_end_in_number: bool = False
 
     def may_have_name(self, name: str) -> bool:
-        """Return True if a file of this format may have this name.
+        """Return True if a file with this name may be of this format.
+
+        A format whose suffixes are common in other files, such as ".bin", checks the name's stem.
 
         Args:
             name: name without folders, in lower case, which ends with one of the suffixes.
@@ -160,8 +169,8 @@ class Format:
     def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
         """Return the samples of the cached file at `path`. Blocks.
 
-        In the result, each cell is a member of its sample, as if the file were a tar. Raises
-        ShardError with the shard's `url`, OSError.
+        `Samples` describes tars: in it, a cell of another format stands for a member of a sample.
+        Raises ShardError with the shard's `url`, OSError.
         """
         raise NotImplementedError
 
@@ -210,12 +219,10 @@ class Format:
         return None
 
     def companion_of(self, data: bytes, url: str) -> str:
-        """Return the part of the companion, the file `companion_name`, that indexing needs.
-
-        The result becomes `IndexOptions.companion`.
+        """Return the part of the companion that indexing needs, for `IndexOptions.companion`.
 
         Args:
-            data: content of the companion.
+            data: content of the file with the name `companion_name`.
             url: url of the companion.
 
         Raises ShardError, with the url of the companion.
@@ -238,9 +245,9 @@ class Format:
         return None
 
 
-def missing_package_error(package: str, values: str) -> ConfigError:
-    """Return the error for values whose decoding needs a package that is not installed."""
+def missing_package_error(package: str, task: str) -> ConfigError:
+    """Return the error for a task, such as "decoding images", that needs a missing package."""
     return ConfigError(
-        f"{values} needs the Python package {package}",
+        f"{task} needs the Python package {package}",
         remedy=f"pip install {package}; or leave the column out by members=",
     )

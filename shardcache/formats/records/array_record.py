@@ -1,4 +1,4 @@
-"""ArrayRecord files: each record is a sample, with the columns that a TFRecord file's would have.
+"""ArrayRecord files: each record is a sample, whose columns are found as in a TFRecord file.
 
 An ArrayRecord file is a Riegeli file (`riegeli_chunks`): records are in chunks, which may be
 compressed, and each block of 64 KiB begins with a header. So a record is not a range of the file.
@@ -23,18 +23,20 @@ from shardcache.formats.records.wire import VARINT, fields, read_varint
 from shardcache.formats.streams import stream_of
 from shardcache.tarindex.tables import Samples
 
-# Numbers of fields in the postscript, in the footer, and in the metadata inside the footer.
-_POSTSCRIPT_FOOTER = 1
-_POSTSCRIPT_MAGIC = 2
-_FOOTER_METADATA = 1
-_METADATA_RECORDS = 3
-# The value of the postscript's field `_POSTSCRIPT_MAGIC`.
-_ARRAY_RECORD_MAGIC = 0x71930E704FDAE05E
+# Numbers of the fields in the postscript.
+_FOOTER_START_FIELD = 1
+_MAGIC_FIELD = 2
+# Number of the only field that is read in the footer: a message with metadata.
+_METADATA_FIELD = 1
+# Number of the only field that is read in this metadata.
+_RECORD_COUNT_FIELD = 3
+
+_POSTSCRIPT_MAGIC = 0x71930E704FDAE05E  # value of the postscript's `_MAGIC_FIELD`
 _MAX_MESSAGE_BYTES = 1024 * 1024  # limit for the postscript and the footer
 
 # The cached copy begins with these bytes.
 _COPY_MAGIC = b"shardrec"
-_LENGTH = struct.Struct("<Q")
+_LENGTH = struct.Struct("<Q")  # the length of a record, before each record in the copy
 _BUFFER_BYTES = 1024 * 1024
 
 
@@ -63,13 +65,19 @@ class ArrayRecordFormat(Format):
 
 
 def _records_in_copy(file: BinaryIO, url: str) -> Iterator[tuple[int, bytes]]:
-    """Yield the offset and the bytes of each record of a cached copy."""
+    """Yield the offset and the bytes of each record of a cached copy.
+
+    Lengths are not checked, as `_copy_pieces` wrote them.
+    """
     at = len(_COPY_MAGIC)
     if file.read(at) != _COPY_MAGIC:
-        raise CorruptShardError("the cached copy is damaged: another format", url=url)
-    while head := file.read(_LENGTH.size):
+        raise CorruptShardError(
+            "the cached copy of the ArrayRecord file is damaged: it does not begin as copies do",
+            url=url,
+        )
+    while length := file.read(_LENGTH.size):
         at += _LENGTH.size
-        record = file.read(int.from_bytes(head, "little"))
+        record = file.read(int.from_bytes(length, "little"))
         yield at, record
         at += len(record)
 
@@ -106,17 +114,16 @@ class _ArrayRecordFile:
             if yielded_count + chunk.records > record_count or chunk.end > footer_start:
                 raise ValueError(
                     f"the chunk at byte {at} has {chunk.records} records and ends at byte "
-                    f"{chunk.end}, and the file {record_count} up to byte {footer_start}"
+                    f"{chunk.end}; the whole file should have {record_count} records, which end "
+                    f"at byte {footer_start}"
                 )
             for size_bytes, pieces in self._chunks.records_of(chunk):
                 yielded_count += 1
                 yield _LENGTH.pack(size_bytes)
                 yield from pieces
             at = chunk.end
-        if at != footer_start or yielded_count != record_count:
-            raise ValueError(
-                f"it has {yielded_count} records up to byte {at} instead of {record_count}"
-            )
+        if yielded_count != record_count:
+            raise ValueError(f"it has {yielded_count} records instead of {record_count}")
 
     def _find_footer(self) -> tuple[int, int]:
         """Return the offset of the footer, and the number of records that it states."""
@@ -126,29 +133,31 @@ class _ArrayRecordFile:
         if last_block_start < BLOCK_BYTES or self._size_bytes % BLOCK_BYTES:
             raise ValueError("it does not consist of whole blocks, or is not an ArrayRecord file")
         postscript = _numbers_in(self._message_at(last_block_start))
-        if postscript.get(_POSTSCRIPT_MAGIC) != _ARRAY_RECORD_MAGIC:
+        if postscript.get(_MAGIC_FIELD) != _POSTSCRIPT_MAGIC:
             raise ValueError("it does not end with a postscript, or is not an ArrayRecord file")
-        footer_start = postscript.get(_POSTSCRIPT_FOOTER, 0)
+        footer_start = postscript.get(_FOOTER_START_FIELD, 0)
         if not 0 < footer_start < last_block_start:
             raise ValueError(f"its footer is said to be at byte {footer_start}")
         footer = self._message_at(footer_start)
-        for number, _, start, end in fields(footer, 0, len(footer)):
-            if number == _FOOTER_METADATA:
+        for number, _wire_type, start, end in fields(footer, 0, len(footer)):
+            if number == _METADATA_FIELD:
                 metadata = _numbers_in(footer[start:end])
-                return footer_start, metadata.get(_METADATA_RECORDS, 0)
+                return footer_start, metadata.get(_RECORD_COUNT_FIELD, 0)
         raise ValueError("its footer does not say how many records it has")
 
     def _message_at(self, at: int) -> bytes:
         """Return the first record of the chunk at an offset, which is the postscript or footer.
 
-        Returns b"" if the chunk has no records.
+        If the chunk has no records, this is b"", a message without fields.
         """
         chunk = self._chunks.chunk_at(at)
-        for size_bytes, pieces in self._chunks.records_of(chunk):
-            if size_bytes > _MAX_MESSAGE_BYTES:
-                raise ValueError(f"the message at byte {at} has {size_bytes} bytes")
-            return b"".join(pieces)
-        return b""
+        first_record = next(self._chunks.records_of(chunk), None)
+        if first_record is None:
+            return b""
+        size_bytes, pieces = first_record
+        if size_bytes > _MAX_MESSAGE_BYTES:
+            raise ValueError(f"the message at byte {at} has {size_bytes} bytes")
+        return b"".join(pieces)
 
 
 def _numbers_in(message: bytes) -> dict[int, int]:

@@ -3,7 +3,7 @@
 The daemon indexes a shard once it has arrived, with `Indexers.index`. A `ProcessPoolExecutor` would
 not do, for four reasons: its running calls cannot be cancelled; a hung process looks like a busy
 one; a process that is killed breaks the whole pool and all of its calls; and its processes continue
-to write after the daemon was killed.
+to write after the daemon was killed. `indexer` is the program that the processes run.
 """
 
 import asyncio
@@ -39,42 +39,48 @@ class Indexers:
         self._idle: list[HelperProcess] = []
 
     async def index(self, request: IndexRequest) -> IndexOutcome:
-        """Run `index_shard` in a process.
+        """Index a shard in a process, by `indexer.index_shard`.
 
-        Raises the error of `index_shard`, or CacheError if two processes in a row die or hang.
+        Raises the errors of `index_shard`, and CacheError if `_MAX_TRIES` processes in a row die or
+        hang.
         """
         fields = await self._run(request)
         return IndexOutcome(**fields)
 
     async def count_tokens(self, request: TokensRequest) -> int:
-        """Run `count_tokens` in a process. Raises its errors, and CacheError as `index` does."""
+        """Count the tokens of a shard in a process, by `indexer.count_tokens`.
+
+        Raises the errors of `count_tokens`, and CacheError as `index` does.
+        """
         fields = await self._run(request)
         tokens: int = fields["tokens"]
         return tokens
 
     async def _run(self, request: IndexRequest | TokensRequest) -> dict[str, Any]:
         """Return the fields of the answer to a request; raise the error that the answer reports."""
+        fields = asdict(request)  # the process tells the kinds of requests apart by their fields
         async with self._slots:
             process = await self._idle_or_new(request.url)
             for attempt in range(1, _MAX_TRIES + 1):
                 try:
-                    answer = await process.ask(asdict(request))
+                    answer = await process.ask(fields)
                 except BaseException:
-                    # The request was cancelled. The process is killed because its pending answer
-                    # would be taken for the answer to the next request.
+                    # Most likely, this task was cancelled. The process is killed because its
+                    # pending answer would be taken for the answer to the next request.
                     await process.end()
                     raise
                 if answer:
                     self._idle.append(process)
                     return _fields_of(answer)
+                # The process died or hangs.
                 await process.end()
-                log.warning("indexing process killed", url=request.url)
+                log.warning("indexing process died or was killed", url=request.url)
                 if attempt < _MAX_TRIES:
                     # The next attempt gets a new process: what killed or froze this one may have
                     # affected the idle processes, too.
                     process = await self._start(request.url)
         raise CacheError(
-            "the indexing process was killed, or did not respond, twice",
+            f"the indexing process died or did not respond, {_MAX_TRIES} times",
             url=request.url,
             remedy="see in dmesg whether the kernel's OOM killer ended it",
         )
@@ -86,14 +92,18 @@ class Indexers:
             if process.is_running:
                 return process
             await process.end()
-            log.warning("idle indexing process killed")
+            log.warning("idle indexing process died")
         return await self._start(url)
 
     async def _start(self, url: str | None = None) -> HelperProcess:
         """Start a process; `url` is the shard that needs it, for errors."""
-        # The process gets no credentials for object stores: it parses files whose contents may
-        # come from anybody.
-        env = {name: value for name, value in os.environ.items() if not reaches_stores(name)}
+        # The process gets no variables by which it could reach object stores: it parses files whose
+        # contents may come from anybody.
+        env = {
+            variable: value
+            for variable, value in os.environ.items()
+            if not reaches_stores(variable)
+        }
         return await HelperProcess.start(indexer.__name__, url, silence_s=self._silence_s, env=env)
 
     async def prepare(self) -> None:
