@@ -76,7 +76,7 @@ class Downloader:
 
     Args:
         backoff: the pauses between the attempts at a request.
-        hedged_share: the most parts of an origin whose requests are hedged, as a share of all.
+        hedged_share: maximum share of an origin's parts whose requests may be hedged.
 
     Attributes:
         asking: number of small requests under way, by url.
@@ -131,7 +131,7 @@ class Downloader:
         Raises what the request raises; OriginUnavailableError only after the last attempt.
         """
 
-        async def attempt() -> T:
+        async def send() -> T:
             self.counters.count_fetched(url, size_bytes=0, requests=1)
             read = PausableRead(url, self._settings.stall_timeout_s)
             async with read.stall_timeout():
@@ -139,7 +139,7 @@ class Downloader:
 
         self.asking[url] += 1
         try:
-            return await self._retry.call(url, attempt)
+            return await self._retry.call(url, send)
         finally:
             self.asking[url] -= 1
             if not self.asking[url]:
@@ -220,15 +220,15 @@ class Downloader:
 
         async def request(_: Received) -> RemoteObject:
             nonlocal is_retry
-            # A retry requests only the version, not the first bytes again.
-            without_bytes = not first_bytes or is_retry or self._is_busy(url)
+            is_first_attempt = not is_retry
             is_retry = True
-            if without_bytes:
-                return await origin.stat(url)
-            return await self._stat_with_first_bytes(origin, url, first_bytes)
+            # A retry requests only the version, not the first bytes again.
+            if first_bytes and is_first_attempt and not self._is_busy(url):
+                return await self._stat_with_first_bytes(origin, url, first_bytes)
+            return await origin.stat(url)
 
-        obj = self._ahead.pop(url, None)
-        if obj is None or version not in (None, obj.version) or self._is_old(obj):
+        obj = self._take_answer(url, version)
+        if obj is None:
             obj = await self.ask(url, request)
         if version not in (None, obj.version):
             # The sample order was computed for the version in the manifest. Reading another version
@@ -238,6 +238,19 @@ class Downloader:
                 url=obj.url,
             )
         return obj
+
+    def _take_answer(self, url: str, version: str | None) -> RemoteObject | None:
+        """Take the answer to `stat_ahead`; None if it is missing, old, or of another version.
+
+        Args:
+            version: the version that the object must have; None for any.
+        """
+        answer = self._ahead.pop(url, None)
+        if answer is None or self._is_old(answer):
+            return None
+        if version not in (None, answer.version):
+            return None
+        return answer
 
     def _is_busy(self, url: str) -> bool:
         """Return True if an origin has no connection to spare for another first part."""
@@ -353,8 +366,8 @@ class Downloader:
     async def _fetch(self, download: ShardDownload, missing: list[int]) -> None:
         """Fetch missing parts over several connections; the first error ends all of them."""
         download.start(missing)
-        maximum = self._parts_per_request(download, len(missing))
-        requests = download.requests(missing, maximum)
+        max_parts = self._parts_per_request(download, len(missing))
+        requests = download.requests(missing, max_parts)
 
         async def work() -> None:
             for parts in requests:  # shared by all workers
@@ -366,6 +379,7 @@ class Downloader:
                 for _ in range(min(self._settings.shard_connections, len(missing))):
                     group.create_task(work())
         except BaseExceptionGroup as failures:
+            # The task group has cancelled the other tasks, so the first error is the cause.
             first_failure = failures.exceptions[0]
             raise first_failure from first_failure.__cause__
 
@@ -399,20 +413,20 @@ class Downloader:
         # The first attempt is for all parts. If it fails, each later one is for a single part.
         attempted_parts = len(parts)
 
-        async def attempt() -> list[PartSums]:
+        async def send() -> list[PartSums]:
             nonlocal attempted_parts
             span = download.span(claim, parts.start, attempted_parts)
             if download.obj.has_ranges:
                 attempted_parts = 1
-            return await self._attempt(download, span)
+            return await self._send(download, span)
 
         while parts:
-            finished = await self._retry.call(download.obj.url, attempt)
+            finished = await self._retry.call(download.obj.url, send)
             download.record(finished)
             yield parts[: len(finished)]
             parts = parts[len(finished) :]
 
-    async def _attempt(self, download: ShardDownload, span: RequestSpan) -> list[PartSums]:
+    async def _send(self, download: ShardDownload, span: RequestSpan) -> list[PartSums]:
         """Send a request, and send it again only if it broke while it was paused."""
         while True:
             try:

@@ -254,20 +254,20 @@ class UnfinishedParts:
     in the file.
 
     Args:
-        written: called when more bytes of these parts are in the file.
+        when_written: called when more bytes of these parts are in the file.
     """
 
-    def __init__(self, written: Callable[[], object] = _no_callback) -> None:
-        self._written = written
-        self._parts: dict[int, PausableRead] = {}
+    def __init__(self, when_written: Callable[[], object] = _no_callback) -> None:
+        self._when_written = when_written
+        self._reads: dict[int, PausableRead] = {}  # by number of the part
 
     def __repr__(self) -> str:
-        return f"UnfinishedParts({self.received_bytes} bytes of {len(self._parts)} parts)"
+        return f"UnfinishedParts({self.received_bytes} bytes of {len(self._reads)} parts)"
 
     @property
     def received_bytes(self) -> int:
         """Number of bytes of unfinished parts received so far."""
-        return sum(read.received_bytes for read in self._parts.values())
+        return sum(read.received_bytes for read in self._reads.values())
 
     def begin(self, part: int, read: PausableRead) -> None:
         """Count the bytes of a read as those of a part, in place of the read of an earlier attempt.
@@ -275,17 +275,19 @@ class UnfinishedParts:
         Args:
             part: number of the part; the first one if the read is for several.
         """
-        self._parts[part] = read
-        read.when_written = self._written
+        self._reads[part] = read
+        read.when_written = self._when_written
 
     def written_bytes(self, part: int) -> int:
         """Return how many bytes of an unfinished part, from its beginning, are in the file.
 
         The result is 0 once the part is finished.
         """
-        read = self._parts.get(part)
-        return 0 if read is None else read.written_bytes
+        read = self._reads.get(part)
+        if read is None:
+            return 0
+        return read.written_bytes
 
     def end(self, part: int) -> None:
         """Stop counting a part, as it is finished."""
-        self._parts.pop(part, None)
+        self._reads.pop(part, None)

@@ -37,20 +37,23 @@ class RequestSpan:
         obj: the object in the version to fetch.
         parts: the parts, and the file that they are written to.
         claim: the request's claim on a connection slot.
-        begun: called with the read of each attempt, except the reads of hedged requests.
+        when_begun: called with the read of each attempt, except the reads of hedged requests.
     """
 
     origin: Origin
     obj: RemoteObject
     parts: Parts
     claim: Claim
-    begun: Callable[[PausableRead], None]
+    when_begun: Callable[[PausableRead], None]
 
 
 class Requests:
     """Sends requests as slots, bandwidth and hedging allow, and counts received bytes.
 
     Args:
+        scheduler: the connection slots, and each origin's limits and hedging.
+        bandwidth: the bandwidth limits, which grant byte credit.
+        counters: the daemon's statistics.
         stall_timeout_s: time within which enough bytes must arrive, else a request is given up.
     """
 
@@ -67,21 +70,21 @@ class Requests:
         self._stall_timeout_s = stall_timeout_s
         self._reads: dict[PausableRead, str] = {}  # reads in flight, with their origins' names
 
-    async def fetch(self, span: RequestSpan, count: Received) -> list[PartSums]:
+    async def fetch(self, span: RequestSpan, count_bytes: Received) -> list[PartSums]:
         """Fetch bytes into their file, and hedge the request if it is late.
 
         The span's claim holds its slot. Return the checksums of the parts.
 
         Args:
             span: the bytes to fetch.
-            count: called with each number of bytes received.
+            count_bytes: called with each number of bytes received.
 
         Raises what the origin raises for the first request, and PartFileError.
         """
         hedging = self._scheduler.origin(span.claim.origin_name).hedging
         size_bytes = span.parts.size_bytes
-        with self.reading(span, span.claim, count) as read:
-            span.begun(read)
+        with self.reading(span, span.claim, count_bytes) as read:
+            span.when_begun(read)
             # None means that the request is not hedged. An object without ranges never is, as a
             # second request could not fetch less than the whole object.
             patience_s: float | None = None
@@ -93,7 +96,7 @@ class Requests:
                 sums = await first
                 is_first = True
             else:
-                second = partial(self._hedge, span, count, read, patience_s)
+                second = partial(self._hedge, span, count_bytes, read, patience_s)
                 sums, is_first = await race(first, patience_s, second)
 
         took_s = read.reading_time.elapsed_s
@@ -108,7 +111,7 @@ class Requests:
     async def fetch_within(
         self,
         span: RequestSpan,
-        count: Received,
+        count_bytes: Received,
         limit_s: float,
         end_first: Commit,
     ) -> list[PartSums] | None:
@@ -120,7 +123,7 @@ class Requests:
 
         Args:
             span: the bytes to fetch.
-            count: called with each number of bytes received.
+            count_bytes: called with each number of bytes received.
             limit_s: time in which the bytes have to arrive.
             end_first: ends the first request; returns False if that request has already ended.
         """
@@ -134,23 +137,26 @@ class Requests:
         try:
             async with asyncio.timeout(limit_s) as limit:
                 return await self._fetch_again(
-                    span, count, span.claim.again(), nullcontext(), commit
+                    span, count_bytes, span.claim.again(), nullcontext(), commit
                 )
         except TimeoutError:
             return None
 
     @contextmanager
-    def reading(self, span: RequestSpan, claim: Claim, count: Received) -> Iterator[PausableRead]:
+    def reading(
+        self, span: RequestSpan, claim: Claim, count_bytes: Received
+    ) -> Iterator[PausableRead]:
         """Provide the read of one request; during the block, its claim can be paused.
 
         Args:
+            span: the bytes to fetch.
             claim: the claim under which the request runs: the span's, or that of a hedged request.
-            count: called with each number of bytes received.
+            count_bytes: called with each number of bytes received.
         """
         read = PausableRead(
             span.obj.url,
             self._stall_timeout_s,
-            count,
+            count_bytes,
             span.parts.size_bytes,
             partial(self._bandwidth.grant, claim),
             # The priority is that of the span's claim, as the claim of a request without a slot of
@@ -193,7 +199,7 @@ class Requests:
     async def _hedge(
         self,
         span: RequestSpan,
-        count: Received,
+        count_bytes: Received,
         first: PausableRead,
         patience_s: float,
         end_first: Commit,
@@ -225,12 +231,13 @@ class Requests:
         if origin.aimd.is_lowered or not origin.hedging.spend(span.parts.count):
             return None
         claim = span.claim.again()
-        return await self._fetch_again(span, count, claim, self._scheduler.hold(claim), end_first)
+        slot = self._scheduler.hold(claim)
+        return await self._fetch_again(span, count_bytes, claim, slot, end_first)
 
     async def _fetch_again(
         self,
         span: RequestSpan,
-        count: Received,
+        count_bytes: Received,
         claim: Claim,
         slot: AbstractAsyncContextManager[None],
         end_first: Commit,
@@ -255,7 +262,7 @@ class Requests:
         try:
             async with slot:
                 self._counters.hedges += 1
-                sums = await self._read_hedge(span, count, claim, commit)
+                sums = await self._read_hedge(span, count_bytes, claim, commit)
         except OriginError:
             # Once this request has ended the first, no other outcome than this error is left.
             if has_ended_first:
@@ -265,13 +272,13 @@ class Requests:
     async def _read_hedge(
         self,
         span: RequestSpan,
-        count: Received,
+        count_bytes: Received,
         claim: Claim,
         commit: Commit,
     ) -> list[PartSums] | None:
         """Read for a second request; if it comes to nothing, count its bytes as hedged in vain."""
         sums = None
-        with self.reading(span, claim, count) as read:
+        with self.reading(span, claim, count_bytes) as read:
             try:
                 sums = await self._read(span, read, commit)
             finally:

@@ -31,7 +31,8 @@ T = TypeVar("T")
 # rewritten faster than it can be downloaded, the error goes to the reader.
 _MAX_FETCHES = 3
 _MAX_RETRY_AFTER_S = 60  # longest pause that a server can request
-_MAX_DOUBLINGS = 64  # after this number of doublings, the bound of a pause has reached any cap
+# The power of two below would overflow after 1,023 doublings. Far fewer are enough for any cap.
+_MAX_DOUBLINGS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +70,20 @@ BACKOFF = Backoff()
 class FailedAttempt:
     """A failed attempt at a request that will be repeated; `str` gives a text for people.
 
+    The greatest of several failed attempts is the one with the highest number.
+
     Attributes:
         number: number of the attempt, from 1.
-        attempts: the most attempts that are made.
+        max_attempts: maximum number of attempts at the request.
         cause: message of the error.
     """
 
     number: int
-    attempts: int
+    max_attempts: int
     cause: str
 
     def __str__(self) -> str:
-        return f"attempt {self.number} of {self.attempts}: {self.cause}"
+        return f"attempt {self.number} of {self.max_attempts}: {self.cause}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +91,20 @@ class Retry:
     """Retry policy for requests to origins.
 
     Attributes:
-        attempts: the most attempts at a request, the first included.
+        max_attempts: maximum number of attempts at a request, including the first.
         counters: the daemon's statistics.
         backoff: the pauses between attempts.
-        failing: by url, the failed attempts at requests that are repeated: for each request the
-            last one, the latest at the end. Urls without any are left out.
+        failing: the requests that are being repeated, by url: for each of them, its last failed
+            attempt. A url may have several requests, for different parts of its object. Urls
+            without any are left out. What failed last comes last.
     """
 
-    attempts: int
+    max_attempts: int
     counters: Counters
     backoff: Backoff = BACKOFF
     failing: dict[str, list[FailedAttempt]] = field(default_factory=dict)
 
-    async def call(self, url: str, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def call(self, url: str, send: Callable[[], Awaitable[T]]) -> T:
         """Return the result of a request, which is repeated if it fails.
 
         It is repeated only after OriginUnavailableError, as any other error would recur. Raises the
@@ -108,33 +112,39 @@ class Retry:
 
         Args:
             url: the url that the request is about.
-            attempt: sends the request once.
+            send: sends the request once.
         """
-        number = 0
-        failed: FailedAttempt | None = None
+        number = 1
+        last_failed: FailedAttempt | None = None
         try:
             while True:
-                number += 1
                 try:
-                    return await attempt()
+                    return await send()
                 except OriginUnavailableError as exn:
-                    if number == self.attempts:
+                    if number == self.max_attempts:
                         raise _given_up(exn, number) from exn
-                    self._forget(url, failed)
-                    failed = FailedAttempt(number, self.attempts, exn.message)
-                    self._record(url, failed)
-                    retry_after_s = min(exn.retry_after_s, _MAX_RETRY_AFTER_S)
-                pause_s = self.backoff.pause_s(number, random.random())
-                await asyncio.sleep(retry_after_s + pause_s)
+                    failed = FailedAttempt(number, self.max_attempts, exn.message)
+                    self._record(url, failed, previous=last_failed)
+                    last_failed = failed
+                    pause_s = self._pause_s(exn, number)
+                await asyncio.sleep(pause_s)
+                number += 1
         except OriginError as exn:
+            # This counts every request without a result, whether it was repeated before or not.
             self.counters.measures.given_up[exn.code] += 1
             raise
         finally:
-            self._forget(url, failed)
+            self._forget(url, last_failed)
 
-    def _record(self, url: str, failed: FailedAttempt) -> None:
-        """Count a failed attempt, and log some of them."""
+    def _pause_s(self, exn: OriginUnavailableError, failures: int) -> float:
+        """Return the pause after a number of failures in a row, of which `exn` is the last."""
+        retry_after_s = min(exn.retry_after_s, _MAX_RETRY_AFTER_S)
+        return retry_after_s + self.backoff.pause_s(failures, random.random())
+
+    def _record(self, url: str, failed: FailedAttempt, previous: FailedAttempt | None) -> None:
+        """Count a failed attempt, replace the previous one in `failing`, and log if it is due."""
         self.counters.retries += 1
+        self._forget(url, previous)
         self.failing.setdefault(url, []).append(failed)
         # Only the 2nd, 4th, 8th, … failure is logged: a single lost connection is not worth a line.
         is_power_of_two = failed.number.bit_count() == 1
@@ -142,11 +152,14 @@ class Retry:
             log.warning("request failed; retrying", url=redact(url), cause=str(failed))
 
     def _forget(self, url: str, failed: FailedAttempt | None) -> None:
-        """Forget a failed attempt; no-op for None.
+        """Remove a failed attempt from `failing`; no-op for None.
 
-        Others about the same url stay: requests for other parts of it may still be repeated.
+        Failed attempts at other requests for the same url stay. They may be equal to this one, so
+        attempts are compared by identity.
         """
-        others = [each for each in self.failing.pop(url, ()) if each is not failed]
+        if failed is None:
+            return
+        others = [each for each in self.failing.pop(url) if each is not failed]
         if others:
             self.failing[url] = others
 
@@ -160,8 +173,8 @@ def _given_up(exn: OriginUnavailableError, attempts: int) -> OriginUnavailableEr
 def refetch(fetch: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Decorate a function that fetches an object, so that it is called again after some failures.
 
-    It is called again if the object was replaced during the fetch, and after the first time that
-    the received object was corrupt; but `_MAX_FETCHES` times in total at most.
+    It is called again whenever the object was replaced during the fetch, and once if the received
+    object was corrupt. In total, it is called at most `_MAX_FETCHES` times.
     """
 
     @wraps(fetch)

@@ -3,10 +3,10 @@
 The `Downloader` makes a `ShardDownload` for each download, and sends the requests that it yields.
 """
 
+import functools
 import os
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from shardcache.fetch.limits.slot_claims import AskPriority, Claim
 from shardcache.fetch.reads import UnfinishedParts
@@ -22,11 +22,13 @@ from shardcache.transport.between.parts import PartSums
 class ShardDownload:
     """One download: its parts, and their checksums by the algorithm that the origin uses.
 
-    A part is summed while it is written; only parts from an earlier run of the daemon have to be
-    read back. The partial keeps the CRC32C of each part in any case.
+    The checksum of a part is computed while the part is written; only parts from an earlier run of
+    the daemon have to be read back. In addition, `partial` has the CRC32C of each part, whatever
+    algorithm the origin uses.
 
     Attributes:
-        partial: the file that the parts are written to.
+        origin: the object store that the shard comes from.
+        partial: the file that the parts are written to, and its record of finished parts.
         priority: returns the current priority for connections and bandwidth.
         progress: called with the number of bytes on disk.
         unfinished: counts the bytes that have arrived and belong to unfinished parts.
@@ -67,14 +69,14 @@ class ShardDownload:
         self.done_bytes = self.obj.size_bytes - missing_bytes
         self.progress(self.done_bytes)
 
-    def requests(self, missing: Sequence[int], maximum: int) -> Iterator[range]:
+    def requests(self, missing: Sequence[int], max_parts: int) -> Iterator[range]:
         """Yield the parts for one request after the other; each request has consecutive parts.
 
         As soon as a reader waits for the shard, each request is for a single part.
 
         Args:
             missing: numbers of the parts to fetch, in order.
-            maximum: the most parts of a request.
+            max_parts: maximum number of parts of a request.
         """
         remaining = dict.fromkeys(missing)  # used as a set that keeps the order of `missing`
         while remaining:
@@ -82,7 +84,7 @@ class ShardDownload:
             del remaining[first]
             parts = range(first, first + 1)
 
-            limit = maximum
+            limit = max_parts
             if self.obj.has_ranges and self.priority().waiting:
                 limit = 1
             while parts.stop in remaining and len(parts) < limit:
@@ -118,8 +120,8 @@ class ShardDownload:
         """
         # The transport also computes the origin's checksum, which the partial knows nothing about.
         parts = replace(self.partial.parts(first, count), algorithm=self.algorithm)
-        begun = partial(self.unfinished.begin, first)
-        return RequestSpan(self.origin, self.obj, parts, claim, begun)
+        when_begun = functools.partial(self.unfinished.begin, first)
+        return RequestSpan(self.origin, self.obj, parts, claim, when_begun)
 
     def record(self, finished: list[PartSums]) -> None:
         """Record the finished parts of one request."""

@@ -15,7 +15,7 @@ from shardcache.shared.units import size
 
 # A grant is at most the number of bytes that the rate allows in a fiftieth of a second.
 _GRANTS_PER_S = 50
-# The most unused credit that is kept, as a number of grants.
+# Maximum unused credit that is kept, as a number of grants.
 _BURST_GRANTS = 5
 
 

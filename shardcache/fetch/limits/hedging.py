@@ -215,9 +215,10 @@ class Hedging:
         if not self._share or elapsed_s < usual_s:
             return None
         if not received_bytes:
-            is_late = elapsed_s >= _LATE_FACTOR * max(usual_s, stall_timeout_s)
+            if elapsed_s < _LATE_FACTOR * max(usual_s, stall_timeout_s):
+                return None
             # Nothing else is known of the time to come, so it is expected to be as long again.
-            return elapsed_s if is_late else None
+            return elapsed_s
 
         if others_bytes_per_s:
             others_s = _median_time_s(size_bytes, others_bytes_per_s)
@@ -226,18 +227,19 @@ class Hedging:
             max_usual_s = stall_timeout_s / _LATE_FACTOR
             usual_s = max(usual_s, min(others_s, max_usual_s))
         expected_s = elapsed_s * size_bytes / received_bytes
-        is_late = expected_s >= _LATE_FACTOR * usual_s
-        return expected_s - elapsed_s if is_late else None
+        if expected_s < _LATE_FACTOR * usual_s:
+            return None
+        return expected_s - elapsed_s
 
     def spend(self, parts: int = 1) -> bool:
-        """Return whether a request for `parts` parts may be hedged, and take its credit if so."""
+        """Return True if a request for `parts` parts may be hedged, and take its credit then."""
         if self._credit < parts:
             return False
         self._credit -= parts
         return True
 
     def spend_free_first(self) -> bool:
-        """Return whether a request to a tier whose owner seems slow may be hedged.
+        """Return True if a request to a tier whose owner seems slow may be hedged.
 
         If so, one of the free hedges is used up, or credit for one part if no free hedge is left.
         """

@@ -143,8 +143,8 @@ class OriginLoad:
     Attributes:
         name: name of the origin.
         connections: number of requests in flight, without the paused ones.
-        limit: the most requests in flight that the origin accepts at present.
-        throttled: how often that limit was lowered.
+        limit: maximum number of requests in flight that the origin accepts at present.
+        throttled: number of times that this limit was lowered.
     """
 
     name: str

@@ -51,7 +51,7 @@ class Scheduler:
 
     Args:
         slots: number of slots for all origins together; also the initial limit of each origin.
-        hedged_share: the most parts of an origin whose requests are hedged, as a share of all.
+        hedged_share: maximum share of an origin's parts whose requests may be hedged.
 
     Attributes:
         pauses: number of times that a claim was paused, to be preempted or to clear a link.
@@ -278,7 +278,7 @@ class Scheduler:
                     break
 
     def _has_precedence(self, download: AskPriority) -> bool:
-        """Return whether a streamed download has precedence at present."""
+        """Return True if a streamed download has precedence at present."""
         return now_s() < self._precedence_until_s[download]
 
     def _prolong_precedence(self, download: AskPriority) -> None:

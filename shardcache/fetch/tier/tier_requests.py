@@ -69,8 +69,8 @@ class TierFirst:
         async with self._scheduler.hold(span.claim):
             tier = span.origin.tier
             if tier is None:
-                count = partial(counters.count_fetched, span.obj.url)
-                return await self._requests.fetch(span, count)
+                count_bytes = partial(counters.count_fetched, span.obj.url)
+                return await self._requests.fetch(span, count_bytes)
 
             # Counts the bytes that the origin sends although there is a tier.
             count_past_tier = partial(counters.count_fetched_past_tier, span.obj.url)
@@ -95,7 +95,7 @@ class _TierRequests:
     A request may go to the parts' owner, past the owner's cache, or to another owner.
 
     Args:
-        shared: the span, and the things that all requests for it share.
+        shared: the span, and what all requests for it use.
         counters: the daemon's counters.
     """
 
@@ -121,9 +121,9 @@ class _TierRequests:
             if route is None:
                 return None
             with self._requests.reading(self._span, self._span.claim, self._count_bytes) as read:
-                self._span.begun(read)
+                self._span.when_begun(read)
                 try:
-                    sums, is_first = await self._request(route, read)
+                    sums, is_from_tier = await self._request(route, read)
                 except SlowOwnerError:
                     continue  # the owner is recorded as slow, so the next route avoids it
                 except LostRequestError:
@@ -137,7 +137,7 @@ class _TierRequests:
                         continue
                     return None
             if sums is not None:
-                self._record(read, is_first=is_first)
+                self._record(read, is_from_tier=is_from_tier)
             return sums
         return None
 
@@ -159,14 +159,15 @@ class _TierRequests:
     def _count_bytes(self, received_bytes: int) -> None:
         self._counters.tier_bytes += received_bytes
 
-    def _record(self, read: PausableRead, *, is_first: bool) -> None:
+    def _record(self, read: PausableRead, *, is_from_tier: bool) -> None:
         """Record that the bytes have arrived.
 
         Args:
-            is_first: True if the tier has sent the bytes, False if the object store was sooner.
+            read: the read of the tier's answer.
+            is_from_tier: True if the tier has sent the bytes, False if the object store was sooner.
         """
         self._counters.tier_requests += 1
-        if not is_first:
+        if not is_from_tier:
             self._counters.hedged_bytes += read.received_bytes
             return
         span = self._span
@@ -193,11 +194,12 @@ class _TierRequests:
         return None
 
     def _record_failure(self, exn: OriginError, route: Route, read: PausableRead) -> bool:
-        """Record a failed request, and return whether the tier is to be requested again.
+        """Record a failed request, and return True if the tier is to be requested again now.
 
         An error that is not the tier's fault is raised again.
 
         Args:
+            exn: the error of the request.
             route: the route of the request.
             read: the read of the tier's answer.
         """

@@ -140,7 +140,7 @@ class OwnerQuestions:
 
 @dataclass(frozen=True, slots=True)
 class TierSpan:
-    """A span that is requested from the tier, and the things that all requests for it share.
+    """A span that is requested from the tier, and what all requests for it use.
 
     Attributes:
         span: the bytes to fetch.
@@ -166,7 +166,7 @@ class WatchedRequest:
     """One request to the tier, and the watch over it.
 
     Args:
-        shared: the span, and the things that all requests for it share.
+        shared: the span, and what all requests for it use.
         route: address and headers of the request.
         read: the read of the tier's answer.
     """
