@@ -32,9 +32,9 @@ RowsDecoder = Callable[[int, bytes], list[dict[str, Any]]]
 
 `cells` is a piece of the shard, from the samples' first cell to their last cell; `first_column` is
 the number of the first cell's column. A sample without any cells leaves no trace in `cells`, so it
-may be missing from the result. In the dicts, `__key__` and `__url__` are None; the caller sets them
-to the sample's key and the shard's url. Samples with large cells are not decoded in this way, but
-value by value.
+may be missing from the result. The caller then sets `__key__`, the sample's key, and `__url__`, its
+shard's url, in each dict. Samples with large cells are decoded value by value instead, because
+parsing all of their bytes would take longer than the calls that it saves.
 """
 
 RunDecoder = Callable[[bytes, int, memoryview], Sequence[Any]]

@@ -3,7 +3,8 @@
 The index says where the value of each field is, so that a reader decodes only the values that it
 wants. A column has a field's values in all lines, and a cell is the text of a value. An empty line
 is not a sample. A field `__key__` is the sample's key; without such a field, the key is the
-sample's number. A field `__url__` is left out.
+sample's number. A field `__url__` is left out. A fault is the reason why a single sample is
+unusable although its shard is intact.
 
 A line may have several fields of the same name. `json.loads` then gives the last value, in the
 place of the first among the keys of the dict. So that readers get the same, the index has the first
@@ -74,7 +75,9 @@ class JsonLinesFormat(Format):
 
     def decoder(self, encoding: str) -> Decoder | None:
         """As `Format.decoder`."""
-        return _value if encoding == _JSON else super().decoder(encoding)
+        if encoding == _JSON:
+            return _value
+        return super().decoder(encoding)
 
     def rows_decoder(self, columns: Sequence[str]) -> RowsDecoder:
         """As `Format.rows_decoder`."""

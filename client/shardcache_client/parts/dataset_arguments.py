@@ -26,7 +26,9 @@ def _zero_copy(value: Any) -> Any:
     if "" in names:
         raise ValueError  # "" is no extension
     # A single extension stays a string, so that messages have it as the user gave it.
-    return value if isinstance(value, str) else names
+    if isinstance(value, str):
+        return value
+    return names
 
 
 def _shuffle(value: Any) -> Any:

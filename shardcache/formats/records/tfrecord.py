@@ -5,6 +5,9 @@ of these bytes. Numbers are little-endian, and a checksum is a masked CRC-32C. R
 serialised `tf.train.Example` messages, which have named features. A feature `__key__` is the
 sample's key, and a feature `__url__` is left out. A file whose first record is not an Example has a
 single column, `record`, with the bytes of each record.
+
+An encoding is the way in which a column's values are stored. A fault is the reason why a single
+sample is unusable although its shard is intact.
 """
 
 import struct
@@ -158,7 +161,7 @@ class _RecordIndexer:
         self._reserved: set[int] = set()  # columns of features such as `__key__`
         # At first, a cell is the whole message of its feature. If each feature of a column is a
         # list of one byte string, `_narrow_cells` replaces the messages by these strings at the
-        # end. For each cell, the next two tables have the start and the end of the string.
+        # end. For that, these two arrays have the start and the end of the string in each cell.
         self._string_starts = array("Q")
         self._string_ends = array("Q")
         # The columns with any other feature, whose cells stay messages.
@@ -168,7 +171,9 @@ class _RecordIndexer:
         """Return the samples of records, given their offsets and bytes; see `samples_of`."""
         has_examples = True
         for number, (start, record) in enumerate(records):
-            features = self._features(start, record) if has_examples else None
+            features = None
+            if has_examples:
+                features = self._features(start, record)
             # The first record decides for all whether they are Examples.
             if number == 0 and features is None:
                 has_examples = False
