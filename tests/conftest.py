@@ -16,7 +16,7 @@ from shardcache.origin.registry import Origins
 from support.programs import cli
 from support.programs.daemon import Daemon
 from support.programs.zygote import Zygote
-from support.stores.buckets import Bucket, MotoS3, fresh_bucket, use_aws
+from support.stores.buckets import Bucket, MotoS3, new_bucket, use_aws
 from support.stores.faulty_s3 import FaultyS3
 from support.stores.seaweedfs import SeaweedFS
 
@@ -146,13 +146,15 @@ def seaweedfs_server() -> Iterator[SeaweedFS]:
 @pytest.fixture
 def moto(moto_server: MotoS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bucket:
     """A fresh bucket on moto."""
-    return fresh_bucket(moto_server, monkeypatch, tmp_path)
+    use_aws(monkeypatch, tmp_path, moto_server.env())
+    return new_bucket(moto_server)
 
 
 @pytest.fixture
 def seaweedfs(seaweedfs_server: SeaweedFS, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bucket:
     """A fresh bucket on SeaweedFS."""
-    return fresh_bucket(seaweedfs_server, monkeypatch, tmp_path)
+    use_aws(monkeypatch, tmp_path, seaweedfs_server.env())
+    return new_bucket(seaweedfs_server)
 
 
 @pytest.fixture

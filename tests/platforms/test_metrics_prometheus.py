@@ -17,6 +17,7 @@ from shardcache_client.dataset import ShardDataset
 from support.monitoring.queries import RULES, Query, alerts, panels
 from support.network.ports import free_port
 from support.programs.daemon import Daemon, eventually
+from support.programs.processes import logged
 from support.programs.raw_session import RawSession
 from support.shards.tars import write_shards
 
@@ -75,8 +76,7 @@ def scraping(folder: Path, target_port: int, token_file: Path, rules: Path) -> I
     port = free_port()
     command = [PROGRAM, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb"]
     command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
-    with (folder / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=folder)
+    process = logged(command, folder / "prometheus.log", cwd=folder)
     try:
         server = Prometheus(port)
         eventually(server.is_ready, limit_s=_STOP_S)

@@ -23,6 +23,7 @@ from shardcache_client.dataset import ShardDataset
 from support.network.other_user import needs_root, open_folder
 from support.programs.daemon import Daemon, Spawn, eventually
 from support.programs.guard import GUARD_S
+from support.programs.processes import logged
 from support.programs.raw_session import RawSession
 from support.shards.tars import write_shards
 
@@ -46,8 +47,7 @@ def limited(files: int) -> Spawn:
 
     def spawn(args: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
         command = ("sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", sys.executable, "-m", "shardcache", *args)
-        with log.open("ab") as file:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env)
+        return logged(command, log, env=env)
 
     return spawn
 

@@ -12,7 +12,7 @@ from shardcache.origin.base import Origin
 from shardcache.origin.registry import Origins
 from shardcache.transport.between.flow import nothing
 from shardcache.transport.http.pool import SILENCE_S
-from support.network.lead import SILENT, SilentAddress, lead
+from support.network.lead import SILENT, lead, silent_address
 from support.programs.daemon import eventually
 from support.stores.buckets import Bucket, read_range, use_aws
 from support.stores.faulty_proxy import FaultyProxy
@@ -119,5 +119,5 @@ async def test_a_silent_first_address_is_passed_over(
     lead(monkeypatch, NAME, SILENT, "127.0.0.1")
     endpoint_url = f"http://{NAME}:{port}"
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint_url)
-    with SilentAddress(port):
+    with silent_address(port):
         assert all(await ask(*Questions(moto, endpoint_url, origins).all))

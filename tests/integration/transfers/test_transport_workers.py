@@ -24,7 +24,7 @@ from shardcache.transport.http.gate import Gate
 from shardcache.transport.running_request import TransportError
 from shardcache.transport.worker_pool import Workers
 from support.cases import first_quick
-from support.network.lead import SILENT, SilentAddress
+from support.network.lead import SILENT, silent_address
 from support.network.scripted_server import Reply, ScriptedServer, answer
 from support.programs.daemon import eventually
 from support.programs.guard import GUARD_S
@@ -186,7 +186,7 @@ def late(sock: socket.socket, release: threading.Event) -> None:
 async def test_cancelled_request_leaves_nothing_open_while_it_connects(phase: str, rig: Rig) -> None:
     """Neither a thread nor a descriptor, though the proxy or the server says nothing, or a byte from time to time."""
     drip = Reply(b"HTTP/1.1 200 ", then=dripping)
-    with ScriptedServer(answer(DATA)) as other, ScriptedServer(drip) as server, SilentAddress(server.port):
+    with ScriptedServer(answer(DATA)) as other, ScriptedServer(drip) as server, silent_address(server.port):
         await rig.ask(other)
         (pid,) = rig.pids()
         before = open_files(pid)
@@ -209,7 +209,7 @@ async def test_cancelled_request_leaves_nothing_open_while_it_connects(phase: st
 @pytest.mark.slow
 async def test_a_request_sent_ahead_leaves_nothing_open(rig: Rig) -> None:
     """It may be cancelled while it connects, or nobody may come for the answer."""
-    with ScriptedServer(answer(DATA)) as server, SilentAddress(server.port):
+    with ScriptedServer(answer(DATA)) as server, silent_address(server.port):
         await rig.ask(server)
         (pid,) = rig.pids()
         before = open_files(pid)

@@ -1,13 +1,12 @@
 """The cluster's tier: an nginx on each node, in the foreground, as `shardcache cluster render` configures it."""
 
-import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Self
 
@@ -15,7 +14,7 @@ from support.cluster.network import Host
 from support.cluster.node import Node, Store
 from support.programs.cli import shardcache
 from support.programs.daemon import eventually
-from support.programs.processes import children, wait_until_ended
+from support.programs.processes import children, kill_tree, logged
 
 # Debian has it in a folder that is not on the path of users other than root.
 NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
@@ -66,8 +65,8 @@ class Nginx:
             if isinstance(address, Path):
                 address.unlink(missing_ok=True)  # of one that was killed
         command = [NGINX, "-e", "stderr", "-c", str(self.config)]
-        with self.log.open("ab") as log, self._entered():
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0)
+        with self._entered():
+            self._process = logged(command, self.log, process_group=0)
         try:
             eventually(self._listens)
         except BaseException:
@@ -79,13 +78,8 @@ class Nginx:
         process, self._process = self._process, None
         if process is None or process.poll() is not None:
             return
-        process.send_signal(signal.SIGSTOP)  # or it would replace the workers
-        workers = children(process.pid)
-        for pid in (process.pid, *workers):
-            os.kill(pid, signal.SIGKILL)
+        kill_tree(process.pid)
         process.wait()
-        for pid in workers:
-            wait_until_ended(pid)
 
     def reload(self) -> None:
         """Let it read its configuration again, and return when it goes by that.
@@ -133,7 +127,7 @@ def _accepts(address: Address) -> bool:
 OWNER_PORT = 9081
 
 
-class Tier:
+class Tier(AbstractContextManager["Tier"]):
     """A context manager that has no nginx on entering, and kills those that run on leaving."""
 
     def __init__(self, root: Path, store: Store, *, stall_timeout_s: float, tls: bool = True) -> None:
@@ -142,9 +136,6 @@ class Tier:
         self._options = ["--store", store.endpoint_url, "--stall-timeout-s", str(stall_timeout_s)]
         self._nginx: dict[Node, Nginx] = {}
         self._is_plain = not tls
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.form([])
@@ -185,8 +176,8 @@ class Tier:
             between = ["--plain"]
         else:
             _run("certificates", "--nodes", names, "--out", self.root)
-            ca, certificate, key = _pem_files(self.root / "{node}")
-            between = ["--ca", str(ca), "--certificate", str(certificate), "--key", str(key)]
+            folder = self.root / "{node}"
+            between = ["--ca", f"{folder}/ca.pem", "--certificate", f"{folder}/node.pem", "--key", f"{folder}/node.key"]
         where = ("--cache-dir", cache, "--run-dir", run, "--min-free", "1MiB", "--user", "root", "--workers", "2")
         _run("render", "--nodes", names, "--out", self.root, *where, *between, *self._options)
 
@@ -194,10 +185,6 @@ class Tier:
 def _run(*args: str | Path) -> None:
     done = shardcache("cluster", *args)
     assert done.code == 0, done.err
-
-
-def _pem_files(folder: Path) -> tuple[Path, Path, Path]:
-    return folder / "ca.pem", folder / "node.pem", folder / "node.key"
 
 
 def _folders(root: Path) -> tuple[Path, Path]:

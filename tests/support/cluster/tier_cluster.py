@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from support.platforms.images import Image
 from support.platforms.pods import Node, Pod
 from support.platforms.rendered import KUBERNETES, by_kind, kustomized
 from support.programs.pages import blocks, section
+from support.programs.processes import printed_by
 from support.stores.seaweedfs import REGION
 
 _NODES = {"name": "nodes", "singularName": "node", "namespaced": False, "kind": "Node", "verbs": ["get", "list"]}
@@ -130,17 +130,8 @@ class TierCluster:
             self._apply(self._run(line, {}))
 
     def _run(self, command: str, env: dict[str, str]) -> str:
-        done = subprocess.run(
-            command,
-            shell=True,
-            cwd=self._root,
-            env={**os.environ, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}", **env},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-        return done.stdout
+        variables = {**os.environ, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}", **env}
+        return printed_by(command, shell=True, cwd=self._root, env=variables)
 
     def _apply(self, text: str) -> None:
         match yaml.safe_load(text):

@@ -53,7 +53,6 @@ class TierNodes(Lifetime):
 
     def begin(self) -> None:
         self.parts.enter_context(self._temporary)
-        self.parts.callback(self._kill_all)
         for node in self.tier.nodes:
             self.start(node)
 
@@ -68,19 +67,15 @@ class TierNodes(Lifetime):
             config.write_text(render(self.tier, node))
         for path in (self.tier.cache_folder(node), self.tier.run_folder(node)):
             path.mkdir(parents=True, exist_ok=True)
-        self._running[node.name] = nginx = Nginx(None, config, [self.tier.front(node)])
-        nginx.start()
+        nginx = Nginx(None, config, [self.tier.front(node)])
+        self._running[node.name] = self.parts.enter_context(nginx)
 
     def pid(self, node: Node) -> int:
         """Return the process of a node's nginx, whose children are its workers."""
         return self._running[node.name].pid
 
     def kill(self, node: Node) -> None:
-        self._running.pop(node.name).kill()
-
-    def _kill_all(self) -> None:
-        for nginx in self._running.values():
-            nginx.kill()
+        self._running[node.name].kill()
 
     def front(self, node: Node) -> str:
         """Return the path of a node's front."""

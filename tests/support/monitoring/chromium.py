@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,17 +91,13 @@ class Tab:
     def until(self, script: str) -> Any:
         """Return what a script yields once that is true; while the page comes, it may throw. Raises TimeoutError."""
         deadline_s = time.monotonic() + GUARD_S
-        while not (found := self._try(script)):
+        while True:
+            with suppress(RuntimeError):
+                if found := self.evaluate(script):
+                    return found
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"{script} did not come true; the page says:\n{self.text()}\n{self.complaints}")
             time.sleep(0.05)
-        return found
-
-    def _try(self, script: str) -> Any:
-        try:
-            return self.evaluate(script)
-        except RuntimeError:
-            return None
 
     def text(self) -> str:
         return str(self.evaluate("document.body.innerText"))
@@ -115,11 +111,11 @@ class Tab:
     def type(self, text: str) -> None:
         self.call("Input.insertText", text=text)
 
-    def look(self, *, dark: bool = False, width: int = 1280, height: int = 800) -> None:
-        """Be a screen of a size, of somebody who prefers light or dark colours."""
+    def look(self, *, dark: bool = False, width: int = 1280) -> None:
+        """Be a screen of a width, of somebody who prefers light or dark colours."""
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=features)
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
 
     def picture(self, path: Path) -> None:
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]

@@ -6,12 +6,13 @@ import socket
 import socketserver
 import struct
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
 import pytest
 
-from support.lifetime import Lifetime
 from support.network.leading import sitecustomize
 
 _FOLDER = Path(sitecustomize.__file__).parent
@@ -32,32 +33,15 @@ def lead(monkeypatch: pytest.MonkeyPatch, name: str, *addresses: str, port: int 
 SILENT = "127.0.0.2"
 
 
-class SilentAddress(Lifetime):
-    """A listening socket whose queue is full, so that the kernel drops what comes; a context manager.
-
-    Args:
-        port: where it listens, at `SILENT`.
-    """
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-
-    def begin(self) -> None:
-        listener = self.parts.enter_context(socket.socket())
-        listener.bind((SILENT, self._port))
-        listener.listen(0)
-        while self._is_taken():
-            pass
-
-    def _is_taken(self) -> bool:
-        """Tell whether the kernel takes one more connection, and keep it."""
-        caller = self.parts.enter_context(socket.socket())
-        caller.settimeout(0.2)
-        try:
-            caller.connect((SILENT, self._port))
-        except TimeoutError:
-            return False
-        return True
+@contextmanager
+def silent_address(port: int) -> Iterator[None]:
+    """Listen at a port of `SILENT` with a queue that is full, so that the kernel drops what comes."""
+    with ExitStack() as sockets:
+        sockets.enter_context(socket.create_server((SILENT, port), backlog=0))
+        with suppress(TimeoutError):
+            while True:
+                sockets.enter_context(socket.create_connection((SILENT, port), timeout=0.2))
+        yield
 
 
 _HEAD = struct.Struct("!6H")

@@ -34,10 +34,8 @@ def _claim(port: int) -> bool:
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))  # on every address: clusters have several of the loopback
-        except OSError:
-            return False
-    return True
+    try:
+        with socket.create_server(("", port)):  # on every address: clusters have several of the loopback
+            return True
+    except OSError:
+        return False

@@ -11,10 +11,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from support import ROOT
 from support.lifetime import Lifetime
 from support.programs.daemon import eventually
 from support.programs.pages import recipe
+from support.programs.processes import logged
 
 DEPLOY = ROOT / "deploy" / "systemd"
 _NEEDED = ("systemd-nspawn", "nsenter", "unshare")
@@ -51,10 +54,7 @@ class Machine(Lifetime):
         flags += [f"--uuid={uuid.uuid4().hex}", *(f"--bind-ro={host}:{here}" for host, here in self._binds.items())]
         flags += [f"--bind={host}:{here}" for host, here in self._disks.items()]
         command = ["unshare", "--mount", "sh", "-c", _BOOT, str(root / "root"), *flags, "--boot"]
-        with (root / "log").open("wb") as log:
-            nspawn = subprocess.Popen(
-                [*command, "--", "--unit=basic.target"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+        nspawn = logged([*command, "--", "--unit=basic.target"], root / "log")
         self.parts.callback(self._end, nspawn)
         eventually(lambda: self._has_begun(nspawn), limit_s=_LIMIT_S)
         eventually(lambda: self.state("basic.target") == "active", limit_s=_LIMIT_S)
@@ -79,8 +79,8 @@ class Machine(Lifetime):
     def _has_begun(self, nspawn: subprocess.Popen[bytes]) -> bool:
         if nspawn.poll() is not None:
             raise RuntimeError(f"the container ended with status {nspawn.returncode}")
-        children = Path(f"/proc/{nspawn.pid}/task/{nspawn.pid}/children").read_text().split()
-        self._leader = next((int(pid) for pid in children if _is_init(pid)), 0)
+        started = psutil.Process(nspawn.pid).children()
+        self._leader = next((child.pid for child in started if child.name() in ("systemd", "init")), 0)
         return self._leader != 0
 
     def run(self, *command: str | Path, user: str | None = None, fails: bool = False) -> str:
@@ -119,10 +119,6 @@ class Machine(Lifetime):
             return self.property(unit, "ActiveState")
         except AssertionError:
             return ""
-
-
-def _is_init(pid: str) -> bool:
-    return Path(f"/proc/{pid}/comm").read_text().strip() in ("systemd", "init")
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from support.platforms.images import Image
 from support.platforms.oci import SECCOMP_PROFILE, Json, Mount, Security, runtime_config
 from support.platforms.rendered import INSTALL
 from support.programs.daemon import eventually
+from support.programs.processes import logged
 
 _MEMORY = Path("/dev/shm")
 
@@ -291,23 +293,17 @@ class Pod(Lifetime):
         return Mount(self.volumes[mount["name"]], mount["mountPath"], mount.get("readOnly", False), propagation)
 
 
-class Container:
+class Container(AbstractContextManager["Container"]):
     """A running container; it is deleted when the context that it opens is left."""
 
     def __init__(self, name: str, bundle: Path, spec: Mapping[str, Any]) -> None:
         self.name = name
         self.spec = spec
         self._log = bundle / "log"
-        with self._log.open("wb") as log:
-            self._runtime = subprocess.Popen(
-                (*_RUNTIME, "run", "--bundle", bundle, name), stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+        self._runtime = logged((*_RUNTIME, "run", "--bundle", bundle, name), self._log)
 
     def __repr__(self) -> str:
         return f"<Container {self.name}>"
-
-    def __enter__(self) -> "Container":
-        return self
 
     def __exit__(self, *_exc: object) -> None:
         self.delete()

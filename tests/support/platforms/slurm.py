@@ -7,7 +7,6 @@ namespace of its own, in which one path shows another folder: that is the node's
 import os
 import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ from support.lifetime import Lifetime
 from support.network.ports import free_port
 from support.programs.cli import clean_environment
 from support.programs.daemon import eventually
+from support.programs.processes import logged, printed_by
 
 NODES = ("n1", "n2")
 _SCRIPTS = ROOT / "deploy" / "slurm"
@@ -77,11 +77,11 @@ class Slurm(Lifetime):
 
     def begin(self) -> None:
         self._lay_out()
-        self.parts.enter_context(self._running("munged", *self._munged()))
+        self._begin("munged", *self._munged())
         eventually(self._munge_socket.is_socket, limit_s=_START_LIMIT_S)
-        self.parts.enter_context(self._running("slurmctld", "slurmctld", "-D", "-f", str(self._config)))
+        self._begin("slurmctld", "slurmctld", "-D", "-f", str(self._config))
         for node in NODES:
-            self.parts.enter_context(self._running(node, *self._slurmd(node)))
+            self._begin(node, *self._slurmd(node))
         self.parts.callback(self.cancel_all)
         eventually(lambda: self.node_states() == ["idle"] * len(NODES), limit_s=_START_LIMIT_S, pause_s=PAUSE_S)
 
@@ -94,17 +94,7 @@ class Slurm(Lifetime):
 
     def run(self, *command: str, env: Mapping[str, str] | None = None) -> str:
         """Run a command of Slurm's to its end; return what it printed. Raises AssertionError when it fails."""
-        done = subprocess.run(
-            command,
-            cwd=self.root,
-            env=self._env(env),
-            capture_output=True,
-            text=True,
-            timeout=_COMMAND_LIMIT_S,
-            check=False,
-        )
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-        return done.stdout
+        return printed_by(command, cwd=self.root, env=self._env(env), timeout=_COMMAND_LIMIT_S)
 
     def submit(self, example: str, *args: object, env: Mapping[str, str] | None = None) -> "Job":
         """Submit a command by one of the examples, with these further variables."""
@@ -139,19 +129,12 @@ class Slurm(Lifetime):
         own = {name: value for name, value in given.items() if not name.startswith(("SLURM_", "SHARDCACHE_SOCKET"))}
         return {**own, "SLURM_CONF": str(self._config)}
 
-    @contextmanager
-    def _running(self, name: str, *command: str) -> Iterator[None]:
-        with (self.root / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.root)
-        try:
-            yield
-        finally:
-            process.terminate()
-            try:
-                process.wait(_COMMAND_LIMIT_S)
-            finally:
-                process.kill()
-                process.wait()
+    def _begin(self, name: str, *command: str) -> None:
+        """Start a daemon. On leaving, it is asked to end, and killed when it does not in time."""
+        process = self.parts.enter_context(logged(command, self.root / f"{name}.log", cwd=self.root))
+        self.parts.callback(process.kill)
+        self.parts.callback(process.wait, _COMMAND_LIMIT_S)
+        self.parts.callback(process.terminate)
 
     @property
     def _munge_socket(self) -> Path:

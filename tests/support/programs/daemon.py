@@ -4,12 +4,11 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
@@ -19,7 +18,9 @@ import pytest
 from shardcache.shared.private import PrivatePlace, node_has_daemon
 from shardcache.shared.socket_paths import DEFAULT_CONFIG, SYSTEM_SOCKET
 from shardcache.shared.unix_socket import connected, peer_ids
+from support.network.http_requests import answered
 from support.programs.guard import GUARD_S
+from support.programs.processes import logged
 
 
 class Process(Protocol):
@@ -46,9 +47,7 @@ def spawn(
     python: str = sys.executable,
     module: str = "shardcache",
 ) -> Process:
-    command = (python, "-m", module, *args)
-    with log.open("ab") as file:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=env)
+    return logged((python, "-m", module, *args), log, env=env)
 
 
 class Daemon:
@@ -185,10 +184,8 @@ class Daemon:
 
     def answer(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         """Send one request of the admin API and return the status and the body of its answer."""
-        with closing(UnixConnection(self.socket)) as connection:
-            connection.request(method, path, body)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
+        answer = answered(UnixConnection(self.socket), path, method=method, body=body)
+        return answer.status, answer.body
 
     def _answers(self) -> bool:
         if self._running().poll() is not None:
@@ -213,12 +210,7 @@ class UnixConnection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self.sock.connect(os.fspath(self._path))
-        except BaseException:
-            self.sock.close()
-            raise
+        self.sock = connected(self._path, GUARD_S)
 
 
 def eventually(condition: Callable[[], bool], *, limit_s: float = GUARD_S, pause_s: float = 0.02) -> None:

@@ -1,16 +1,34 @@
-"""Children of processes, and open files of this one."""
+"""Processes that tests start, the children of processes, and open files of this one."""
 
 import os
 import platform
 import select
 import signal
+import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from support.programs.guard import GUARD_S
+
+
+def logged(command: Sequence[str | Path], log: Path, **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process that has no input; what it prints goes to the end of a file."""
+    with log.open("ab") as file:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, **options)
+
+
+def printed_by(command: str | Sequence[str], **options: Any) -> str:
+    """Run a command to its end, and return what it printed. Raises AssertionError with its errors when it fails."""
+    done: subprocess.CompletedProcess[str] = subprocess.run(
+        command, capture_output=True, text=True, check=False, **options
+    )
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout
 
 
 def children(pid: int) -> list[int]:
@@ -19,7 +37,7 @@ def children(pid: int) -> list[int]:
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process, all that it has started, and what these have started, with SIGKILL."""
+    """Kill a process, all that it has started, and what these have started; return once all have ended."""
     tree = [pid]
     for each in tree:
         with suppress(ProcessLookupError, psutil.NoSuchProcess):  # it has ended
@@ -28,6 +46,8 @@ def kill_tree(pid: int) -> None:
     for each in tree:
         with suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
+    for each in tree:
+        wait_until_ended(each)
 
 
 def transport_workers(pid: int) -> set[int]:

@@ -7,6 +7,7 @@ import sys
 import termios
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
 
 
-class RawSession:
+class RawSession(AbstractContextManager["RawSession"]):
     def __init__(self, daemon: Daemon | Path, job: str = "job", **hello: Any) -> None:
         path = daemon if isinstance(daemon, Path) else daemon.socket
         self._socket = WebSocket(path, SESSION_PATH, time.monotonic() + GUARD_S)
@@ -27,9 +28,6 @@ class RawSession:
         self.welcome = self.receive()
         self._id = 0
         self._answers: dict[int, dict[str, Any]] = {}
-
-    def __enter__(self) -> "RawSession":
-        return self
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
@@ -60,10 +58,9 @@ class RawSession:
         return int.from_bytes(fcntl.ioctl(self._socket._socket, termios.FIONREAD, bytes(4)), sys.byteorder)
 
     def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
-        self._id += 1
-        self.send(type=kind, id=self._id, **fields)
+        request = self.request(kind, **fields)
         answer = self.receive()
-        assert answer["id"] == self._id
+        assert answer["id"] == request
         return answer
 
     def request(self, kind: str, **fields: Any) -> int:
@@ -79,9 +76,8 @@ class RawSession:
 
     def take(self, position: int, **fields: Any) -> dict[str, Any]:
         """Ask for a shard and say that it is needed; return the grant when it is in hand."""
-        self._id += 1
-        self.send(type="lease", id=self._id, position=position, **fields)
-        self.send(type="need", of=self._id)
+        request = self.request("lease", position=position, **fields)
+        self.send(type="need", of=request)
         granted = self.receive()
         self.settle()
         return granted

@@ -84,9 +84,9 @@ def ask(daemon: Daemon, target: str, headers: dict[str, str], method: str = "GET
     return answered(HTTPConnection(address_of(daemon), timeout=GUARD_S), target, headers, method)
 
 
-def request_of(target: str, headers: dict[str, str], method: str = "GET") -> bytes:
-    """Return a request without a body as it is sent."""
-    lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {text}" for name, text in headers.items()), "", ""]
+def request_of(target: str, headers: dict[str, str]) -> bytes:
+    """Return a GET request as it is sent."""
+    lines = [f"GET {target} HTTP/1.1", *(f"{name}: {text}" for name, text in headers.items()), "", ""]
     return "\r\n".join(lines).encode()
 
 

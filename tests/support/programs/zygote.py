@@ -15,14 +15,15 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import uvloop
 
 from reached import record
+from support import TESTS
 from support.cluster import network
 from support.disks.shim import HAS_CC, library, rule_this_process
 from support.programs import forked_helpers
@@ -84,15 +85,12 @@ class Forked:
         return bool(ended.poll(None if timeout_s is None else timeout_s * 1000))
 
 
-class Zygote:
+class Zygote(AbstractContextManager["Zygote"]):
     """A context manager; `Daemon` starts its process by `spawn`, `support.programs.cli` runs commands by `run`."""
 
     def __init__(self) -> None:
         self._asking = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
@@ -145,7 +143,7 @@ class Zygote:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env={**os.environ, **preload, "PYTHONPATH": str(Path(__file__).parents[2])},
+                env={**os.environ, **preload, "PYTHONPATH": str(TESTS)},
             )
 
 

@@ -51,12 +51,6 @@ def use_aws(monkeypatch: pytest.MonkeyPatch, home: Path, env: Mapping[str, str])
         monkeypatch.setenv(name, value)
 
 
-def fresh_bucket(server: S3Server, monkeypatch: pytest.MonkeyPatch, home: Path) -> Bucket:
-    """Return a new bucket of a server, which this process's AWS variables point at while the test runs."""
-    use_aws(monkeypatch, home, server.env())
-    return new_bucket(server)
-
-
 def new_bucket(server: S3Server) -> Bucket:
     """Return a new bucket of a server, which only those are told of that get its variables."""
     bucket = Bucket(server, f"test-{uuid.uuid4().hex[:12]}")

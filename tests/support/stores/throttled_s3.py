@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass, field
 from email.utils import formatdate
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+from support import TESTS
 from support.network.http_requests import Request, answered
 from support.programs.guard import GUARD_S
 from support.stores import aws_env
@@ -26,9 +27,9 @@ _HEAD_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Far:
-    first_byte_s: float  # from a request to the first byte of its answer
-    connection_bytes_per_s: float  # the most that one connection carries
-    total_bytes_per_s: float  # the most that all connections carry together
+    first_byte_s: float = 0.03  # from a request to the first byte of its answer
+    connection_bytes_per_s: float = 60e6  # the most that one connection carries
+    total_bytes_per_s: float = 170e6  # the most that all connections carry together
     slow_every: int = 0  # one ranged request in this many is slow; 0 for none
     slow_bytes_per_s: float = 0.5e6  # rate of a slow one
     max_requests: int = 0  # requests served at a time, those beyond get 503 SlowDown; 0 for no limit
@@ -202,9 +203,6 @@ def main() -> None:
     asyncio.run(serve(Path(given.pop("folder")), Far(**given)))
 
 
-_TESTS = Path(__file__).parents[2]
-
-
 class ThrottledS3:
     """A server in a process of its own on 127.0.0.1; `/bucket/key` is the file `folder/bucket/key`.
 
@@ -215,26 +213,20 @@ class ThrottledS3:
     endpoint_url: str  # where S3 is spoken; set on entering
     pid: int  # of the server; set on entering
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        first_byte_s: float = 0.03,
-        connection_bytes_per_s: float = 60e6,
-        total_bytes_per_s: float = 170e6,
-        **moods: int,
-    ) -> None:
+    def __init__(self, folder: Path, **far: Any) -> None:
+        """Prepare one. `far`: fields of `Far`."""
         self._folder = folder
-        self._far = Far(first_byte_s, connection_bytes_per_s, total_bytes_per_s, **moods)
+        self._far = Far(**far)
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
+        arguments = {"folder": os.fspath(self._folder.resolve()), **asdict(self._far)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "support.stores.throttled_s3", json.dumps(self._arguments())],
+            [sys.executable, "-m", "support.stores.throttled_s3", json.dumps(arguments)],
             stdin=subprocess.PIPE,  # ends with this process, however that ends
             stdout=subprocess.PIPE,
             text=True,
-            cwd=_TESTS,  # where -m looks first
+            cwd=TESTS,  # where -m looks first
             # A Ctrl-C in the terminal is for whoever uses the server, which then ends it last.
             process_group=0,
         )
@@ -265,9 +257,6 @@ class ThrottledS3:
     def stats(self) -> Stats:
         (stats,) = answered(HTTPConnection(self.endpoint_url.removeprefix("http://")), "/_stats").lines
         return Stats(**stats)
-
-    def _arguments(self) -> dict[str, object]:
-        return {"folder": os.fspath(self._folder.resolve()), **asdict(self._far)}
 
 
 if __name__ == "__main__":
