@@ -15,12 +15,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.hollow_shards import make_hollow_shards
 from shardcache.shared.protocol import ShardRef
 from support.monitoring.chromium import Tab, chromium, opened
 from support.network.ports import free_port
 from support.programs.daemon import Daemon
 from support.programs.raw_session import RawSession
-from support.shards.stores import make_hollow_shards
 from support.stores.throttled_s3 import ThrottledS3
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"

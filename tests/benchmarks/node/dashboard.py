@@ -13,13 +13,13 @@ from operator import sub
 
 from websockets.sync.client import ClientConnection
 
+from benchmarks.hollow_shards import make_hollow_shards
 from benchmarks.measure import Figure, Row, Target, interleaved, tree_cpu_s
 from benchmarks.workplace import Daemon, Workplace
 from pictures import URL, Job, reading
 from support.monitoring.chromium import PROGRAM, chromium, opened, tab
 from support.monitoring.dashboard import follow
 from support.network.ports import free_port
-from support.shards.stores import make_hollow_shards
 
 SHARDS, JOBS, READERS = 10_000, 8, 8
 LOADS, PAGES = 7, 10

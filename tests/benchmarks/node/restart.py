@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.data import SHARD_BYTES
+from benchmarks.hollow_shards import make_hollow_shards
 from benchmarks.measure import Figure, Row, Target, peak_bytes
 from benchmarks.workplace import Daemon, Workplace, settle
-from support.shards.stores import make_hollow_shards
 
 SHARDS = 100_000
 _URL = "s3://some-bucket/a-dataset/train/shard-{:06d}.tar"
