@@ -124,7 +124,7 @@ async def test_a_prompt_answer_counts_at_once(asking: Asking, monkeypatch: pytes
     asking.faulty.put("a.tar", shard(1))
     assert await asking.check() != former
     await asking.publish("another")
-    asking.faulty.remove("a.tar")
+    del asking.faulty.objects["a.tar"]
     with pytest.raises(NotFoundError):
         await asking.check()
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class Volumes:
         self._folder, self._host, self._objects = folder, host, objects
         self._group = spec["securityContext"].get("fsGroup", 0)
         self._mounted: list[tuple[Mapping[str, Any], MountedFiles]] = []
-        self._in_memory: list[tempfile.TemporaryDirectory[str]] = []
+        self.in_memory = ExitStack()  # removes those in memory
         self._paths = {volume["name"]: self._make(volume) for volume in spec["volumes"]}
         self.sync()
 
@@ -58,18 +58,14 @@ class Volumes:
         for volume, mounted in self._mounted:
             mounted.replace(self._files(volume))
 
-    def remove(self) -> None:
-        for folder in self._in_memory:
-            folder.cleanup()
-
     def _make(self, volume: Mapping[str, Any]) -> Path:
         path: Path
         match volume:
             case {"hostPath": {"path": where, "type": kind}}:
                 return self._host_path(self._host / where.lstrip("/"), kind)
             case {"emptyDir": {"medium": "Memory"}}:
-                self._in_memory.append(tempfile.TemporaryDirectory(prefix="pod-", dir=_MEMORY))
-                path = Path(self._in_memory[-1].name)
+                folder = tempfile.TemporaryDirectory(prefix="pod-", dir=_MEMORY)
+                path = Path(self.in_memory.enter_context(folder))
             case {"emptyDir": _}:
                 path = self._folder / volume["name"]
                 path.mkdir(parents=True, exist_ok=True)
@@ -227,13 +223,12 @@ class Pod(Lifetime):
 
         Raises RuntimeError if one of those fails.
         """
-        self.parts.callback(self.volumes.remove)
+        self.parts.push(self.volumes.in_memory)
         if self.node.host is not None:
             ports = [port for container in self.spec["containers"] for port in container.get("ports", ())]
             name = f"{self.node.root.name}-{self.name}"
             self._sandbox = Sandbox(name, self.node.host, self.node.root / "cni", ports)
             self.parts.callback(self._sandbox.remove)
-        self.parts.callback(self._delete)
         for container in self.spec.get("initContainers", ()):
             running = self._start(container)
             if running.wait():
@@ -246,10 +241,6 @@ class Pod(Lifetime):
         (spec,) = (container for container in self.spec["containers"] if container["name"] == name)
         self.containers[name].delete()
         self.containers[name] = self._start(spec)
-
-    def _delete(self) -> None:
-        for container in self.containers.values():
-            container.delete()
 
     @property
     def ip(self) -> str:
@@ -265,7 +256,8 @@ class Pod(Lifetime):
         security, env = Security.of(self.spec, spec), self._environment(spec)
         config = runtime_config(root, self._args(spec, env), env, security, mounts, joined)
         (bundle / "config.json").write_text(json.dumps(config))
-        return Container(f"{self._root.parent.name}-{self.name}-{spec['name']}", bundle, spec)
+        name = f"{self._root.parent.name}-{self.name}-{spec['name']}"
+        return self.parts.enter_context(Container(name, bundle, spec))
 
     def _args(self, spec: Mapping[str, Any], env: Mapping[str, str]) -> tuple[str, ...]:
         words = (*spec.get("command", (self._image.entrypoint,)), *spec.get("args", ()))

@@ -30,8 +30,7 @@ def keys_of(daemon: Daemon) -> dict[str, Any]:
 
 def address_of(daemon: Daemon) -> str:
     """Return HOST:PORT of a daemon's endpoint."""
-    address: str = daemon.status()["s3"]
-    return address
+    return str(daemon.status()["s3"])
 
 
 def connect(daemon: Daemon, keys: dict[str, Any] | None = None, **config: Any) -> Any:

@@ -55,8 +55,7 @@ def example(features: Mapping[str, tuple[str, list[Any]]], message: Any = PACKED
         feature = made.features.feature[name]
         getattr(feature, kind).SetInParent()
         getattr(feature, kind).value.extend(values)
-    encoded: bytes = made.SerializeToString()
-    return encoded
+    return bytes(made.SerializeToString())
 
 
 def masked(data: bytes) -> bytes:

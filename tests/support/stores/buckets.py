@@ -119,5 +119,4 @@ def index_of(bucket: Bucket, prefix: str = "train/") -> list[dict[str, Any]]:
 
 def body_of(bucket: Bucket, key: str) -> bytes:
     """Return an object's bytes."""
-    data: bytes = bucket.server.client.get_object(Bucket=bucket.name, Key=key)["Body"].read()
-    return data
+    return bytes(bucket.server.client.get_object(Bucket=bucket.name, Key=key)["Body"].read())

@@ -93,9 +93,6 @@ class FaultyS3(SpoilingServer):
         self.objects[key] = body
         return f"s3://{self.bucket}/{key}"
 
-    def remove(self, key: str) -> None:
-        del self.objects[key]
-
     def hold(self, key: str, *, start: int | None = None, times: int | None = None, method: str = "GET") -> None:
         """Answer requests for a key only after `answer_late`, with what is stored by then."""
         self._rules += (Rule(None, method, key, start, times=times, action=self._late.wait),)

@@ -234,10 +234,6 @@ class AzureServer(ObjectServer):
     def is_object(self, target: str) -> bool:
         return not target.startswith("/identity")
 
-    def identity_env(self) -> dict[str, str]:
-        """Return the variables by which a managed identity's tokens are found."""
-        return {"IDENTITY_ENDPOINT": f"{self.endpoint_url}/identity", "IDENTITY_HEADER": "h"}
-
     def reply(self, request: Request) -> Answered:
         if not self.is_object(request.target):
             return self.issue()
