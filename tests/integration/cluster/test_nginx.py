@@ -339,14 +339,14 @@ def test_probe_distinguishes_an_answering_nginx_from_a_hanging_one(capsys: pytes
         (node,) = nodes.tier.nodes
         assert main([nodes.front(node)]) == 0
         assert capsys.readouterr().out == f"node1: 1 nodes, digest {nodes.tier.digest}\n"
-        workers = children(nodes.pid(node))
+        workers = children(nodes.nginx[node.name].pid)
         for worker in workers:
             os.kill(worker, signal.SIGSTOP)
         with pytest.raises(TimeoutError):
             describe_nginx(nodes.front(node), 0.05)
         for worker in workers:
             os.kill(worker, signal.SIGCONT)
-        nodes.kill(node)
+        nodes.nginx[node.name].kill()
         assert main([nodes.front(node)]) == 1
     assert "Connection refused" in capsys.readouterr().err
 

@@ -99,7 +99,7 @@ def get(nodes: TierNodes, store: Store, headers: dict[str, str], node: int = 0) 
 
 def worker_of(nodes: TierNodes, node: int = 0) -> int:
     """Return the process that is the node's worker: its first child."""
-    return children(nodes.pid(nodes.tier.nodes[node]))[0]
+    return children(nodes.nginx[nodes.tier.nodes[node].name].pid)[0]
 
 
 def owner_of(nodes: TierNodes, store: Store) -> int:
@@ -233,7 +233,7 @@ def test_connections_that_a_reload_closes_cost_no_second_fetch(store: Store) -> 
         try:
             for client in clients:
                 client.ask()
-            os.kill(nodes.pid(nodes.tier.nodes[owner]), signal.SIGHUP)
+            os.kill(nodes.nginx[nodes.tier.nodes[owner].name].pid, signal.SIGHUP)
             wait_until_ended(previous)
         finally:
             os.kill(asking, signal.SIGCONT)

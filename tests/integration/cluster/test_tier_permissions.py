@@ -132,7 +132,7 @@ def test_permissions_are_asked_for_past_a_silent_node(web: str) -> None:
     """Of all parts whose owners live, whichever node had asked the store until then."""
     with TierNodes([web], stall_timeout_s=1.0) as nodes:
         ring, dead = Ring(nodes.tier), nodes.tier.nodes[2]
-        for worker in (workers := children(nodes.pid(dead))):
+        for worker in (workers := children(nodes.nginx[dead.name].pid)):
             os.kill(worker, signal.SIGSTOP)
         urls = [f"{web}/{number}" for number in range(30)]
         owners = ring.owners(key_of(url, 0, 100) for url in urls)

@@ -31,6 +31,7 @@ class TierNodes(Lifetime):
 
     Attributes:
         tier: the configuration.
+        nginx: that of each node which was started, by the node's name.
         folder: of the nodes' files.
     """
 
@@ -49,7 +50,7 @@ class TierNodes(Lifetime):
             tls=tls,
             **options,
         )
-        self._running: dict[str, Nginx] = {}
+        self.nginx: dict[str, Nginx] = {}
 
     def begin(self) -> None:
         self.parts.enter_context(self._temporary)
@@ -68,14 +69,7 @@ class TierNodes(Lifetime):
         for path in (self.tier.cache_folder(node), self.tier.run_folder(node)):
             path.mkdir(parents=True, exist_ok=True)
         nginx = Nginx(None, config, [self.tier.front(node)])
-        self._running[node.name] = self.parts.enter_context(nginx)
-
-    def pid(self, node: Node) -> int:
-        """Return the process of a node's nginx, whose children are its workers."""
-        return self._running[node.name].pid
-
-    def kill(self, node: Node) -> None:
-        self._running[node.name].kill()
+        self.nginx[node.name] = self.parts.enter_context(nginx)
 
     def front(self, node: Node) -> str:
         """Return the path of a node's front."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from http.client import HTTPConnection
 from typing import Any
 
@@ -25,11 +25,9 @@ def events_of(lines: Iterable[bytes]) -> Iterator[Event]:
                 yield name, json.loads(value)
 
 
-@contextmanager
-def live(daemon: Daemon) -> Iterator[Iterator[Event]]:
+def live(daemon: Daemon) -> closing[Generator[Event, None, None]]:
     """Follow a daemon over its socket, as its page does: it asks again when a stream has lasted its time."""
-    with closing(follow(lambda: UnixConnection(daemon.socket))) as events:
-        yield events
+    return closing(follow(lambda: UnixConnection(daemon.socket)))
 
 
 def follow(connect: Callable[[], HTTPConnection]) -> Generator[Event, None, None]:

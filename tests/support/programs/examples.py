@@ -56,10 +56,8 @@ def counted_shards(server: MotoS3) -> Iterator[Daemon]:
     for name, counts in (("train", TRAINING), ("long", LONG), ("val", VALIDATION)):
         put_shards(server, name, counts)
     with tempfile.TemporaryDirectory(prefix="shardcache-ways-") as root, Daemon(Path(root), env=server.env()) as it:
-        assert (
-            shardcache("warm", *(f"s3://bucket/{name}/" for name in ("train", "long", "val")), socket=it.socket).code
-            == 0
-        )
+        folders = [f"s3://bucket/{name}/" for name in ("train", "long", "val")]
+        assert shardcache("warm", *folders, socket=it.socket).code == 0
         yield it
 
 
