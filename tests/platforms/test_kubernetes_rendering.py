@@ -14,7 +14,8 @@ import yaml
 from shardcache.cluster.nginx_process import _STOP_LIMIT_S
 from shardcache.shared.front import FRONT
 from support.cluster.tier import OWNER_PORT
-from support.platforms.rendered import INSTALL, KUBERNETES, by_kind, kustomized, objects_of, rendered_by
+from support.platforms.rendered import INSTALL, KUBERNETES, LIMIT_S, by_kind, kustomized, objects_of
+from support.programs.processes import printed_by
 
 pytestmark = pytest.mark.skipif(not (shutil.which("helm") and shutil.which("kubectl")), reason=INSTALL)
 # Of monitoring.coreos.com/v1, of which the API knows nothing.
@@ -44,7 +45,8 @@ CHOICES = {
 def templated(*sets: str) -> list[dict[str, Any]]:
     """Return the objects of the chart, with values such as `metrics.enabled=true`."""
     flags = [word for pair in sets for word in ("--set", pair)]
-    return objects_of(rendered_by("helm", "template", "release", str(KUBERNETES / "chart"), *flags))
+    command = ["helm", "template", "release", str(KUBERNETES / "chart"), *flags]
+    return objects_of(printed_by(command, timeout=LIMIT_S))
 
 
 def comparable(objects: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import select
 import shutil
 import signal
 import sys
@@ -18,8 +17,7 @@ from campaign.kills import FLAGS, GONE, Ground, audit, fetch, look
 from shardcache.store.folder.layout import PART
 from support.disks.shim import HAS_CC, Action, Op, Shim
 from support.programs.daemon import Daemon, eventually
-from support.programs.guard import GUARD_S
-from support.programs.processes import transport_workers
+from support.programs.processes import has_ended, transport_workers
 from support.programs.zygote import Zygote
 from support.stores.buckets import MotoS3
 
@@ -70,7 +68,7 @@ def test_transport_worker_dies_with_its_daemon(lived: Ground, tmp_path: Path) ->
         assert daemon.wait() == -signal.SIGKILL
         assert shim.acted == 1
     for worker in workers:
-        ended, _, _ = select.select([worker], [], [], GUARD_S)
+        ended = has_ended(worker)
         os.close(worker)
         assert ended
 
@@ -89,7 +87,7 @@ async def test_indexer_dies_with_its_daemon(tmp_path: Path) -> None:
         await asyncio.to_thread(eventually, lambda: _is_read(tar, writers))
         parent.kill()
         await parent.wait()
-        ended, _, _ = await asyncio.to_thread(select.select, [indexer], [], [], GUARD_S)
+        ended = await asyncio.to_thread(has_ended, indexer)
         assert ended
     finally:
         for fd in (indexer, *writers):

@@ -1,22 +1,22 @@
 """The Kubernetes manifests as `kubectl kustomize` and `helm template` render them."""
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from support import ROOT
+from support.programs.processes import printed_by
 
 Json = dict[str, Any]
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 INSTALL = "needs helm and kubectl: https://helm.sh/docs/intro/install and https://kubernetes.io/docs/tasks/tools"
-_LIMIT_S = 120
+LIMIT_S = 120
 
 
 def kustomized(folder: Path) -> list[Json]:
-    return objects_of(rendered_by("kubectl", "kustomize", str(folder)))
+    return objects_of(printed_by(["kubectl", "kustomize", str(folder)], timeout=LIMIT_S))
 
 
 def objects_of(text: str) -> list[Json]:
@@ -29,8 +29,3 @@ def by_kind(objects: list[Json]) -> dict[str, Json]:
     kinds = {thing["kind"]: thing for thing in found}
     assert len(kinds) == len(found), [thing["kind"] for thing in objects]
     return kinds
-
-
-def rendered_by(*command: str) -> str:
-    """Run a renderer; return what it printed."""
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=_LIMIT_S).stdout

@@ -79,6 +79,13 @@ def memfds() -> dict[int, str]:
     return {fd: name for fd, name in names.items() if "memfd" in name}
 
 
+def has_ended(pidfd: int, limit_s: float | None = GUARD_S) -> bool:
+    """Return whether a process ends within the limit, whoever its parent is. Blocks until then."""
+    ended = select.poll()  # select() takes no descriptor above 1,023
+    ended.register(pidfd, select.POLLIN)
+    return bool(ended.poll(None if limit_s is None else limit_s * 1000))
+
+
 def wait_until_ended(pid: int) -> None:
     """Return once a process has ended, whoever its parent is. Blocks; raises TimeoutError."""
     try:
@@ -86,7 +93,7 @@ def wait_until_ended(pid: int) -> None:
     except ProcessLookupError:
         return
     try:
-        if not select.select([fd], [], [], GUARD_S)[0]:
+        if not has_ended(fd):
             raise TimeoutError(f"process {pid} has not ended")
     finally:
         os.close(fd)

@@ -8,7 +8,6 @@ import atexit
 import gc
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from support.disks.shim import HAS_CC, library, rule_this_process
 from support.programs import forked_helpers
 from support.programs.forked_helpers import ForkingLoop
 from support.programs.guard import GUARD_S
+from support.programs.processes import has_ended
 
 _IMPORTED = (
     "shardcache.daemon.running",
@@ -59,13 +59,13 @@ class Forked:
 
     def poll(self) -> int | None:
         """Return its exit status, negative where a signal ended it, or None while it runs."""
-        if self._status is None and self._ended(0):
+        if self._status is None and has_ended(self._pidfd, 0):
             self._status = self._reap(self.pid)
         return self._status
 
     def wait(self, timeout: float | None = None) -> int:
         """Return its exit status when it has ended. Raises subprocess.TimeoutExpired."""
-        if not self._ended(timeout) or (status := self.poll()) is None:
+        if not has_ended(self._pidfd, timeout) or (status := self.poll()) is None:
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
         return status
 
@@ -78,11 +78,6 @@ class Forked:
     def _send(self, number: int) -> None:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
-
-    def _ended(self, timeout_s: float | None) -> bool:
-        ended = select.poll()  # select() takes no descriptor above 1,023
-        ended.register(self._pidfd, select.POLLIN)
-        return bool(ended.poll(None if timeout_s is None else timeout_s * 1000))
 
 
 class Zygote(AbstractContextManager["Zygote"]):
