@@ -195,7 +195,7 @@ async def test_status_names_the_nodes_that_are_down(secure: TierNodes) -> None:
     reports = await ask(tier.nodes, tier.owner_port, tls)
     assert [report.error for report in reports] == [None, None, None]
     assert {report.peers["digest"] for report in reports if report.peers} == {tier.digest}
-    secure.kill(tier.nodes[2])
+    secure.nginx[tier.nodes[2].name].kill()
     down = await ask(tier.nodes, tier.owner_port, tls)
     assert [report.peers is None for report in down] == [False, False, True]
     assert down[2].error

@@ -292,7 +292,7 @@ async def test_a_replaced_object_is_noticed_behind_a_tier_that_has_the_old_one(t
     obj = await tiered.put()
     tiered.far.put("a.tar", DATA[::-1])
     assert (await tiered.download(obj)).path.read_bytes() == DATA
-    tiered.near.remove("a.tar")
+    del tiered.near.objects["a.tar"]
     tiered.forget()
     with pytest.raises(ShardChangedError):
         await tiered.download(obj)
