@@ -142,7 +142,7 @@ class Counting:
         if name in self._store.shards:
             async with self._leasing.retained(ref) as published:
                 ref_with_count = _ref_with_count(published.facts)
-                return _Counted(ref_with_count, was_fetched=not published.hit)
+                return _Counted(ref_with_count, was_fetched=not published.is_hit)
 
         # 3. The shard is fetched, without a lease: it may be evicted for the next shard at once,
         #    and a lease would then fetch it again.
@@ -181,7 +181,7 @@ class Counting:
                 published.shard.suspicion = exn.message
                 raise
         complete = _ref_with_count(published.facts)._replace(tokens=tokens)
-        return _Counted(complete, was_fetched=not published.hit)
+        return _Counted(complete, was_fetched=not published.is_hit)
 
 
 def _details(ref: ShardRef, number: int) -> Event:

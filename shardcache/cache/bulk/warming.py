@@ -191,7 +191,7 @@ class _SizeLimit(NamedTuple):
 
 def _state_of(published: Published) -> str:
     """Return the state by which a round counts a shard."""
-    return CACHED if published.hit else FETCHED
+    return CACHED if published.is_hit else FETCHED
 
 
 def _is_incomplete(ref: ShardRef, *, versions: bool) -> bool:

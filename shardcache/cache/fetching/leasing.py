@@ -52,12 +52,12 @@ class Published:
     Attributes:
         shard: the shard.
         facts: the facts in its sidecar, such as its version and its number of samples.
-        hit: True if none of its bytes had to be fetched for this request.
+        is_hit: True if none of its bytes had to be fetched for this request.
     """
 
     shard: Shard
     facts: Facts
-    hit: bool
+    is_hit: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -266,9 +266,9 @@ class Leasing:
             ref: the shard as the caller requests it.
         """
         shard = await self._present(name, ref)
-        hit = shard is not None  # True while nothing of the shard had to be fetched
+        is_hit = shard is not None  # True while nothing of the shard had to be fetched
         while True:
-            published = await self._if_usable(shard, ref, hit=hit)
+            published = await self._if_usable(shard, ref, is_hit=is_hit)
             if published is not None:
                 return published
 
@@ -278,7 +278,7 @@ class Leasing:
             # A transfer returns the same `Shard` object if it has only indexed the cached file. It
             # returns another one if it has fetched the shard's bytes.
             was_only_indexed = fetched is shard
-            hit = hit and was_only_indexed
+            is_hit = is_hit and was_only_indexed
             # The shard may have been evicted between its publication and this task's turn on the
             # event loop. So look it up and check it again.
             shard = self._store.shards.get(fetched.key)
@@ -305,7 +305,7 @@ class Leasing:
         shard: Shard | None,
         ref: ShardRef,
         *,
-        hit: bool,
+        is_hit: bool,
     ) -> Published | None:
         """Return a cached shard with its facts, if it is sound and has what `ref` asks for.
 
@@ -315,7 +315,7 @@ class Leasing:
         Args:
             shard: the cached shard; if it is None, so is the result.
             ref: the shard as the caller requests it.
-            hit: whether the shard was cached when it was requested.
+            is_hit: whether the shard was cached when it was requested.
         """
         if shard is None:
             return None
@@ -325,9 +325,9 @@ class Leasing:
         _check_version(facts, ref)
         if not ref.is_file and facts.samples is None:  # a reader of samples needs an index
             return None
-        if hit:  # the schedule does not count the first use, for which a shard was fetched
+        if is_hit:  # the schedule does not count the first use, for which a shard was fetched
             self._planner.schedule.used(shard.key)
-        return Published(shard, facts, hit)
+        return Published(shard, facts, is_hit)
 
     async def _facts_if_sound(self, shard: Shard, url: str) -> Facts | None:
         """Return the facts of a cached shard; None if it is damaged, or has left the cache.

@@ -259,7 +259,7 @@ class ObjectReads:
 
     def _count(self, published: Published) -> None:
         """Count a read as a hit or a miss."""
-        if published.hit:
+        if published.is_hit:
             self._count_hit(published.shard)
         else:
             self._counters.misses += 1

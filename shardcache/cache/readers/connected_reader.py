@@ -230,7 +230,7 @@ class Reader:
         return lease
 
     def _count_hit_or_miss(self, acquired: Published | Arrival | PartFile) -> None:
-        if isinstance(acquired, Published) and acquired.hit:
+        if isinstance(acquired, Published) and acquired.is_hit:
             self._counters.hits += 1
             self._counters.hit_bytes += acquired.facts.size_bytes
         else:

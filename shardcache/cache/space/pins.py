@@ -117,7 +117,7 @@ class Pins:
         """
 
         def without_user(pin: Pin) -> Pin | None:
-            """Return what is left of the pin that is on this pin's url now."""
+            """Return what is left of the present pin on this pin's url."""
             present = self._by_url.get(pin.url)
             return None if present is None else _without(present, uid)
 

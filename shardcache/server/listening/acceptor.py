@@ -167,8 +167,8 @@ class _LimitedProtocol(asyncio.Protocol):
 
     Args:
         inner: the protocol that serves the connection.
-        limits: the limits on time among them are those of this connection: on its whole lifetime,
-            on the time until its first request, and on the time for which the client reads nothing.
+        limits: has the limits on the connection's whole lifetime, on the time until its first
+            request, and on the time for which the client reads nothing.
         on_end: called when the connection has ended.
     """
 
@@ -187,8 +187,7 @@ class _LimitedProtocol(asyncio.Protocol):
         write_transport = cast(asyncio.WriteTransport, transport)
         loop = asyncio.get_running_loop()
         limits = self._limits
-        # `close` in place of `abort` would wait until the client has read everything that was
-        # written.
+        # The timers call `abort`, as `close` waits until the client has read all that was written.
         if limits.lifetime_s is not None:
             self._lifetime_timer = loop.call_later(limits.lifetime_s, write_transport.abort)
         if limits.first_request_s is not None:
