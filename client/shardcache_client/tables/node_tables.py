@@ -96,7 +96,7 @@ def shared_table(
 def _own_folder() -> Path:
     """Return the folder of this user's tables. Create it if it is missing.
 
-    Raises CacheDirError if the folder cannot be created, or if other users have access to it.
+    Raises CacheDirError if the folder cannot be created, is another user's, or is open to others.
     """
     folder = Path(tempfile.gettempdir()) / f"shardcache-tables-{os.geteuid()}"
     try:

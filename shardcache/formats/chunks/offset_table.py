@@ -49,8 +49,8 @@ class ForwardReader:
         `read`.
         """
         begin = at - self._window_start
-        # `read` waits for bytes that are still arriving. Callers rely on this even if they want 0
-        # bytes: to wait until the shard has arrived up to an offset beyond the window.
+        # In a shard that is still arriving, `read` waits for the bytes. Even a call for 0 bytes may
+        # lie beyond the window: it has to wait until the shard has arrived up to its offset.
         if begin < 0 or begin + size_bytes > len(self._window):
             max_bytes = max(size_bytes, _WINDOW_BYTES)
             self._window = self._read(at, size_bytes, max_bytes)
