@@ -58,14 +58,15 @@ class AzureOrigin(StoreOrigin):
     @classmethod
     def options_of(cls, credentials: AzureSecret) -> dict[str, Any]:
         """As `StoreOrigin.options_of`."""
+        variables = credentials.variables
         options: dict[str, Any] = {}
         # The order is reversed, so that the first of two variables for the same option wins.
-        for name, value in reversed(credentials.values):
+        for name, value in reversed(variables.items()):
             options[_OPTIONS[name]] = value
         # If the only secret is that of the SDK's variable, the identity and its tenant are named by
         # variables of the SDK, too, which adlfs does not read. They are not sent by the session,
         # but have the same values here: readers with another identity have another private daemon.
-        if credentials.variables.keys() == {_IDENTITY_SECRET}:
+        if variables.keys() == {_IDENTITY_SECRET}:
             options["client_id"] = os.environ.get("AZURE_CLIENT_ID")
             options["tenant_id"] = os.environ.get("AZURE_TENANT_ID")
         return options
