@@ -139,16 +139,16 @@ class RankWork(ABC):
     def parts(
         self,
         *,
-        skip: int = 0,
+        start: int = 0,
         threads: int = 0,
         ahead: int = 2,
         begin: Callable[[], object] = lambda: None,
         finish: Callable[[MadePart], MadePart] = _as_it_is,
     ) -> Generator[MadePart]:
-        """Yield the parts without the first `skip`.
+        """Yield the parts in the order of their numbers.
 
         Args:
-            skip: number of parts to leave out at the beginning.
+            start: number of the first part to yield.
             threads: number of threads that make the parts; 0 to make them in the calling thread.
             ahead: maximum number of parts per thread that are begun or made, but not yet taken.
             begin: called first in each of these threads.
@@ -159,14 +159,14 @@ class RankWork(ABC):
 
         def read_parts(check: Check) -> Generator[RawPart]:
             """Yield the results of reading each part."""
-            if skip >= self.count:
+            if start >= self.count:
                 return
             reading = self._reading
             with (
                 reading.sessions.borrow() as session,
                 closing(self.open_places_reader(session, check)) as places_reader,
             ):
-                for number in range(skip, self.count):
+                for number in range(start, self.count):
                     yield self.read_part(number, places_reader, session)
 
         skips = Skips(for_epoch(self._reading.on_error))  # `for_epoch` limits its warnings

@@ -54,9 +54,6 @@ class SampleRun:
             asks for samples; returns the argument if no DataLoader asks. It is called when the
             first sample is asked for, since the DataLoader is known only then.
         start: position from which the reader resumes.
-
-    Attributes:
-        topology: the reader.
     """
 
     counted = True  # samples are dealt to readers, never whole shards; see `StageRun`
@@ -70,7 +67,7 @@ class SampleRun:
         start: RunStart,
     ) -> None:
         part = start.part
-        self.topology = reader
+        self._reader = reader
         # True once nothing is left to read. The last sample may still have to be yielded.
         self._is_read = False
         self._reading = reading
@@ -83,7 +80,9 @@ class SampleRun:
         # With `even=None`, ranks may have different numbers of samples. Bad samples are then left
         # out. Otherwise each is replaced by a substitute, and none is left out.
         self._has_substitutes = reading.deal.even is not None
-        self._left_out = BadCounts() if self._has_substitutes else self._bad
+        self._left_out = self._bad
+        if self._has_substitutes:
+            self._left_out = BadCounts()  # stays empty
         self._yielded = 0
         self._passed_before = 0  # places after the progress that were passed before this run
         self._batch_size = form.batch_size
@@ -103,14 +102,14 @@ class SampleRun:
         )
         self._total = self._batches.samples  # number of samples of this reader after the progress
         if not self._is_whole_rank:
-            worker = self.topology.worker
-            workers = self.topology.workers
+            worker = self._reader.worker
+            workers = self._reader.workers
             self._total = samples_of_worker(self._total, self._batch_size, worker, workers)
 
     @property
     def _is_whole_rank(self) -> bool:
         """True if the reader is a rank, or a rank's only worker."""
-        return self.topology.workers == 1
+        return self._reader.workers == 1
 
     @property
     def places_passed(self) -> int:
@@ -189,8 +188,8 @@ class SampleRun:
             yield first, end
             return
         batches_passed, places_passed = divmod(self._passed_before, self._batch_size)
-        workers = self.topology.workers
-        next_batch = self.topology.worker + batches_passed * workers
+        workers = self._reader.workers
+        next_batch = self._reader.worker + batches_passed * workers
         for number in range(next_batch, self._batches.count, workers):
             first, end = self._batches.places_of(number)
             yield first + places_passed, end
@@ -216,7 +215,7 @@ class SampleRun:
             return self._form.state(progress, self._rank, ended=ended, over=over, left=left)
 
         part = WorkerPart(
-            self.topology.worker, self.topology.workers, self._batch_size, self.places_passed
+            self._reader.worker, self._reader.workers, self._batch_size, self.places_passed
         )
         form = replace(self._form, batch_size=self._batch_size)
         return form.state(self._progress, self._rank, ended=ended, over=over, left=left, part=part)

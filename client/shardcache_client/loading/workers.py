@@ -114,7 +114,7 @@ class Workers:
             # The memory of chunks is not pinned, as batches are still to be made of them.
             finish = self._pinned_part if isinstance(task, BatchTask) else _unchanged
             yield from work.parts(
-                skip=start + taken,
+                start=start + taken,
                 threads=self.count,
                 ahead=self._ahead,
                 begin=self.thread_preparation(),
