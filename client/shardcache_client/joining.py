@@ -32,7 +32,9 @@ from shardcache_client.order.shards.manifest import JoinedManifest
 from shardcache_client.parts.dataset_arguments import ARGUMENTS
 from shardcache_client.parts.dataset_parts import DatasetParts
 from shardcache_client.parts.epoch_reader import EpochReader
+from shardcache_client.parts.runtime import Runtime
 from shardcache_client.parts.sample_tables import entries_by_shard, rows_by_shard, table_rows
+from shardcache_client.ranks.group import RankGroup
 from shardcache_client.reader import ShardReader
 from shardcache_client.samples.decoders import Spec
 from shardcache_client.samples.slicing import Sample
@@ -114,9 +116,6 @@ class JoinedReader(ShardReader[T_co]):
         own_prefix = f"{first_name}." if first_name else ""
         # A member may come from another source's shard: `url_of` finds the shard for errors.
         decode_stage = replace(pipeline.decode, prefix=own_prefix, url_of=manifest.url_of)
-        group = self._runtime.rank_group(first.group.named_ranks, first.urls, timeout_s)
-        # If the ranks share rank 0's list of the first source's shards, they need not compare it.
-        group.has_manifest_of_rank_0 = first.group.has_manifest_of_rank_0
 
         # All other parts are the first source's parts.
         joined = replace(
@@ -124,7 +123,7 @@ class JoinedReader(ShardReader[T_co]):
             samples=replace(first.samples, manifest=manifest),
             sessions=SessionPool(*first.sessions.settings),  # the source may be read as well
             pipeline=Pipeline(decode_stage, (*table_stages, *pipeline.stages)),
-            group=group,
+            group=_rank_group(self._runtime, list(parts.values())),
         )
         self._others = dict(others)
         self._table_stages = table_stages
@@ -156,6 +155,16 @@ class JoinedReader(ShardReader[T_co]):
             return predicate(replace(entry, sizes=sizes, rows=rows))
 
         return super().select(chosen)
+
+
+def _rank_group(runtime: Runtime, sources: Sequence[DatasetParts]) -> RankGroup:
+    """Return the group of the ranks that read the sources together."""
+    first, *others = sources
+    group = runtime.rank_group(first.group.named_ranks, first.urls, first.sessions.timeout_s)
+    # If the ranks share rank 0's lists of all sources' shards, they need not compare them.
+    group.has_manifest_of_rank_0 = first.group.has_manifest_of_rank_0
+    group.may_join_other_shards = not all(each.group.has_manifest_of_rank_0 for each in others)
+    return group
 
 
 def _tables_and_readers(

@@ -63,9 +63,11 @@ class RankGroup:
     Attributes:
         named_ranks: the ranks that the user named; None for the ranks of the launcher.
         has_manifest_of_rank_0: True if all ranks have the manifest of rank 0.
+        may_join_other_shards: True if ranks may nevertheless have joined different shards to it.
     """
 
     has_manifest_of_rank_0 = False
+    may_join_other_shards = False
 
     def __init__(self, named_ranks: Topology | MeshRanks | None) -> None:
         self.named_ranks = named_ranks

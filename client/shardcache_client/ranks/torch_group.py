@@ -173,7 +173,8 @@ class TorchRankGroup(RankGroup):
         # Each process compares the shards once, as all copies of the dataset have the same. A
         # selection may be a copy's own, so it is always compared.
         are_shards_compared = self._compared.get(_SHARDS) == os.getpid()
-        if not self.has_manifest_of_rank_0 and not are_shards_compared:
+        may_differ = self.may_join_other_shards or not self.has_manifest_of_rank_0
+        if may_differ and not are_shards_compared:
             self._compare_shards(store, _compared_part(manifest, counted=counted))
             self._compared[_SHARDS] = os.getpid()
         if manifest.selection:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from shardcache.errors import ConfigError, ShardcacheError
-from shardcache_client.dataset import ShardDataset
+from shardcache_client.dataset import Joined, ShardDataset
 from support.programs.guard import GUARD_S
 
 BATCH = 5
@@ -185,6 +185,22 @@ def listed(
             ds = ds.split(0.5, 0.5, seed=int(rank) if when == "astray" else 0)[0]
         method = {} if workers == "none" else {"num_workers": 2, "multiprocessing_context": workers}
         told["keys"] = [sample["__key__"] for sample in DataLoader(ds, batch_size=None, **method)]
+    except ShardcacheError as exn:
+        told["error"] = f"{type(exn).__name__}: {exn}"
+    return told
+
+
+def joined(urls: str, partners: str, socket: str, init_method: str, rank: str, world_size: str) -> dict[str, Any]:
+    """Read one rank's share of joined samples, or return its error.
+
+    The partners' shards are listed before torch.distributed is initialised, so by each rank itself.
+    """
+    told: dict[str, Any] = {"keys": None, "error": None}
+    other = ShardDataset(partners, socket=socket)
+    meet(init_method, rank, world_size)
+    try:
+        ds = Joined({"": ShardDataset(urls, even=None, socket=socket), "cap": other})
+        told["keys"] = [sample["__key__"] for sample in ds]
     except ShardcacheError as exn:
         told["error"] = f"{type(exn).__name__}: {exn}"
     return told

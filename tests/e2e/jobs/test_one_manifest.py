@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import listed
+from jobs import joined, listed
 
 from shardcache_client.dataset import ShardDataset
 from support.network.ports import free_port
@@ -90,6 +90,29 @@ def test_ranks_that_select_other_samples_get_an_error(nodes: list[Daemon], sourc
     assert len(errors) == 1
     assert "ManifestMismatchError" in errors[0]
     assert "has selected other samples than rank" in errors[0]
+
+
+def test_ranks_that_join_other_shards_get_an_error(nodes: list[Daemon], source: Path, tmp_path: Path) -> None:
+    """One of two ranks, before it reads, though both have rank 0's list of the first source's shards."""
+    for name in ("same", "other"):
+        (tmp_path / name).mkdir()
+        write_shards(tmp_path / name, SHARDS, SAMPLES)
+    url = f"file://{source}/shard-{{000000..{SHARDS - 1:06d}}}.tar"
+
+    def run_with(*partners: str) -> list[Told]:
+        method = f"tcp://127.0.0.1:{free_port()}"
+        ranks = enumerate(zip(nodes, partners, strict=True))
+        return processes(
+            joined, [(url, f"file://{tmp_path}/{each}/", node.socket, method, rank, 2) for rank, (node, each) in ranks]
+        )
+
+    told = run_with("same", "same")
+    assert [rank["error"] for rank in told] == [None] * 2
+    assert sorted(key for rank in told for key in rank["keys"]) == OLD_KEYS
+    [error] = [rank["error"] for rank in run_with("same", "other") if rank["error"]]
+    assert "ManifestMismatchError" in error
+    assert "would read different shards than rank" in error
+    assert "/other/shard-000000.tar" in error
 
 
 def test_a_dataset_that_rank_0_does_not_make(nodes: list[Daemon], source: Path, tmp_path: Path) -> None:
