@@ -67,19 +67,25 @@ class ArrayRecordFormat(Format):
 def _records_in_copy(file: BinaryIO, url: str) -> Iterator[tuple[int, bytes]]:
     """Yield the offset and the bytes of each record of a cached copy.
 
-    Lengths are not checked, as `_copy_pieces` wrote them.
+    Raises CorruptShardError if the copy is not as `_copy_pieces` wrote it.
     """
     at = len(_COPY_MAGIC)
     if file.read(at) != _COPY_MAGIC:
-        raise CorruptShardError(
-            "the cached copy of the ArrayRecord file is damaged: it does not begin as copies do",
-            url=url,
-        )
-    while length := file.read(_LENGTH.size):
+        raise _damaged_copy("it does not begin as copies do", url)
+    while packed_length := file.read(_LENGTH.size):
+        size_bytes = int.from_bytes(packed_length, "little")
         at += _LENGTH.size
-        record = file.read(int.from_bytes(length, "little"))
+        record = file.read(size_bytes)
+        if len(packed_length) < _LENGTH.size or len(record) < size_bytes:
+            raise _damaged_copy("it ends inside a record", url)
         yield at, record
-        at += len(record)
+        at += size_bytes
+
+
+def _damaged_copy(reason: str, url: str) -> CorruptShardError:
+    """Return the error for a damaged cached copy."""
+    message = f"the cached copy of the ArrayRecord file is damaged: {reason}"
+    return CorruptShardError(message, url=url)
 
 
 def _copy_pieces(path: Path, url: str) -> Iterator[bytes]:

@@ -101,6 +101,19 @@ def test_part_of_an_array_record_file_is_an_error(tmp_path: Path, left_bytes: in
         read(ARRAY_RECORD, path)
 
 
+@pytest.mark.parametrize("lost_bytes", [1, 500])
+def test_cached_copy_that_was_cut_is_an_error(tmp_path: Path, lost_bytes: int) -> None:
+    """Within its last record; a record of another length would be a sample of other values."""
+    path = written(tmp_path / "a.array_record", "groups.array_record")
+    copy = tmp_path / "copy"
+    stream = ARRAY_RECORD.stored_copy(path, URL)
+    assert stream is not None
+    with stream:
+        copy.write_bytes(stream.read()[:-lost_bytes])
+    with pytest.raises(CorruptShardError, match="ends inside a record"):
+        ARRAY_RECORD.index(copy, URL, IndexOptions(crc32c=crc32c))
+
+
 def varint_of(number: int) -> bytes:
     low, high = number & 0x7F, number >> 7
     return bytes([low | 0x80]) + varint_of(high) if high else bytes([low])
