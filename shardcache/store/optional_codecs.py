@@ -58,7 +58,10 @@ class BrotliStream(io.RawIOBase):
         return size_bytes
 
     def _next_piece(self) -> bytes:
-        """Return some decompressed bytes: few enough, as a few bytes may become gigabytes."""
+        """Return some decompressed bytes, at most a chunk of them.
+
+        A few compressed bytes may become gigabytes.
+        """
         data = b""
         if self._decoder.can_accept_more_data():
             data = self._file.read(_CHUNK_BYTES)

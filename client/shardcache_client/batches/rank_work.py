@@ -73,7 +73,7 @@ class Reading:
         return self.epochs is None or epoch + 1 < self.epochs
 
 
-def _as_it_is(part: MadePart) -> MadePart:
+def unchanged(part: MadePart) -> MadePart:
     """Return a part unchanged: the default for `finish`."""
     return part
 
@@ -143,7 +143,7 @@ class RankWork(ABC):
         threads: int = 0,
         ahead: int = 2,
         begin: Callable[[], object] = lambda: None,
-        finish: Callable[[MadePart], MadePart] = _as_it_is,
+        finish: Callable[[MadePart], MadePart] = unchanged,
     ) -> Generator[MadePart]:
         """Yield the parts in the order of their numbers.
 

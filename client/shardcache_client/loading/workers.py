@@ -16,7 +16,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from shardcache_client.batches.maker import MadePart
-from shardcache_client.batches.rank_work import BatchForm, RankWork, Reading
+from shardcache_client.batches.rank_work import BatchForm, RankWork, Reading, unchanged
 from shardcache_client.loading.processes import ProcessPool
 from shardcache_client.loading.tasks import BatchTask, Task
 from shardcache_client.loading.worker_choice import WorkerChoice
@@ -40,11 +40,6 @@ def _prepare_thread(device: int | None) -> None:
     if device is not None:
         # Without this, pinning memory would initialise the first device of the node on every rank.
         torch.accelerator.set_device_index(device)
-
-
-def _unchanged(part: MadePart) -> MadePart:
-    """Return a part as it is; takes the place of pinning its memory."""
-    return part
 
 
 class Workers:
@@ -112,7 +107,7 @@ class Workers:
         # makes `_made_by_processes` remove the pool.
         if self._pool is None:
             # The memory of chunks is not pinned, as batches are still to be made of them.
-            finish = self._pinned_part if isinstance(task, BatchTask) else _unchanged
+            finish = self._pinned_part if isinstance(task, BatchTask) else unchanged
             yield from work.parts(
                 start=start + taken,
                 threads=self.count,

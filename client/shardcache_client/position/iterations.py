@@ -16,7 +16,7 @@ Role = Literal["look", "main", "overtaken"]
   epoch.
 """
 
-Reading = Literal["open", "read", "over"]
+ReadingProgress = Literal["open", "read", "over"]
 """The progress of an iteration.
 
 - "open": it has more to yield, or may have.
@@ -52,7 +52,7 @@ class Iteration:
     states: Sequence[SavedState] = ()
     is_epoch_set: bool = False
     position: Any = None
-    reading: Reading = "open"
+    reading: ReadingProgress = "open"
     role: Role = "look"
     number: int = 0
     loads: int = 0

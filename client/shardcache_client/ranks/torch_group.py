@@ -67,7 +67,7 @@ class TorchRankGroup(RankGroup):
     there is nothing to compare.
 
     Datasets of different processes are matched by their urls, and by whether the user named a rank,
-    a mesh or neither. Datasets with the same urls are matched by the order of their creation.
+    a mesh or neither. Datasets that agree in these are matched by the order of their creation.
 
     A group can be pickled for DataLoader workers.
     """

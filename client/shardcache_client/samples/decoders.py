@@ -192,7 +192,7 @@ def _check_torchcodec() -> None:
             f"decoding video and audio needs torchcodec: {reason}",
             # Later releases on PyPI need CUDA, so a machine without a GPU cannot use them.
             remedy="install FFmpeg 4 to 8, and a release of torchcodec that fits your torch; "
-            "without a GPU, choose torchcodec<0.14, or a CPU wheel from PyTorch's index",
+            "without a GPU, pip install 'torchcodec<0.14', or a CPU wheel from PyTorch's index",
         ) from exn
 
 

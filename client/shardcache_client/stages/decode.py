@@ -153,7 +153,7 @@ class Decode:
         if self.members is not None:
             sample, extensions = self.members.choose(sample)
 
-        absent = self._absent_members(sample)
+        absent = self._absent_members(sample) if self.required else ()
         if absent and self.missing == "skip":
             return Dropped.INCOMPLETE
 

@@ -25,6 +25,8 @@ from shardcache_client.tables.row_index import RowIndex
 log = logging.getLogger("shardcache")
 
 _SUFFIX = ".rows"
+
+_OTHER_FOLDER = "export TMPDIR=…, a folder on a local disk in which you may write"  # a remedy
 # Time for which a table is kept after it was last opened.
 _MAX_UNUSED_S = 7 * 24 * 3600.0
 # Interval at which a process that makes a table logs its progress.
@@ -105,13 +107,13 @@ def _own_folder() -> Path:
     except OSError as exn:
         raise CacheDirError(
             f"the folder {folder} cannot be created ({exn.strerror})",
-            remedy="export TMPDIR=…, a folder on a local disk in which you may write",
+            remedy=_OTHER_FOLDER,
         ) from exn
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
     if not is_own:
         raise CacheDirError(
             f"{folder} is not a folder of this user, so its tables may be another user's",
-            remedy="remove it",
+            remedy=f"remove it; or {_OTHER_FOLDER}",
         )
     is_open_to_others = bool(status.st_mode & 0o077)
     if is_open_to_others:

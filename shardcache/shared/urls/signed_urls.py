@@ -179,7 +179,9 @@ def _parsed(url: str) -> _SignedUrl | None:
             signature[name] = _value_in(text)
         else:
             object_parameters.append(text)
-    object_query = "?" + "&".join(object_parameters) if object_parameters else ""
+    # The text may be empty although there is a parameter: a query may end with "&".
+    kept_query = "&".join(object_parameters)
+    object_query = f"?{kept_query}" if kept_query else ""
     return _SignedUrl(path + object_query + hash_mark + fragment, signature)
 
 

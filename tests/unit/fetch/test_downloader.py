@@ -87,6 +87,21 @@ async def test_time_that_the_store_asks_for_passes_before_the_next_attempt(monke
     assert pauses == [7, 60, 0]
 
 
+async def test_url_that_failed_last_is_the_last_of_the_failing_ones() -> None:
+    """Also if another request for it had failed before."""
+    retry = Retry(3, Counters(), Backoff(100.0, 100.0))
+
+    requests = []
+    for url in ("https://a", "https://b", "https://a"):
+        requests.append(asyncio.create_task(retry.call(url, Script(BUSY))))
+        await asyncio.sleep(0)
+    assert list(retry.failing) == ["https://b", "https://a"]
+    for request in requests:
+        request.cancel()
+    await asyncio.gather(*requests, return_exceptions=True)
+    assert not retry.failing
+
+
 async def test_a_failing_part_is_reported_while_other_parts_of_its_url_arrive() -> None:
     """Its report ends with its own request, not with that of another part."""
     retry = Retry(3, Counters(), Backoff(base_s=0, cap_s=0))
