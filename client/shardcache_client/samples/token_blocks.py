@@ -163,8 +163,11 @@ class BlockCutter:
         while position < stop:
             if position > first:
                 borders.append(position - first)
-            parts.append(self._document_bytes(document, position, stop))
-            position = self._ends[document]
+            parts.append(self._content_bytes(document, position, stop))
+            document_end = self._ends[document]
+            if document_end <= stop:
+                parts.append(self._end_token)
+            position = document_end
             document += 1
 
         # An array over `bytes` would be read-only; over a `bytearray` it is writable.
@@ -180,18 +183,18 @@ class BlockCutter:
         """Return the position of a document's first token."""
         return self._ends[document - 1] if document else 0
 
-    def _document_bytes(self, document: int, start: int, stop: int) -> bytes:
-        """Return the bytes of a document's tokens from position `start` to `stop` at most."""
+    def _content_bytes(self, document: int, start: int, stop: int) -> bytes:
+        """Return the bytes of a document's tokens from position `start` to `stop` at most.
+
+        The end token, which has the last position of its document, is not in the tar.
+        """
+        content_end = self._ends[document]
+        if self._end_token:
+            content_end -= 1
+        if start >= content_end:
+            return b""
         document_start = self._start_of(document)
-        document_end = self._ends[document]
-        # If there is an end token, it has the last position of its document, `content_end`.
-        content_end = document_end - 1 if self._end_token else document_end
-        content = b""
-        if start < content_end:
-            tar_offset = self._tar_offsets[document]  # of the token at `document_start`
-            first_byte = tar_offset + (start - document_start) * self._token_bytes
-            end_byte = tar_offset + (min(content_end, stop) - document_start) * self._token_bytes
-            content = self._tar[first_byte:end_byte]
-        if content_end < document_end <= stop:
-            content += self._end_token
-        return content
+        tar_offset = self._tar_offsets[document]  # of the token at `document_start`
+        first_byte = tar_offset + (start - document_start) * self._token_bytes
+        end_byte = tar_offset + (min(content_end, stop) - document_start) * self._token_bytes
+        return self._tar[first_byte:end_byte]
