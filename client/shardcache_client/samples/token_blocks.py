@@ -157,18 +157,7 @@ class BlockCutter:
             "__key__": f"{key_of(self._index, document)}:{first - self._start_of(document)}",
             "__url__": self._url,
         }
-        parts = []  # the bytes of the block's tokens, document by document
-        borders = []  # offsets in the block at which its second and later documents begin
-        position = first
-        while position < stop:
-            if position > first:
-                borders.append(position - first)
-            parts.append(self._content_bytes(document, position, stop))
-            document_end = self._ends[document]
-            if document_end <= stop:
-                parts.append(self._end_token)
-            position = document_end
-            document += 1
+        parts, borders = self._parts_of_block(document, first, stop)
 
         # An array over `bytes` would be read-only; over a `bytearray` it is writable.
         sample["tokens"] = np.frombuffer(bytearray().join(parts), self._dtype)
@@ -183,18 +172,41 @@ class BlockCutter:
         """Return the position of a document's first token."""
         return self._ends[document - 1] if document else 0
 
-    def _content_bytes(self, document: int, start: int, stop: int) -> bytes:
-        """Return the bytes of a document's tokens from position `start` to `stop` at most.
+    def _parts_of_block(
+        self, document: int, first: int, stop: int
+    ) -> tuple[list[bytes], list[int]]:
+        """Return a block's bytes in parts, and the borders of its documents.
 
-        The end token, which has the last position of its document, is not in the tar.
+        A border is the offset in the block, in tokens, at which a document begins, other than the
+        block's first one.
+
+        Args:
+            document: number of the document in which the block begins.
+            first: position of the block's first token.
+            stop: position after its last token.
         """
-        content_end = self._ends[document]
-        if self._end_token:
-            content_end -= 1
-        if start >= content_end:
-            return b""
+        # This loop runs for each document of each block. So it has local names, and calls nothing.
+        ends = self._ends
+        token_bytes = self._token_bytes
+        parts = []
+        borders = []
+        position = first
         document_start = self._start_of(document)
-        tar_offset = self._tar_offsets[document]  # of the token at `document_start`
-        first_byte = tar_offset + (start - document_start) * self._token_bytes
-        end_byte = tar_offset + (min(content_end, stop) - document_start) * self._token_bytes
-        return self._tar[first_byte:end_byte]
+        while position < stop:
+            if position > first:
+                borders.append(position - first)
+            document_end = ends[document]
+            # If there is an end token, it has the last position of its document, `content_end`.
+            content_end = document_end - 1 if self._end_token else document_end
+            if position < content_end:
+                content_stop = min(content_end, stop)
+                tar_offset = self._tar_offsets[document]  # of the token at `document_start`
+                first_byte = tar_offset + (position - document_start) * token_bytes
+                end_byte = tar_offset + (content_stop - document_start) * token_bytes
+                parts.append(self._tar[first_byte:end_byte])
+            if content_end < document_end <= stop:
+                parts.append(self._end_token)
+            position = document_end
+            document_start = document_end
+            document += 1
+        return parts, borders
