@@ -97,10 +97,8 @@ class _RowIndexer:
         if not names:  # `zip` of no columns would yield no rows
             spans_by_row = [()] * batch.num_rows
         for row, spans in enumerate(spans_by_row):
-            cells = []
-            for column, span in zip(columns, spans, strict=True):
-                if span is not None:
-                    cells.append((column, span))
+            by_column = zip(columns, spans, strict=True)
+            cells = [(column, span) for column, span in by_column if span is not None]
             if keys is None:
                 self.table.add(cells)  # the key is the row's number
             elif key := keys[row]:

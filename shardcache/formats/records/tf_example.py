@@ -62,14 +62,10 @@ def features_of(record: bytes) -> Iterator[Feature]:
     """Yield the features of an Example. Raises ValueError if the record is not an Example."""
     for number, wire_type, start, end in fields(record, 0, len(record)):
         _expect(number == 1 and wire_type == LENGTH)
-        yield from _features_in_map(record, start, end)
-
-
-def _features_in_map(record: bytes, start: int, end: int) -> Iterator[Feature]:
-    """Yield the features in a Features message, which lies between two offsets of the record."""
-    for number, wire_type, entry_start, entry_end in fields(record, start, end):
-        _expect(number == 1 and wire_type == LENGTH)
-        yield _feature(record, entry_start, entry_end)
+        # The field is a Features message, whose fields are the entries of a map.
+        for entry_number, entry_type, entry_start, entry_end in fields(record, start, end):
+            _expect(entry_number == 1 and entry_type == LENGTH)
+            yield _feature(record, entry_start, entry_end)
 
 
 def _feature(record: bytes, start: int, end: int) -> Feature:
@@ -176,18 +172,12 @@ def _floats(data: bytes, start: int, end: int) -> Any:
 def _integers(data: bytes, start: int, end: int) -> Any:
     """Return an Int64List as an array of int64, or as an int if it has only one."""
     packed = _packed(data, start, end, VARINT)
-    only_number = _only_varint(packed)
-    if only_number is not None:
-        return _signed(only_number)
+    # A list as short as this may have only one number, for which numpy is not needed.
+    if 0 < len(packed) <= MAX_VARINT_BYTES:
+        number, number_end = read_varint(packed, 0, len(packed))
+        if number_end == len(packed):
+            return _signed(number)
     return _varints(packed)
-
-
-def _only_varint(packed: bytes) -> int | None:
-    """Return the number of a list with one number, without numpy; None for any other list."""
-    if not packed or len(packed) > MAX_VARINT_BYTES:  # no number, or several
-        return None
-    number, number_end = read_varint(packed, 0, len(packed))
-    return number if number_end == len(packed) else None
 
 
 def _varints(packed: bytes) -> Any:
