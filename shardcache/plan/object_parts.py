@@ -34,13 +34,24 @@ def max_parts_per_request(part_bytes: int) -> int:
     return max(1, _MAX_REQUEST_BYTES // part_bytes)
 
 
-def runs(parts: Iterable[int], max_run: int) -> Iterator[range]:
-    """Divide ascending part numbers into runs of consecutive numbers; yield each run.
+def runs(parts: Iterable[int], max_run: int) -> list[range]:
+    """Divide part numbers into runs of consecutive numbers, each of which one request fetches.
+
+    Returns the runs in the order in which their parts are wanted: first the run with the first of
+    `parts`.
 
     Args:
-        parts: numbers of parts.
+        parts: numbers of parts, each once, in the order in which they are wanted. Ranges that
+            several readers want may lie in any order.
         max_run: maximum length of a run.
     """
+    places = {part: place for place, part in enumerate(parts)}
+    found = _ascending_runs(sorted(places), max_run)
+    return sorted(found, key=lambda run: min(places[part] for part in run))
+
+
+def _ascending_runs(parts: Iterable[int], max_run: int) -> Iterator[range]:
+    """Divide ascending part numbers into runs of consecutive numbers; yield each run."""
     run = range(0)
     for part in parts:
         if part == run.stop and 0 < len(run) < max_run:  # the run is not empty, and not full

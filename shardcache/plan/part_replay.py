@@ -232,7 +232,7 @@ class PartReplay:
             return False
 
         missing = [part for part in range(file.count) if part not in file.done]
-        self.requests += sum(1 for _ in runs(missing, self._max_run))
+        self.requests += len(runs(missing, self._max_run))
         self.store_bytes += file.size_bytes - cached_bytes
         for part in cached:
             self._schedule.gone(file.key_of(part))
