@@ -35,6 +35,14 @@ LIMITS: dict[str, float] = {
     "files that a cold shard passes": 200,
 }
 
+MODELS = """\
+httpcore 1.0.9                              31  31,469  5,111   30.1     0.4     9.2    0.1
+uvicorn 0.54.0                              45  40,456  5,970   32.9     0.0     8.0    2.0
+stamina 26.1.0                              10   4,509    801   26.6     0.0     5.0    0.1
+grain 0.2.18, without its tests             72  59,279  9,720   30.9     1.0     3.5    0.2
+mosaicml-streaming 0.13.0                  103  64,756  9,376   32.8     0.1     3.9    0.2"""
+"""The same measures of other projects' packages, from their wheels, to compare with."""
+
 OF_USERS = (
     "ShardReader",
     "ShardcacheFileSystem",  # also the options of fsspec's
@@ -141,6 +149,11 @@ def print_densities() -> None:
     print(f"{'room':40} {house_checks.HEADINGS}")
     for room, density in rooms.items():
         print(f"{room:40} {density.row()}")
+    everything = house_checks.Density()
+    for path in files(".py"):
+        everything.add(path)
+    print(f"{'shardcache and client':40} {everything.row()}")
+    print(MODELS)
 
 
 def main() -> int:

@@ -67,6 +67,8 @@ def findings(path: Path) -> list[Finding]:
             found += _of_comprehension(node, parents[node])
         elif isinstance(node, ast.BinOp):
             found += _of_product(node)
+        elif isinstance(node, ast.Starred):
+            found += _of_splat(node)
         elif isinstance(node, ast.Expr):
             found += _of_docstring(node)
     return sorted(found)
@@ -173,6 +175,12 @@ def _of_product(node: ast.BinOp) -> Iterator[Finding]:
     for text, number in ((node.left, node.right), (node.right, node.left)):
         if _is_text(text) and _is_truth(number):
             yield Finding(node.lineno, "product", "a text multiplied by a truth value")
+
+
+def _of_splat(node: ast.Starred) -> Iterator[Finding]:
+    """A literal whose items could be written where it is unpacked."""
+    if isinstance(node.value, ast.Tuple | ast.List | ast.Set):
+        yield Finding(node.lineno, "literal unpacked where it is written", ast.unparse(node))
 
 
 def _of_docstring(node: ast.Expr) -> Iterator[Finding]:

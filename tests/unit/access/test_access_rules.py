@@ -1,4 +1,4 @@
-"""Rules of what users may have fetched with the daemon's rights, and see."""
+"""Rules of what users may request with the daemon's rights, and see."""
 
 import os
 from contextlib import nullcontext
