@@ -44,7 +44,9 @@ _NUMBER_COLUMNS = (
     "waiting",
 )
 # Headings of the columns that are left out, one after another, until the others fit. A screen 80
-# wide has no space for these if it shows `user`, `ahead` and `waiting now`.
+# wide has no space for these if it shows `user`, `ahead` and `waiting now`. If all columns stay,
+# screens 80 and 100 wide show four jobs in eight lines instead of four, with cut headings, and six
+# letters of what a job waits for.
 _DISPENSABLE_COLUMNS = ("waited", _BAR_COLUMN, "shards/s", "waits", "readers")
 # Heading of the column that is made narrower, down to a minimum width, rather than left out.
 _ELASTIC_COLUMN = "waiting now"
