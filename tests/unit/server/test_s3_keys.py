@@ -10,7 +10,7 @@ MAX_KEYS = 10_000
 DAY_S = 24 * 3600
 
 
-def test_no_more_keys_are_remembered_than_the_maximum(tmp_path: Path) -> None:
+def test_keys_beyond_the_maximum_are_forgotten(tmp_path: Path) -> None:
     """The newest ones stay; keys that expired long ago do not count."""
     now_s = time.time()
     old = [S3Key(f"old-{number}", "secret", Peer(number), now_s - 30 * DAY_S) for number in range(5)]
