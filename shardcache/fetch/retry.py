@@ -144,8 +144,9 @@ class Retry:
     def _record(self, url: str, failed: FailedAttempt, previous: FailedAttempt | None) -> None:
         """Count a failed attempt, replace the previous one in `failing`, and log if it is due."""
         self.counters.retries += 1
+        self._forget(url, previous)
         # The url moves to the end of `failing`, also if other requests for it fail.
-        others = [each for each in self.failing.pop(url, []) if each is not previous]
+        others = self.failing.pop(url, [])
         self.failing[url] = [*others, failed]
         # Only the 2nd, 4th, 8th, … failure is logged: a single lost connection is not worth a line.
         is_power_of_two = failed.number.bit_count() == 1

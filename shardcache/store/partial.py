@@ -145,7 +145,7 @@ class Partial:
                 return None
             obj = RemoteObject(title.url, title.version, title.size_bytes)
             partial = cls(obj, title.part_bytes, path, journal, key, is_file=True)
-            if not partial._resume() or not partial.unchecked:
+            if not partial._take_over(title) or not partial.unchecked:
                 return None
             partial._free_unfinished()
             partial.inode = path.stat().st_ino
@@ -340,13 +340,15 @@ class Partial:
         """
         if not self.obj.has_ranges:  # the origin can only send the object from its first byte
             return False
-        if size_or_zero(self.path) != self.obj.size_bytes:
-            return False
         try:
             title = read_title(self.journal_path)
         except FileNotFoundError:
             return False
-        if title is None:
+        return title is not None and self._take_over(title)
+
+    def _take_over(self, title: JournalTitle) -> bool:
+        """As `_resume`, given the title of the journal."""
+        if size_or_zero(self.path) != self.obj.size_bytes:
             return False
         # The interrupted download may have had parts of another size, which is then kept.
         if title != JournalTitle.of(self.obj, title.part_bytes):
