@@ -41,7 +41,12 @@ class LoopLag:
             self.note(time.monotonic() - due_s)
 
     def note(self, lag_s: float) -> None:
-        """Add one measurement; forget the one of ten minutes ago."""
+        """Add one measurement; forget the one of ten minutes ago.
+
+        Args:
+            lag_s: time by which the timer was late; counts as 0 if a coarse timer was early.
+        """
+        lag_s = max(lag_s, 0.0)
         self._lags_s.append(lag_s)
         self.since_start.observe(lag_s)
 

@@ -88,6 +88,14 @@ def test_quantiles_of_the_lag_are_those_of_the_last_ten_minutes() -> None:
     assert lag.to_json()["max_s"] == 0.999
 
 
+def test_an_early_timer_is_no_lag() -> None:
+    """Prometheus refuses a histogram whose sum is negative."""
+    lag = LoopLag()
+    lag.note(-0.0003)
+    assert lag.to_json()["max_s"] == 0.0
+    assert lag.since_start.sum == 0.0
+
+
 async def test_a_loop_that_was_held_up_shows_it() -> None:
     """A blocked loop is in the figures, for as long as it was blocked."""
     lag = LoopLag()
