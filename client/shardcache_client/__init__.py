@@ -18,7 +18,7 @@ from shardcache_client.handlers import (
 )
 
 if TYPE_CHECKING:
-    from shardcache.tarindex.contents import IndexEntry
+    from shardcache.shared.tarindex.contents import IndexEntry
     from shardcache_client.dataset import Joined, Mixture, ShardDataset
     from shardcache_client.files.paths import cached_paths, open_cached
     from shardcache_client.joining import JoinedReader
@@ -53,7 +53,7 @@ __all__ = [
 # The module of each public name. It is imported when the name is first used: some modules need
 # torch, and the others must work without it.
 _MODULES = {
-    "IndexEntry": "shardcache.tarindex.contents",
+    "IndexEntry": "shardcache.shared.tarindex.contents",
     "Joined": ".dataset",
     "JoinedReader": ".joining",
     "Mixture": ".dataset",

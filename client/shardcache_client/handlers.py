@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shardcache.errors import SampleError, ShardcacheError
+from shardcache.shared.errors import SampleError, ShardcacheError
 
 Handler = Callable[[Exception], bool]
 

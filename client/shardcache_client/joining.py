@@ -15,15 +15,15 @@ from dataclasses import replace
 from itertools import pairwise, zip_longest
 from typing import Any, Self
 
-from shardcache.errors import (
+from shardcache.shared.errors import (
     AccessDeniedError,
     ConfigError,
     NotAllowedError,
     NotFoundError,
     ShardcacheError,
 )
+from shardcache.shared.tarindex.contents import IndexEntry
 from shardcache.shared.urls.url_names import is_index
-from shardcache.tarindex.contents import IndexEntry
 from shardcache_client.arguments import values as arguments
 from shardcache_client.arguments.other_words import OTHER_WORDS
 from shardcache_client.arguments.values import T_co

@@ -14,10 +14,10 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, Self, cast
 
-from shardcache.errors import ConfigError
+from shardcache.shared.errors import ConfigError
+from shardcache.shared.tarindex.contents import Row
+from shardcache.shared.tarindex.key_splits import KeySplit, with_key_split
 from shardcache.shared.urls.local_urls import absolute_urls
-from shardcache.tarindex.contents import Row
-from shardcache.tarindex.key_splits import KeySplit, with_key_split
 from shardcache_client.arguments import values as arguments
 from shardcache_client.arguments.other_words import OTHER_WORDS
 from shardcache_client.arguments.values import T_co, U

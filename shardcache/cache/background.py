@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from shardcache.errors import ShardcacheError
+from shardcache.shared.errors import ShardcacheError
 
 log = structlog.get_logger()
 

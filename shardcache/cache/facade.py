@@ -33,6 +33,7 @@ from shardcache.config.settings import Settings
 from shardcache.fetch.download import Downloader
 from shardcache.origin.registry import Origins
 from shardcache.shared.protocol import Json, ShardRef, Wanted
+from shardcache.shared.tarindex.named_members import TokenMember
 from shardcache.shared.urls.url_names import may_name_index
 from shardcache.store.folder.pins_file import Pin
 from shardcache.store.indexing.indexers import Indexers
@@ -40,7 +41,6 @@ from shardcache.store.keys import place_of, shard_key, stored_url
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.space import footprint_bytes
 from shardcache.store.store import Store
-from shardcache.tarindex.named_members import TokenMember
 
 _AT_ONCE = 256  # number of pins looked at before other tasks get a turn, as there may be many
 

@@ -17,12 +17,12 @@ from socket import socket
 from typing import Any
 from urllib.parse import quote
 
-from shardcache.errors import DaemonError, NoDaemonError, ProtocolError, from_json
-from shardcache.redact import printable
 from shardcache.shared.credentials.handed_credentials import handed_over
+from shardcache.shared.errors import DaemonError, NoDaemonError, ProtocolError, from_json
 from shardcache.shared.private import node_has_daemon, tool_socket
 from shardcache.shared.protocol import Json, Wanted
 from shardcache.shared.unix_socket import connected, health, peer_ids
+from shardcache.shared.wording.redact import printable
 
 Lines = Generator[Json, None, None]
 """Lines of an answer as they arrive.

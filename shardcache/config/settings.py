@@ -20,10 +20,10 @@ from shardcache.access.rules import AllowRule
 from shardcache.config.amounts import MIB, Capacity, PartSize, Rate, Size
 from shardcache.config.option_sources import VARIABLE_PREFIX, Sources
 from shardcache.config.origin_table import OriginTable
-from shardcache.errors import ConfigError
+from shardcache.shared.errors import ConfigError
 from shardcache.shared.socket_paths import CONFIG_ENV, DEFAULT_CONFIG, SOCKET_ENV
 from shardcache.shared.units import size
-from shardcache.suggestions import did_you_mean
+from shardcache.shared.wording.remedies import did_you_mean
 
 # Variables that are not options of the daemon: the client and the command line read them.
 _OTHER_VARIABLES = {CONFIG_ENV, SOCKET_ENV, "SHARDCACHE_JOB", "SHARDCACHE_TUNE_MALLOC"}

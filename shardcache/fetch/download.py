@@ -15,13 +15,6 @@ from typing import TypeVar
 
 from shardcache.access.urls import store_of
 from shardcache.config.settings import Settings
-from shardcache.errors import (
-    OriginBusyError,
-    OriginUnavailableError,
-    OutdatedError,
-    ShardcacheError,
-    ShardChangedError,
-)
 from shardcache.fetch.etags import Etags
 from shardcache.fetch.limits.bandwidth import Bandwidth
 from shardcache.fetch.limits.hedging import HEDGED_SHARE, MAX_PARTS
@@ -35,6 +28,13 @@ from shardcache.fetch.shard_download import ShardDownload
 from shardcache.fetch.tier.tier_requests import TierFirst
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
+from shardcache.shared.errors import (
+    OriginBusyError,
+    OriginUnavailableError,
+    OutdatedError,
+    ShardcacheError,
+    ShardChangedError,
+)
 from shardcache.store.disk.disk_errors import disk_error
 from shardcache.store.partial import Partial
 from shardcache.telemetry.metrics import Counters

@@ -8,8 +8,8 @@ import asyncio
 from pathlib import Path
 
 from shardcache.access.urls import store_of
-from shardcache.errors import CorruptShardError
 from shardcache.origin.objects import MD5, RemoteObject, digest_of
+from shardcache.shared.errors import CorruptShardError
 from shardcache.telemetry.logs import SharedLogger
 
 log = SharedLogger()

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeAlias
 
-from shardcache.errors import OriginUnavailableError
 from shardcache.fetch.stopwatch import Stopwatch, now_s
+from shardcache.shared.errors import OriginUnavailableError
 from shardcache.transport.between.flow import Flow, Received, nothing
 
 Grant: TypeAlias = Callable[[float], Awaitable[float]]

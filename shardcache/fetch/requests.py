@@ -14,7 +14,6 @@ from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
-from shardcache.errors import OriginError
 from shardcache.fetch.limits.bandwidth import Bandwidth
 from shardcache.fetch.limits.hedging import LOOK_AGAIN_FACTOR
 from shardcache.fetch.limits.scheduler import Scheduler
@@ -23,6 +22,7 @@ from shardcache.fetch.race import race
 from shardcache.fetch.reads import PausableRead
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
+from shardcache.shared.errors import OriginError
 from shardcache.telemetry.metrics import Counters
 from shardcache.transport.between.flow import Commit, Received
 from shardcache.transport.between.parts import Parts, PartSums

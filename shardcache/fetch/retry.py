@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from shardcache.errors import (
+from shardcache.shared.errors import (
     CorruptShardError,
     OriginError,
     OriginUnavailableError,
     ShardChangedError,
 )
-from shardcache.redact import redact
+from shardcache.shared.wording.redact import redact
 from shardcache.telemetry.logs import SharedLogger
 from shardcache.telemetry.metrics import Counters
 

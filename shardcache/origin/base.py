@@ -14,12 +14,12 @@ from typing import Protocol
 
 from shardcache.access.rules import AllowList
 from shardcache.config.origin_table import OriginTable
-from shardcache.errors import ConfigError
 from shardcache.origin.accepted_signatures import Signatures
 from shardcache.origin.objects import ListedPage, PageRequest, RemoteObject
 from shardcache.origin.session_credentials import SessionCredentials
 from shardcache.origin.tier.tier_state import Route, TierState
 from shardcache.shared.credentials.handed_credentials import Credentials
+from shardcache.shared.errors import ConfigError
 from shardcache.transport.between.checksums import Data
 from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.messages import Answer
@@ -62,7 +62,7 @@ class Setup:
 class Origin(Protocol):
     """Remote place that shards come from.
 
-    Every method raises only the errors of `shardcache.errors`. No method retries or sets a timeout:
+    Every method raises only the errors of `shared/errors.py`. No method retries or sets a timeout:
     the caller does both. `fetch` and `list_prefix` report progress, by which the caller notices a
     stall.
 

@@ -12,12 +12,12 @@ import importlib
 from dataclasses import replace
 from pathlib import Path
 
-from shardcache import errors
 from shardcache.access.protocols import row_of
 from shardcache.origin.base import Origin, Setup
 from shardcache.origin.objects import ListedPage, PageRequest, RemoteObject
 from shardcache.origin.tier.tier_state import Route
-from shardcache.tarindex.key_splits import key_split_in
+from shardcache.shared import errors
+from shardcache.shared.tarindex.key_splits import key_split_in
 from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.messages import Answer
 from shardcache.transport.between.parts import Parts, PartSums

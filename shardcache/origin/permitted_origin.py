@@ -17,17 +17,17 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple, TypeVar
 
-from shardcache.errors import (
+from shardcache.origin.base import Origin, Setup
+from shardcache.origin.objects import ListedPage, PageRequest, RemoteObject
+from shardcache.origin.tier.tier_state import Route
+from shardcache.shared.credentials.handed_credentials import Credentials
+from shardcache.shared.errors import (
     AccessDeniedError,
     ConfigError,
     NotFoundError,
     OriginError,
     OriginUnavailableError,
 )
-from shardcache.origin.base import Origin, Setup
-from shardcache.origin.objects import ListedPage, PageRequest, RemoteObject
-from shardcache.origin.tier.tier_state import Route
-from shardcache.shared.credentials.handed_credentials import Credentials
 from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.messages import Answer
 from shardcache.transport.between.parts import Parts, PartSums

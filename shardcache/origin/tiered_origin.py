@@ -8,12 +8,12 @@ can be read from the tier.
 import asyncio
 from dataclasses import replace
 
-from shardcache.errors import OriginError, OriginUnavailableError
 from shardcache.origin.base import Setup
 from shardcache.origin.deferred_origin import DeferredOrigin
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.tier.tier_state import TierState
-from shardcache.tarindex.key_splits import key_split_in
+from shardcache.shared.errors import OriginError, OriginUnavailableError
+from shardcache.shared.tarindex.key_splits import key_split_in
 
 _MAX_KNOWN = 10_000  # number of objects whose versions are remembered for an outage
 _VERSION_TIMEOUT_S = 5.0  # limit on the time in which the tier answers a question about a version

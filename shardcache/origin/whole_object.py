@@ -6,9 +6,9 @@ Origins write what they fetch into files, so an object is first fetched into a f
 import asyncio
 import os
 
-from shardcache.errors import CorruptShardError
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import DIGESTS, RemoteObject, digest_of_bytes
+from shardcache.shared.errors import CorruptShardError
 from shardcache.transport.between.checksums import ALGORITHMS, combined
 from shardcache.transport.between.flow import Flow
 from shardcache.transport.between.parts import Parts, PartSums

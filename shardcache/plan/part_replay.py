@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shardcache.errors import CapacityError
 from shardcache.plan.object_parts import is_worth_the_whole, max_parts_per_request, runs
 from shardcache.plan.reader_plan import NOW
 from shardcache.plan.schedule import SameName, Schedule
+from shardcache.shared.errors import CapacityError
 from shardcache.shared.units import size
 
 

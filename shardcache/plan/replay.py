@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
-from shardcache.errors import CapacityError
 from shardcache.plan.reader_plan import NOW
 from shardcache.plan.schedule import SameName, Schedule
+from shardcache.shared.errors import CapacityError
 
 Size: TypeAlias = Callable[[str], int]
 """Function that returns the number of bytes of a shard, by its name."""

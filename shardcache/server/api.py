@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import structlog
 from aiohttp import web
 
-from shardcache import errors
-from shardcache.errors import ShardcacheError
 from shardcache.server.peer import peer_of
 from shardcache.server.process.process_load import process_stats
 from shardcache.server.service import SERVICE
+from shardcache.shared import errors
+from shardcache.shared.errors import ShardcacheError
 from shardcache.shared.protocol import Json, parse, take, wanted_of
-from shardcache.tarindex.named_members import TokenMember
+from shardcache.shared.tarindex.named_members import TokenMember
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Send = Callable[[Json], Awaitable[None]]

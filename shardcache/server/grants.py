@@ -8,8 +8,8 @@ are cached, a reader leases one range.
 from shardcache.cache.readers.held_ranges import HeldRange
 from shardcache.cache.readers.leases import Lease
 from shardcache.cache.waiting.arrival import Arrival
-from shardcache.redact import redact
 from shardcache.shared.protocol import Json
+from shardcache.shared.wording.redact import redact
 from shardcache.store.folder.layout import Layout
 from shardcache.store.partial import Partial
 from shardcache.store.shard import Facts

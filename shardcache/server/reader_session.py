@@ -22,11 +22,11 @@ from shardcache.access.rules import Peer
 from shardcache.cache.listings.shard_listing import Listing
 from shardcache.cache.readers.connected_reader import Reader
 from shardcache.cache.readers.leases import Lease
-from shardcache.errors import ProtocolError, ShardcacheError, internal_error
 from shardcache.server.grants import grant_of
 from shardcache.server.outbox import Outbox
 from shardcache.server.service import Service
 from shardcache.shared import protocol
+from shardcache.shared.errors import ProtocolError, ShardcacheError, internal_error
 from shardcache.shared.protocol import REQUESTS, Json, take
 
 log = structlog.get_logger()

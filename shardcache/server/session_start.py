@@ -14,11 +14,11 @@ from shardcache import __version__
 from shardcache.access.rules import Peer
 from shardcache.cache.facade import Cache
 from shardcache.cache.readers.jobs import Job, Loader
-from shardcache.errors import ProtocolError, ShardcacheError
 from shardcache.server.peer import peer_of
 from shardcache.server.reader_session import ReaderSession
 from shardcache.server.service import SERVICE, Service
 from shardcache.shared import protocol, versions
+from shardcache.shared.errors import ProtocolError, ShardcacheError
 from shardcache.shared.protocol import REQUESTS, Json, take
 from shardcache.shared.units import user_name
 from shardcache.telemetry.logs import about

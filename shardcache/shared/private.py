@@ -28,9 +28,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from shardcache.errors import DaemonError
 from shardcache.shared.credentials.handed_credentials import handed_labels
 from shardcache.shared.credentials.store_variables import reaches_stores
+from shardcache.shared.errors import DaemonError
 from shardcache.shared.socket_paths import (
     CONFIG_ENV,
     DEFAULT_CONFIG,

@@ -6,9 +6,9 @@ are cached in two forms and for signed urls (see `place_of`).
 
 import hashlib
 
-from shardcache.redact import redact
 from shardcache.shared.urls.signed_urls import is_signed, without_signature
 from shardcache.shared.urls.url_names import is_stored_as_is
+from shardcache.shared.wording.redact import redact
 
 KEY_CHARS = 32
 

@@ -9,12 +9,12 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 
-from shardcache.errors import CorruptShardError, ShardError
+from shardcache.shared.errors import CorruptShardError, ShardError
+from shardcache.shared.tarindex.tables import TarIndex, read_header
 from shardcache.store.disk.direct_reads import read_direct
 from shardcache.store.disk.disk_errors import damage_errors
 from shardcache.store.disk.open_files import own_read_lock
 from shardcache.store.shard import Facts
-from shardcache.tarindex.tables import TarIndex, read_header
 from shardcache.transport.between.checksums import crc32c
 
 _BLOCK_BYTES = 1024 * 1024

@@ -13,7 +13,7 @@ import structlog
 from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, Processor
 
-from shardcache.redact import printable, redact
+from shardcache.shared.wording.redact import printable, redact
 
 _MAX_CHARS = 512
 

@@ -12,7 +12,8 @@ import socket
 import sys
 from functools import partial
 
-from shardcache.errors import NO_PROCESS_REMEDY, CacheError
+from shardcache.shared.errors import CacheError
+from shardcache.shared.wording.remedies import NO_PROCESS_REMEDY
 from shardcache.telemetry.logs import SharedLogger
 from shardcache.transport.between import descriptors
 from shardcache.transport.between.flow import Commit, Flow

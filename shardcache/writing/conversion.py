@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardcache.config.origin_table import OriginTable
-from shardcache.errors import CacheError, InputError, ShardcacheError, from_json
 from shardcache.origin.objects import RemoteObject
+from shardcache.shared.errors import CacheError, InputError, ShardcacheError, from_json
 from shardcache.shared.protocol import Json
+from shardcache.shared.tarindex.named_members import TokenMember
 from shardcache.store.indexing.helper_process import HelperProcess
 from shardcache.store.indexing.helper_program import end_with_parent, requests, send_answer
-from shardcache.tarindex.named_members import TokenMember
 from shardcache.writing.destination import INDEX, TABLE, Destination, check_has_no_shards
 from shardcache.writing.inputs import WriteOptions, open_source, recognize
 from shardcache.writing.journal import JOURNAL, Journal, ShardRecord, resume

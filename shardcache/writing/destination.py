@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from shardcache import errors
 from shardcache.access.deceptive import checked
 from shardcache.access.protocols import LOCAL, WEB
 from shardcache.access.urls import protocol_of, without_protocol
@@ -24,11 +23,12 @@ from shardcache.origin.base import WRITABLE_REMEDY
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.origin.whole_object import read_object
+from shardcache.shared import errors
 from shardcache.shared.lists import shardlist
 from shardcache.shared.protocol import ShardRef
+from shardcache.shared.tarindex.contents import SUFFIX
 from shardcache.shared.urls.local_urls import absolute_url
 from shardcache.shared.urls.url_names import beside_index, is_tar
-from shardcache.tarindex.contents import SUFFIX
 from shardcache.transport.between.flow import Flow, nothing
 from shardcache.writing.journal import ShardRecord
 from shardcache.writing.sample_tar import END

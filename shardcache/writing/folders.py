@@ -18,9 +18,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO
 
-from shardcache.errors import ConfigError, InputError
-from shardcache.tarindex.grouping import split_name
-from shardcache.tarindex.key_splits import LAST_DOT, KeySplit
+from shardcache.shared.errors import ConfigError, InputError
+from shardcache.shared.tarindex.grouping import split_name
+from shardcache.shared.tarindex.key_splits import LAST_DOT, KeySplit
 from shardcache.writing.merged_names import MergeFinder, find_numbered_pair
 from shardcache.writing.sample_tar import Sample, checked, tar_bytes
 from shardcache.writing.sources import (

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shardcache.errors import ConfigError, MissingPackageError
+from shardcache.shared.errors import ConfigError, MissingPackageError
 from shardcache.shared.protocol import Json
-from shardcache.tarindex.key_splits import KeySplit
-from shardcache.tarindex.named_members import TokenMember
+from shardcache.shared.tarindex.key_splits import KeySplit
+from shardcache.shared.tarindex.named_members import TokenMember
 from shardcache.writing import folders, sources
 from shardcache.writing.json_lines import LINE_SUFFIXES, JsonLines
 from shardcache.writing.shard_cuts import ShardNames

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardcache.errors import SampleError
-from shardcache.tarindex.contents import Row
-from shardcache.tarindex.grouping import is_of_macos, split_name
-from shardcache.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, padded
+from shardcache.shared.errors import SampleError
+from shardcache.shared.tarindex.contents import Row
+from shardcache.shared.tarindex.grouping import is_of_macos, split_name
+from shardcache.shared.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, padded
 
 END = 2 * ZERO_BLOCK
 """The end of an archive, two blocks of zeros."""

@@ -11,14 +11,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from shardcache import errors
 from shardcache.config.amounts import MIB
-from shardcache.tarindex.contents import rows_of
-from shardcache.tarindex.grouping import Adjacency, Grouping
-from shardcache.tarindex.members import padded
-from shardcache.tarindex.named_members import TokenMember
-from shardcache.tarindex.spans import blocks_of
-from shardcache.tarindex.token_runs import tokens_in
+from shardcache.shared import errors
+from shardcache.shared.tarindex.contents import rows_of
+from shardcache.shared.tarindex.grouping import Adjacency, Grouping
+from shardcache.shared.tarindex.members import padded
+from shardcache.shared.tarindex.named_members import TokenMember
+from shardcache.shared.tarindex.spans import blocks_of
+from shardcache.shared.tarindex.token_runs import tokens_in
 from shardcache.writing.sample_tar import END, Sample, member_bytes, shown, table_part, utf8
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol, Self
 
-from shardcache.errors import InputError
+from shardcache.shared.errors import InputError
 from shardcache.shared.protocol import Json
-from shardcache.suggestions import did_you_mean
-from shardcache.tarindex.grouping import is_of_macos
+from shardcache.shared.tarindex.grouping import is_of_macos
+from shardcache.shared.wording.remedies import did_you_mean
 from shardcache.writing.sample_tar import Position, Sample
 
 HUB_PREFIX = "hf:"

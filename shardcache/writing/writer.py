@@ -11,10 +11,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from shardcache import errors
 from shardcache.config.amounts import MIB
 from shardcache.config.settings import Settings
-from shardcache.tarindex.named_members import TokenMember
+from shardcache.shared import errors
+from shardcache.shared.tarindex.named_members import TokenMember
 from shardcache.writing.destination import Destination, check_has_no_shards
 from shardcache.writing.journal import ShardRecord
 from shardcache.writing.sample_tar import sample_of

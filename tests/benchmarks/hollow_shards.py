@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from shardcache.shared.protocol import ShardRef
+from shardcache.shared.tarindex import grouping, tables
 from shardcache.store.folder.layout import Layout
 from shardcache.store.keys import shard_key
 from shardcache.store.shard import Facts
-from shardcache.tarindex import grouping, tables
 
 _PART_BYTES = 8 * 1024 * 1024
 _SAMPLES = 8

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from shardcache import errors
+from shardcache.shared import errors
 from shardcache.shared.private import node_has_daemon
 from shardcache.shared.socket_paths import socket_path
 from shardcache.shared.unix_socket import health

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardcache import __version__, errors
-from shardcache.shared import protocol, versions
+from shardcache import __version__
+from shardcache.shared import errors, protocol, versions
 from shardcache.shared.credentials.handed_credentials import handed_over
 from shardcache.shared.protocol import Json
 from shardcache_client.daemon.patience import WaitReason

@@ -7,7 +7,7 @@ fingerprints (hashes of their content), so that the readers of a node send each 
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from shardcache import errors
+from shardcache.shared import errors
 from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import Json
 from shardcache_client.daemon.connection import DaemonConnection

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
-from shardcache import errors
+from shardcache.shared import errors
 from shardcache.shared.protocol import Json
 from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity, hanging_daemon

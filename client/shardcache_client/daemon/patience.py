@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from shardcache import errors
+from shardcache.shared import errors
 
 log = logging.getLogger("shardcache")
 

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from shardcache import errors
+from shardcache.shared import errors
 from shardcache.shared.private import PrivatePlace, is_listening, locked
 
 log = logging.getLogger("shardcache")

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from operator import attrgetter
 from typing import Any, cast
 
-from shardcache import errors
+from shardcache.shared import errors
 from shardcache.shared.protocol import Json, Wanted
 from shardcache.shared.unix_socket import served_lately
 from shardcache_client.daemon.choice import DaemonChoice

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardcache.errors import ConfigError
+from shardcache.shared.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from shardcache.errors import ConfigError, NotFoundError
+from shardcache.shared.errors import ConfigError, NotFoundError
+from shardcache.shared.tarindex.contents import SUFFIX, IndexEntry, Row, entries_of
 from shardcache.shared.urls.url_names import beside_index, is_index
-from shardcache.tarindex.contents import SUFFIX, IndexEntry, Row, entries_of
 from shardcache_client.order.dealing.deal_options import DealOptions
 from shardcache_client.order.shards.choices import Choices, Marked
 from shardcache_client.order.shards.manifest import Manifest

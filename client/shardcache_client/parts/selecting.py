@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Self, SupportsIndex
 
-from shardcache.tarindex.contents import IndexEntry, Row
+from shardcache.shared.tarindex.contents import IndexEntry, Row
 from shardcache_client.arguments.values import FUNCTION, SAMPLE_NUMBERS, SPLIT_RULES, checked
 from shardcache_client.order.shards.choices import By, Choices
 from shardcache_client.order.shards.choices import split as choices_of_split

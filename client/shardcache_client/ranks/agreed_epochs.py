@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shardcache import errors
+from shardcache.shared import errors
 from shardcache_client.order.topology import Topology
 from shardcache_client.ranks.group import Epochs
 from shardcache_client.ranks.key_value_store import KeyValueStore, StoreLocator, restart_count

@@ -16,7 +16,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable
 from dataclasses import replace
 
-from shardcache import errors
+from shardcache.shared import errors
 from shardcache.shared.lists.shard_columns import Shards
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.order.topology import Topology

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from shardcache import errors
+from shardcache.shared import errors
 from shardcache.shared.urls.signed_urls import without_signature
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.order.topology import Topology

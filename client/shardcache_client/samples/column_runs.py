@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from shardcache.formats.format import RunDecoder
-from shardcache.tarindex.number_tables import NumberTable
-from shardcache.tarindex.tables import TarIndex
+from shardcache.shared.formats.format import RunDecoder
+from shardcache.shared.tarindex.number_tables import NumberTable
+from shardcache.shared.tarindex.tables import TarIndex
 from shardcache_client.samples.slicing import (
     FAILURES,
     Sample,

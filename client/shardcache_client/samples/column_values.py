@@ -9,11 +9,16 @@ to a shard. Its header lists the encodings, and has the name of the format as "c
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shardcache.errors import ConfigError, CorruptShardError, ShardcacheError, UnsupportedShardError
-from shardcache.formats.cells import RESERVED
-from shardcache.formats.format import Decoder, Format, RowsDecoder, RunDecoder
-from shardcache.formats.format_table import format_named
-from shardcache.formats.tar import TAR
+from shardcache.shared.errors import (
+    ConfigError,
+    CorruptShardError,
+    ShardcacheError,
+    UnsupportedShardError,
+)
+from shardcache.shared.formats.cells import RESERVED
+from shardcache.shared.formats.format import Decoder, Format, RowsDecoder, RunDecoder
+from shardcache.shared.formats.format_table import format_named
+from shardcache.shared.formats.tar import TAR
 from shardcache_client.samples.sample_view import View
 from shardcache_client.samples.slicing import SlicedColumn, Slices
 

@@ -41,8 +41,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from shardcache.errors import ConfigError
-from shardcache.suggestions import did_you_mean
+from shardcache.shared.errors import ConfigError
+from shardcache.shared.wording.remedies import did_you_mean
 from shardcache_client.arguments.values import shown
 from shardcache_client.samples.image_decoders import COLORS, ImageDecoder
 from shardcache_client.samples.media_decoders import audio, torch_audio, torch_video, video

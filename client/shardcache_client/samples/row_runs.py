@@ -7,8 +7,8 @@ One call of the format's decoder for many rows costs far less than a call for ea
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
-from shardcache.formats.format import RowsDecoder
-from shardcache.tarindex.tables import TarIndex
+from shardcache.shared.formats.format import RowsDecoder
+from shardcache.shared.tarindex.tables import TarIndex
 from shardcache_client.samples.slicing import (
     FAILURES,
     Sample,

@@ -9,10 +9,10 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from operator import add
 
-from shardcache.errors import ConfigError
-from shardcache.tarindex.named_members import DTYPES, TokenMember
-from shardcache.tarindex.tables import Tables, TarBytes, key_of
-from shardcache.tarindex.token_runs import find_tokens
+from shardcache.shared.errors import ConfigError
+from shardcache.shared.tarindex.named_members import DTYPES, TokenMember
+from shardcache.shared.tarindex.tables import Tables, TarBytes, key_of
+from shardcache.shared.tarindex.token_runs import find_tokens
 from shardcache_client.arguments.values import TEXT, converted_argument, flag, whole
 from shardcache_client.samples.slicing import Sample
 

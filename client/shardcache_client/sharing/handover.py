@@ -20,8 +20,8 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-from shardcache.errors import ConfigError
-from shardcache.tarindex.tables import Tables
+from shardcache.shared.errors import ConfigError
+from shardcache.shared.tarindex.tables import Tables
 from shardcache_client.samples.mapped_file import map_file, unreadable
 from shardcache_client.samples.slicing import SlicedColumn, Slices, undecoded_columns
 from shardcache_client.sharing.acks import Ack, Acks

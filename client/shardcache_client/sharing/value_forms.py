@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from shardcache.tarindex.tables import Tables
+from shardcache.shared.tarindex.tables import Tables
 from shardcache_client.sharing.buffer import MIN_BUFFER_BYTES, Buffer
 
 

@@ -1,9 +1,9 @@
 """Rows of files that hold tables: JSON lines, CSV, parquet.
 
 Each row is parsed as a whole, and turned into one line of JSON. `node_tables` writes these lines
-into a file that processes map into their memory. `shardcache.formats` reads files of the same
-kinds, but indexes the place of each cell. Here that would take longer than parsing the line, and
-the index would have two thirds of the file's size.
+into a file that processes map into their memory. `shared/formats` reads files of the same kinds,
+but indexes the place of each cell. Here that would take longer than parsing the line, and the index
+would have two thirds of the file's size.
 """
 
 import bz2
@@ -18,8 +18,8 @@ from datetime import date, time
 from pathlib import Path
 from typing import IO, Any, cast
 
-from shardcache.errors import ConfigError, MetadataError
-from shardcache.formats.zstd_library import zstd_library
+from shardcache.shared.errors import ConfigError, MetadataError
+from shardcache.shared.formats.zstd_library import zstd_library
 from shardcache.shared.urls.url_names import path_of
 
 Row = dict[str, Any]

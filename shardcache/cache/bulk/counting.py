@@ -17,17 +17,17 @@ from shardcache.cache.fetching.transfers import Transfers
 from shardcache.cache.listings.shard_listing import name_of
 from shardcache.cache.versions.history import History
 from shardcache.cache.waiting.waits import PriorityClass, Wait
-from shardcache.errors import CorruptShardError, TokensError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
+from shardcache.shared.errors import CorruptShardError, TokensError
 from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import ShardRef
+from shardcache.shared.tarindex.named_members import TokenMember
 from shardcache.store.indexing.indexer import TokensRequest
 from shardcache.store.indexing.indexers import Indexers
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store
-from shardcache.tarindex.named_members import TokenMember
 
 KNOWN = "known"
 """State of a shard that was not fetched: its count was known, or the shard was cached."""

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from shardcache.cache.fetching.transfers import Transfers
 from shardcache.cache.listings.shard_listing import name_of
-from shardcache.errors import ShardcacheError
 from shardcache.fetch.download import Downloader
-from shardcache.redact import redact
+from shardcache.shared.errors import ShardcacheError
 from shardcache.shared.protocol import ShardRef
+from shardcache.shared.wording.redact import redact
 
 Event = dict[str, Any]
 """A line of the response to a user's request."""

@@ -15,10 +15,10 @@ from shardcache.cache.bulk.round import FAILED, FETCHED, Event, Round, Send, Sha
 from shardcache.cache.fetching.leasing import Leasing, Published
 from shardcache.cache.fetching.transfers import Transfers
 from shardcache.cache.listings.shard_listing import name_of
-from shardcache.errors import CapacityError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
+from shardcache.shared.errors import CapacityError
 from shardcache.shared.protocol import ShardRef
 from shardcache.shared.units import size
 from shardcache.store.space import Space

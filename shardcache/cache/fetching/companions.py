@@ -8,12 +8,12 @@ import asyncio
 from collections import OrderedDict
 
 from shardcache.access.urls import join
-from shardcache.errors import CorruptShardError, NotFoundError
 from shardcache.fetch.download import Downloader
-from shardcache.formats.format import Format
 from shardcache.origin.patterns.index_files import MAX_INDEX_BYTES
 from shardcache.origin.registry import Origins
 from shardcache.origin.whole_object import read_object
+from shardcache.shared.errors import CorruptShardError, NotFoundError
+from shardcache.shared.formats.format import Format
 from shardcache.shared.units import size
 from shardcache.shared.urls.url_names import format_of
 from shardcache.transport.between.flow import Flow, Received

@@ -30,18 +30,18 @@ from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import PostponedError
-from shardcache.errors import (
+from shardcache.fetch.download import Downloader
+from shardcache.fetch.retry import refetch
+from shardcache.origin.base import Origin
+from shardcache.origin.objects import RemoteObject
+from shardcache.origin.registry import Origins
+from shardcache.shared.errors import (
     CorruptShardError,
     DiskError,
     OriginUnavailableError,
     ShardcacheError,
     ShardChangedError,
 )
-from shardcache.fetch.download import Downloader
-from shardcache.fetch.retry import refetch
-from shardcache.origin.base import Origin
-from shardcache.origin.objects import RemoteObject
-from shardcache.origin.registry import Origins
 from shardcache.shared.urls.url_names import format_of
 from shardcache.store.folder.folder_contents import Leftover
 from shardcache.store.folder.layout import PART

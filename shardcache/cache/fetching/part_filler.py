@@ -22,12 +22,12 @@ from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import PostponedError, Wait
-from shardcache.errors import CacheError, ShardChangedError
 from shardcache.fetch.download import Downloader
 from shardcache.fetch.limits.slot_claims import AskPriority
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
 from shardcache.plan.object_parts import is_worth_the_whole, max_parts_per_request, runs
+from shardcache.shared.errors import CacheError, ShardChangedError
 from shardcache.store.part_file import JOURNAL_BYTES, PartFile
 from shardcache.store.store import Store
 

@@ -21,15 +21,15 @@ from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
-from shardcache.errors import ShardError
 from shardcache.origin.objects import RemoteObject
+from shardcache.shared.errors import ShardError
+from shardcache.shared.tarindex import tables
 from shardcache.store.disk.disk_errors import disk_errors
 from shardcache.store.folder.layout import SIDECAR, TAR
 from shardcache.store.partial import Partial, discard
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.space import Reservation
 from shardcache.store.store import Store
-from shardcache.tarindex import tables
 
 
 class Publisher:

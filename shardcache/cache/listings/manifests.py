@@ -24,17 +24,22 @@ from shardcache.access.urls import protocol_of
 from shardcache.cache.listings.shard_listing import Listing
 from shardcache.cache.versions.history import History
 from shardcache.cache.versions.revalidation import Revalidation
-from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError, ProtocolError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.patterns.braces import expand_braces, with_braces
 from shardcache.origin.patterns.expansion import expand, named_by_braces
 from shardcache.origin.registry import Origins
-from shardcache.redact import redact
+from shardcache.shared.errors import (
+    ConfigError,
+    NotFoundError,
+    OriginUnavailableError,
+    ProtocolError,
+)
 from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.lists.shardlist import MAX_SHARDS
 from shardcache.shared.protocol import ShardRef, Wanted
 from shardcache.shared.urls.url_names import is_index
+from shardcache.shared.wording.redact import redact
 from shardcache.transport.between.flow import Received
 
 log = structlog.get_logger()

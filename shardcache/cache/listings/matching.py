@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from shardcache.access.urls import canonical, is_glob
 from shardcache.origin.patterns.braces import expand_braces
 from shardcache.origin.patterns.globs import glob_regex
+from shardcache.shared.tarindex.key_splits import key_split_in
 from shardcache.store.keys import stored_url
-from shardcache.tarindex.key_splits import key_split_in
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:

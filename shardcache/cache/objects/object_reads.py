@@ -21,8 +21,8 @@ from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.waits import JobKey, PriorityClass, Wait
 from shardcache.origin.objects import RemoteObject
 from shardcache.plan.reader_plan import NOW
-from shardcache.redact import redact
 from shardcache.shared.protocol import ShardRef
+from shardcache.shared.wording.redact import redact
 from shardcache.store.folder.layout import Layout
 from shardcache.store.part_file import PartFile, Span
 from shardcache.store.shard import Shard

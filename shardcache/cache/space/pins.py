@@ -17,10 +17,10 @@ import structlog
 
 from shardcache.cache.waiting.turns import Turns
 from shardcache.config.amounts import DiskAmount
-from shardcache.errors import CacheError, CapacityError
-from shardcache.redact import HIDDEN
+from shardcache.shared.errors import CacheError, CapacityError
 from shardcache.shared.units import size, user_name
 from shardcache.shared.urls.url_names import is_stored_as_is
+from shardcache.shared.wording.redact import HIDDEN
 from shardcache.store.disk.finishing import finished
 from shardcache.store.folder.pins_file import Pin, read_pins, write_pins
 from shardcache.store.keys import is_key_of_own_bytes

@@ -17,14 +17,14 @@ import structlog
 
 from shardcache.access.urls import store_of
 from shardcache.cache.planner import Planner
-from shardcache.errors import (
+from shardcache.origin.objects import RemoteObject
+from shardcache.origin.registry import Origins
+from shardcache.shared.errors import (
     AccessDeniedError,
     OriginError,
     OriginUnavailableError,
     ShardcacheError,
 )
-from shardcache.origin.objects import RemoteObject
-from shardcache.origin.registry import Origins
 from shardcache.shared.protocol import ShardRef
 from shardcache.shared.urls.signed_urls import is_signed
 from shardcache.store.keys import place_of, shard_key

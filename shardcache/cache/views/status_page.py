@@ -20,9 +20,9 @@ from shardcache.cache.views.reasons import Reasons
 from shardcache.cache.views.visibility import Visible, shown
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import JobKey
-from shardcache.errors import CacheError, ShardError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.registry import Origins
+from shardcache.shared.errors import CacheError, ShardError
 from shardcache.shared.protocol import Json
 from shardcache.store.disk.mounts import free_bytes
 from shardcache.store.store import Store

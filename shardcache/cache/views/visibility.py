@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from shardcache.redact import HIDDEN, redact
+from shardcache.shared.wording.redact import HIDDEN, redact
 
 Visible = Callable[[str], bool]
 """Function that returns whether a certain user may see a url."""

@@ -26,8 +26,8 @@ from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import PostponedError, PriorityClass, Wait, longest_wait
-from shardcache.errors import ShardcacheError
 from shardcache.fetch.limits.slot_claims import Priority
+from shardcache.shared.errors import ShardcacheError
 from shardcache.store.part_file import PartFile
 from shardcache.store.space import Reservation
 

@@ -20,8 +20,8 @@ from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.stages import Stage, Stages
 from shardcache.cache.waiting.waits import PostponedError, PriorityClass, Wait
-from shardcache.errors import ShardcacheError
 from shardcache.fetch.reads import UnfinishedParts
+from shardcache.shared.errors import ShardcacheError
 from shardcache.shared.protocol import ShardRef
 from shardcache.store.part_file import PartFile
 from shardcache.store.partial import Partial

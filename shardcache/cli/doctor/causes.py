@@ -9,12 +9,12 @@ for the urls that begin with its `match`.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from shardcache import errors
 from shardcache.access.protocols import row_of
 from shardcache.access.urls import protocol_of
 from shardcache.cli.doctor.context import Finding, error_finding
 from shardcache.config.origin_table import OriginTable
-from shardcache.errors import ShardcacheError
+from shardcache.shared import errors
+from shardcache.shared.errors import ShardcacheError
 
 # The cause of each class of errors; the first class that fits counts, so subclasses come first.
 _CAUSES: tuple[tuple[type[ShardcacheError], str], ...] = (

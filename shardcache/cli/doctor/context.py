@@ -17,12 +17,12 @@ from typing import Any, Self
 
 from shardcache.cli.admin_client import AdminClient
 from shardcache.config.settings import Settings, config_file
-from shardcache.errors import ConfigError, ShardcacheError
-from shardcache.redact import printable, redact
 from shardcache.shared.credentials.store_variables import reaches_stores
+from shardcache.shared.errors import ConfigError, ShardcacheError
 from shardcache.shared.private import tool_socket
 from shardcache.shared.units import user_name
 from shardcache.shared.unix_socket import connected, peer_ids
+from shardcache.shared.wording.redact import printable, redact
 
 _ANSWER_LIMIT_S = 10.0
 

@@ -27,8 +27,8 @@ from shardcache.cli.doctor import (
     tier_checks,
 )
 from shardcache.cli.doctor.context import Context, Finding, error_finding, failed, start_command
-from shardcache.errors import ShardcacheError
-from shardcache.redact import printable, redact
+from shardcache.shared.errors import ShardcacheError
+from shardcache.shared.wording.redact import printable, redact
 
 Outcome = Finding | Sequence[Finding] | None
 CheckFunction = Callable[[Context], Outcome | Awaitable[Outcome]]

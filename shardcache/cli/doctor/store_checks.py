@@ -33,14 +33,14 @@ from shardcache.cli.doctor.context import (
     warning,
 )
 from shardcache.config.settings import Settings
-from shardcache.errors import OriginUnavailableError, ShardcacheError
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.patterns.expansion import expand
 from shardcache.origin.registry import Origins
-from shardcache.redact import HIDDEN
+from shardcache.shared.errors import OriginUnavailableError, ShardcacheError
 from shardcache.shared.units import duration, size, user_name
 from shardcache.shared.urls.url_names import is_index, is_shard
+from shardcache.shared.wording.redact import HIDDEN
 from shardcache.transport.between.flow import Flow
 from shardcache.transport.between.parts import Parts
 

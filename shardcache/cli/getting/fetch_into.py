@@ -20,10 +20,16 @@ from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.getting.get_progress import GetProgress, progress_display
 from shardcache.cli.getting.placed_files import Names, is_copy_of, open_folder, place_file
 from shardcache.cli.getting.wanted_files import PATIENCE, find_files
-from shardcache.errors import CacheError, ConfigError, OriginError, ShardcacheError, ShardError
-from shardcache.redact import redact
+from shardcache.shared.errors import (
+    CacheError,
+    ConfigError,
+    OriginError,
+    ShardcacheError,
+    ShardError,
+)
 from shardcache.shared.private import PrivatePlace
 from shardcache.shared.protocol import Json, ShardRef
+from shardcache.shared.wording.redact import redact
 from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.files.cached_file import CachedFile, session_of

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
-from shardcache.errors import ShardcacheError
-from shardcache.redact import printable, redact
+from shardcache.shared.errors import ShardcacheError
 from shardcache.shared.protocol import Json, ShardRef
 from shardcache.shared.units import size
+from shardcache.shared.wording.redact import printable, redact
 
 if TYPE_CHECKING:
     from rich.console import Console

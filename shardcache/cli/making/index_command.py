@@ -23,12 +23,12 @@ from shardcache.cli.making.member_option import parse_metadata_member, tokens_op
 from shardcache.cli.shard_work import byte_progress, show_work
 from shardcache.shared.lists import shardlist
 from shardcache.shared.protocol import ShardRef
+from shardcache.shared.tarindex.key_splits import FIRST_DOT, LAST_DOT, with_key_split
 from shardcache.shared.urls.local_urls import absolute_url, local_path
 from shardcache.shared.urls.url_names import INDEX_SUFFIX, beside_index, path_of
-from shardcache.tarindex.key_splits import FIRST_DOT, LAST_DOT, with_key_split
 
 if TYPE_CHECKING:
-    from shardcache.tarindex.named_members import MetadataMember, TokenMember
+    from shardcache.shared.tarindex.named_members import MetadataMember, TokenMember
     from shardcache.writing.destination import Destination
 
 _STDOUT = "-"
@@ -152,7 +152,7 @@ def index(
             click.echo(index_text, nl=False)
             return
         if listed_refs is not None:
-            from shardcache.tarindex.contents import SUFFIX
+            from shardcache.shared.tarindex.contents import SUFFIX
 
             asyncio.run(_store(table_file, beside_index(output, SUFFIX)))
         index_file = Path(folder, "index.json")

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardcache.errors import ConfigError
+from shardcache.shared.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shardcache.tarindex.named_members import MetadataMember, TokenMember
+    from shardcache.shared.tarindex.named_members import MetadataMember, TokenMember
 
 
 def parse_token_member(text: str) -> TokenMember:
     """Parse the value of --tokens. Raises click.BadParameter."""
-    from shardcache.tarindex.named_members import TokenMember
+    from shardcache.shared.tarindex.named_members import TokenMember
 
     with _as_usage_errors():
         return TokenMember.parse(text)
@@ -25,7 +25,7 @@ def parse_token_member(text: str) -> TokenMember:
 
 def parse_metadata_member(text: str) -> MetadataMember:
     """Parse the value of --metadata. Raises click.BadParameter."""
-    from shardcache.tarindex.named_members import MetadataMember
+    from shardcache.shared.tarindex.named_members import MetadataMember
 
     with _as_usage_errors():
         return MetadataMember.parse(text)

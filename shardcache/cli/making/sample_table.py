@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from shardcache.errors import ConfigError
-from shardcache.formats.tar import TAR
+from shardcache.shared.errors import ConfigError
+from shardcache.shared.formats.tar import TAR
 from shardcache.shared.protocol import ShardRef
+from shardcache.shared.tarindex.contents import read_metadata, rows_of
+from shardcache.shared.tarindex.named_members import MetadataMember
+from shardcache.shared.tarindex.spans import blocks_of
 from shardcache.shared.urls.url_names import is_stored_as_is
-from shardcache.tarindex.contents import read_metadata, rows_of
-from shardcache.tarindex.named_members import MetadataMember
-from shardcache.tarindex.spans import blocks_of
 from shardcache.writing.sample_tar import END, table_part
 from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity

@@ -19,9 +19,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardcache.errors import ConfigError
 from shardcache.plan.object_parts import AHEAD_DIVISOR
 from shardcache.plan.part_replay import AskedRange, PartReplay, PartRules
+from shardcache.shared.errors import ConfigError
 from shardcache.shared.protocol import Json
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ class SamplePositions:
             index: path of the index file.
             manifest: the shards of the index file.
         """
+        from shardcache.shared.tarindex.contents import SUFFIX
         from shardcache.shared.urls.url_names import beside_index
-        from shardcache.tarindex.contents import SUFFIX
 
         # The table is a tar archive, in which each file is a row as JSON.
         table = Path(beside_index(str(index), SUFFIX))
@@ -111,7 +111,7 @@ class SamplePositions:
 
     def _add_row(self, row: dict[str, Any]) -> None:
         """Add the samples of a row of the table, which lists some samples of one shard in order."""
-        from shardcache.tarindex.spans import RowSpans
+        from shardcache.shared.tarindex.spans import RowSpans
 
         shard = row["shard"]
         spans = RowSpans.of(row)

@@ -16,10 +16,10 @@ import click
 
 from shardcache.cli import common
 from shardcache.cli.starting.settings_options import SettingsCommand, config_option, given_options
-from shardcache.redact import HIDDEN, redact
 from shardcache.shared.protocol import Json
 from shardcache.shared.socket_paths import socket_path
 from shardcache.shared.units import size
+from shardcache.shared.wording.redact import HIDDEN, redact
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from weakref import WeakKeyDictionary
 
-from shardcache.errors import OriginBusyError
 from shardcache.fetch.limits.hedging import HEDGED_SHARE, Hedging
 from shardcache.fetch.limits.origin_states import Aimd, Limit, OriginLoad, OriginState
 from shardcache.fetch.limits.slot_claims import (
@@ -26,6 +25,7 @@ from shardcache.fetch.limits.slot_claims import (
     RoundRobin,
 )
 from shardcache.fetch.stopwatch import now_s
+from shardcache.shared.errors import OriginBusyError
 
 # Number of origins whose state is remembered: the origins in use, and the ones used last.
 _MAX_ORIGINS = 64

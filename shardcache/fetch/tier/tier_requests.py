@@ -15,12 +15,6 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from shardcache.errors import (
-    OriginBusyError,
-    OriginError,
-    OriginUnavailableError,
-    ShardChangedError,
-)
 from shardcache.fetch.limits.scheduler import Scheduler
 from shardcache.fetch.race import race
 from shardcache.fetch.reads import PausableRead, StalledError
@@ -33,6 +27,12 @@ from shardcache.fetch.tier.tier_watch import (
     WatchedRequest,
 )
 from shardcache.origin.tier.tier_state import Route
+from shardcache.shared.errors import (
+    OriginBusyError,
+    OriginError,
+    OriginUnavailableError,
+    ShardChangedError,
+)
 from shardcache.telemetry.metrics import Counters
 from shardcache.transport.between.parts import PartSums
 

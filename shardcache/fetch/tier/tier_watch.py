@@ -30,7 +30,6 @@ import time
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from shardcache.errors import OriginError, OriginUnavailableError
 from shardcache.fetch.limits.hedging import LOOK_AGAIN_FACTOR, PROMPT_STALL_SHARE
 from shardcache.fetch.limits.scheduler import Scheduler
 from shardcache.fetch.reads import PausableRead
@@ -43,6 +42,7 @@ from shardcache.origin.tier.tier_state import (
     TierState,
     sums_of,
 )
+from shardcache.shared.errors import OriginError, OriginUnavailableError
 from shardcache.transport.between.flow import Commit, Received
 from shardcache.transport.between.messages import Answer
 from shardcache.transport.between.parts import PartSums

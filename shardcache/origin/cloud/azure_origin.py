@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 
 import fsspec
 
-from shardcache.errors import AccessDeniedError, OriginError
 from shardcache.origin.cloud.proofs import NO_CREDENTIALS, Proof
 from shardcache.origin.cloud.store_origin import StoreOrigin, quoted_bucket_and_key
 from shardcache.shared.credentials.azure_secret import AzureSecret
+from shardcache.shared.errors import AccessDeniedError, OriginError
 
 # The environment variable of Azure's own SDK, which adlfs does not read.
 _IDENTITY_SECRET = "AZURE_CLIENT_SECRET"

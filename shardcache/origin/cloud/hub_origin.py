@@ -16,13 +16,13 @@ from typing import Any, ClassVar
 from yarl import URL
 
 from shardcache.access.near import is_near
-from shardcache.errors import NotAllowedError, NotFoundError, ShardChangedError
 from shardcache.origin.base import Setup
 from shardcache.origin.cloud.proofs import NO_CREDENTIALS, Proof
 from shardcache.origin.cloud.store_origin import Location, StoreOrigin
 from shardcache.origin.http.redirects import MAX_REDIRECTS, REDIRECTS, redirect_target
 from shardcache.origin.objects import GIT_BLOB, SHA256, Checksum, RemoteObject
 from shardcache.shared.credentials.hub_token import HubToken
+from shardcache.shared.errors import NotAllowedError, NotFoundError, ShardChangedError
 from shardcache.transport.between.flow import Received
 from shardcache.transport.between.messages import Answer
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from shardcache.errors import ShardcacheError
 from shardcache.origin.filesystems.fsspec_errors import translate_fsspec_errors
+from shardcache.shared.errors import ShardcacheError
 
 NO_CREDENTIALS = "none: anonymous"
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shardcache import errors
 from shardcache.origin.http.http_errors import error_of
+from shardcache.shared import errors
 from shardcache.shared.urls.local_urls import local_path
 
 # Names of packages' exceptions that are not OSErrors, by module. An exception can occur only if its

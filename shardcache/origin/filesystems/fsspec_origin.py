@@ -18,7 +18,6 @@ from fsspec.registry import known_implementations, registry
 
 from shardcache.access.protocols import COMMON, STORES
 from shardcache.access.urls import protocol_of
-from shardcache.errors import ConfigError, OriginUnavailableError, ShardChangedError
 from shardcache.origin.base import WRITABLE_REMEDY, Origin, Setup, commit_parts
 from shardcache.origin.filesystems.fsspec_errors import (
     folder_error,
@@ -28,7 +27,8 @@ from shardcache.origin.filesystems.fsspec_errors import (
 )
 from shardcache.origin.http.http_semantics import size_of
 from shardcache.origin.objects import RemoteObject
-from shardcache.suggestions import did_you_mean
+from shardcache.shared.errors import ConfigError, OriginUnavailableError, ShardChangedError
+from shardcache.shared.wording.remedies import did_you_mean
 from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.parts import Parts, PartSums
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate
 
-from shardcache import errors
 from shardcache.access.protocols import WEB
 from shardcache.access.urls import protocol_of
+from shardcache.shared import errors
 from shardcache.shared.urls.signed_urls import expiry_s
 from shardcache.transport.http.http_heads import number_in
 

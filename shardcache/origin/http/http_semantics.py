@@ -13,14 +13,14 @@ from typing import NamedTuple, NoReturn
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from shardcache.errors import (
+from shardcache.origin.http.http_errors import error_of
+from shardcache.origin.objects import RemoteObject
+from shardcache.shared.errors import (
     ConfigError,
     OriginError,
     OriginUnavailableError,
     ShardChangedError,
 )
-from shardcache.origin.http.http_errors import error_of
-from shardcache.origin.objects import RemoteObject
 from shardcache.transport.between.flow import Commit, Flow
 from shardcache.transport.between.messages import Answer, Body, Request
 from shardcache.transport.between.parts import Parts

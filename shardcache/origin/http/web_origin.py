@@ -16,7 +16,6 @@ from urllib.parse import urlencode
 
 from yarl import URL
 
-from shardcache.errors import ConfigError, OriginError
 from shardcache.origin.base import Origin, Setup
 from shardcache.origin.http.http_errors import error_of, timestamp, translate_transport_errors
 from shardcache.origin.http.http_semantics import (
@@ -39,7 +38,8 @@ from shardcache.origin.http.redirects import (
 )
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.tier.tier_state import Route
-from shardcache.redact import redact
+from shardcache.shared.errors import ConfigError, OriginError
+from shardcache.shared.wording.redact import redact
 from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.messages import Answer, Body, Request
 from shardcache.transport.between.parts import Parts, PartSums

@@ -18,8 +18,6 @@ import structlog
 
 from shardcache.access.deceptive import checked, is_sound
 from shardcache.access.urls import glob_prefix, is_glob, join
-from shardcache.errors import ConfigError, NotAnIndexError, NotFoundError
-from shardcache.formats.format_table import SUFFIXES, plain_suffixes
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.patterns import foreign_lists
 from shardcache.origin.patterns.braces import check_shard_count, expand_braces, with_braces
@@ -28,8 +26,11 @@ from shardcache.origin.patterns.globs import glob_regex
 from shardcache.origin.patterns.index_files import MAX_INDEX_BYTES, parse_index, shards_of_list
 from shardcache.origin.registry import Origins
 from shardcache.origin.whole_object import read_object
+from shardcache.shared.errors import ConfigError, NotAnIndexError, NotFoundError
+from shardcache.shared.formats.format_table import SUFFIXES, plain_suffixes
 from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import ShardRef, Wanted
+from shardcache.shared.tarindex.key_splits import FIRST_DOT, key_split_in, with_key_split
 from shardcache.shared.units import size
 from shardcache.shared.urls.url_names import (
     format_of,
@@ -39,7 +40,6 @@ from shardcache.shared.urls.url_names import (
     is_tar_or_unnamed,
     split_of,
 )
-from shardcache.tarindex.key_splits import FIRST_DOT, key_split_in, with_key_split
 from shardcache.transport.between.flow import Flow, Received, nothing
 
 log = structlog.get_logger()

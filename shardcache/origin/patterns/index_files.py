@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from shardcache.access.deceptive import checked
 from shardcache.access.protocols import WEB
 from shardcache.access.urls import join, protocol_of
-from shardcache.errors import ConfigError, NotAnIndexError
-from shardcache.formats.format import ListedShard
-from shardcache.formats.format_table import FORMATS
 from shardcache.origin.http.http_semantics import plain_etag
 from shardcache.origin.patterns.foreign_lists import NamedShards
 from shardcache.origin.patterns.list_content import parsed_json
+from shardcache.shared.errors import ConfigError, NotAnIndexError
+from shardcache.shared.formats.format import ListedShard
+from shardcache.shared.formats.format_table import FORMATS
 from shardcache.shared.lists import shardlist
 from shardcache.shared.lists.shard_columns import ShardColumns, Shards
 from shardcache.shared.protocol import ShardRef

@@ -12,8 +12,8 @@ from aiohttp.http_exceptions import LineTooLong
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
-from shardcache import errors
 from shardcache.origin.http.http_errors import certificate_error, connection_error, error_of
+from shardcache.shared import errors
 from shardcache.shared.own_endpoint import ENDPOINT_HEADER, OWN_ENDPOINT, OWN_ENDPOINT_REMEDY
 from shardcache.shared.urls.url_names import version_in
 from shardcache.transport.http.http_heads import HEAD_REMEDY, HeadError

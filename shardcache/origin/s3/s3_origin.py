@@ -15,7 +15,6 @@ from typing import Any
 
 from botocore.exceptions import NoCredentialsError
 
-from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError
 from shardcache.origin.base import Setup, commit_parts
 from shardcache.origin.http.http_errors import error_of
 from shardcache.origin.http.http_semantics import (
@@ -42,6 +41,7 @@ from shardcache.origin.s3.s3_sessions import SdkSessions, descriptions
 from shardcache.origin.s3.s3_uploads import Uploads
 from shardcache.origin.tier.tier_state import Route
 from shardcache.shared.credentials.aws_keys import AwsKeys
+from shardcache.shared.errors import ConfigError, NotFoundError, OriginUnavailableError
 from shardcache.shared.own_endpoint import ENDPOINT_HEADER, OWN_ENDPOINT, OWN_ENDPOINT_REMEDY
 from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.messages import Answer, Body, Request

@@ -9,10 +9,10 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from shardcache.errors import OriginError, ShardChangedError
 from shardcache.origin.http.http_semantics import check_range, range_header, read_exactly
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.s3.s3_headers import Headers, etag_in
+from shardcache.shared.errors import OriginError, ShardChangedError
 from shardcache.shared.urls.url_names import version_in
 from shardcache.transport.between.flow import Flow
 from shardcache.transport.between.parts import Parts

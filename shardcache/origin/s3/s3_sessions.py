@@ -18,7 +18,6 @@ from botocore.loaders import Loader, create_loader
 from s3fs import S3FileSystem
 
 from shardcache.config.origin_table import OriginTable
-from shardcache.errors import ShardcacheError
 from shardcache.origin.s3.credential_process import resolver_of
 from shardcache.origin.s3.s3_errors import (
     FOREIGN,
@@ -27,6 +26,7 @@ from shardcache.origin.s3.s3_errors import (
 )
 from shardcache.origin.s3.s3_http_session import StoreSession
 from shardcache.shared.credentials.aws_keys import AwsKeys
+from shardcache.shared.errors import ShardcacheError
 from shardcache.shared.own_endpoint import DAEMON_AGENT
 
 CONNECT_TIMEOUT_S = 10

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from shardcache.errors import OriginBusyError, OriginUnavailableError, ShardChangedError
 from shardcache.origin.breaker import Breaker
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.tier.slow_owners import SlowOwners
 from shardcache.shared import front
+from shardcache.shared.errors import OriginBusyError, OriginUnavailableError, ShardChangedError
 from shardcache.telemetry.logs import SharedLogger
 from shardcache.transport.between.messages import Answer
 from shardcache.transport.between.parts import PartSums

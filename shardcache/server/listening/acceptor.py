@@ -19,9 +19,9 @@ from typing import cast
 
 import structlog
 
-from shardcache.errors import ExhaustedError
 from shardcache.server.listening.limits import FEWER_CONNECTIONS, Limits
 from shardcache.server.listening.stalls import StallTimer
+from shardcache.shared.errors import ExhaustedError
 from shardcache.shared.unix_socket import peer_ids
 
 log = structlog.get_logger()

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from shardcache.errors import ConfigError
 from shardcache.server.listening.addresses import listen, resolve
+from shardcache.shared.errors import ConfigError
 
 _BACKLOG = 1024
 

@@ -23,12 +23,12 @@ from prometheus_client.utils import floatToGoString
 from shardcache import __version__
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.waits import PriorityClass
-from shardcache.errors import CacheError, OriginError, ShardcacheError, ShardError, codes
 from shardcache.server.metrics import metric_rows as rows
 from shardcache.server.metrics.metric_rows import COUNTER, GAUGE, MetricKind, Row
 from shardcache.server.peer import peer_of
 from shardcache.server.process.process_load import process_stats
 from shardcache.server.service import SERVICE
+from shardcache.shared.errors import CacheError, OriginError, ShardcacheError, ShardError
 from shardcache.shared.protocol import Json
 from shardcache.telemetry.metrics import Histogram, Histograms, Measures
 
@@ -255,7 +255,7 @@ def _by_code(
     # if its time series begins with it.
     known_codes = set(counts)
     for error_class in error_classes:
-        known_codes |= codes(error_class)
+        known_codes |= error_class.by_code().keys()
     return [((code,), counts[code]) for code in sorted(known_codes)]
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
-from shardcache import errors
-from shardcache.errors import ShardcacheError
+from shardcache.shared import errors
+from shardcache.shared.errors import ShardcacheError
 
 _STATUS_OF_CODE = {
     "AccessDenied": 403,

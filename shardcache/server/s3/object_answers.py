@@ -17,7 +17,6 @@ from shardcache.access.rules import Peer
 from shardcache.cache.objects.object_reads import HeldBytes
 from shardcache.cache.objects.permitted_objects import Objects, count_upload_parts
 from shardcache.cache.waiting.waits import JobKey
-from shardcache.errors import OutdatedError, ShardcacheError, ShardChangedError
 from shardcache.origin.objects import RemoteObject
 from shardcache.server.s3.error_documents import S3Error
 from shardcache.server.s3.s3_requests import S3Request, check_conditions
@@ -29,6 +28,7 @@ from shardcache.server.s3.selections import (
     stored_at_s,
 )
 from shardcache.server.s3.sending import ClientSocket, Sender, SlowClientError
+from shardcache.shared.errors import OutdatedError, ShardcacheError, ShardChangedError
 
 log = structlog.get_logger()
 

@@ -17,7 +17,6 @@ from aiohttp import web
 
 from shardcache.access.rules import Peer
 from shardcache.cache.facade import Cache
-from shardcache.errors import NotFoundError, ShardcacheError
 from shardcache.server.process.drain import Drain
 from shardcache.server.s3.bucket_answers import BucketAnswers
 from shardcache.server.s3.error_documents import S3Error
@@ -27,6 +26,7 @@ from shardcache.server.s3.selections import Selection
 from shardcache.server.s3.sending import Sender, SlowClientError
 from shardcache.server.s3.signatures import Signature
 from shardcache.server.s3.user_keys import S3Keys
+from shardcache.shared.errors import NotFoundError, ShardcacheError
 from shardcache.shared.own_endpoint import (
     DAEMON_AGENT,
     ENDPOINT_HEADER,

@@ -9,10 +9,10 @@ file's url; it names a part of the list, such as the shards for training.
 
 import re
 
-from shardcache.formats import format_table
-from shardcache.formats.format import Format
-from shardcache.formats.tar import TAR
-from shardcache.tarindex.key_splits import key_split_in
+from shardcache.shared.formats import format_table
+from shardcache.shared.formats.format import Format
+from shardcache.shared.formats.tar import TAR
+from shardcache.shared.tarindex.key_splits import key_split_in
 
 INDEX_SUFFIX = ".json"
 """Suffix of the indexes that shardcache writes."""

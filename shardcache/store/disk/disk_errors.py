@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardcache import errors
+from shardcache.shared import errors
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from shardcache import errors
+from shardcache.shared import errors
 from shardcache.store.disk.disk_errors import disk_errors
 
 _MOUNTS = Path("/proc/self/mountinfo")

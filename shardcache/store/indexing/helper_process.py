@@ -17,7 +17,8 @@ from typing import Final, Self
 
 import structlog
 
-from shardcache.errors import NO_PROCESS_REMEDY, CacheError
+from shardcache.shared.errors import CacheError
+from shardcache.shared.wording.remedies import NO_PROCESS_REMEDY
 
 log = structlog.get_logger()
 

@@ -16,15 +16,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shardcache.errors import CacheError, ShardcacheError, UnsupportedShardError
-from shardcache.formats.format import IndexOptions
-from shardcache.formats.memory_limit import MAX_MEMORY_BYTES, limit_memory
+from shardcache.shared.errors import CacheError, ShardcacheError, UnsupportedShardError
+from shardcache.shared.formats.format import IndexOptions
+from shardcache.shared.formats.memory_limit import MAX_MEMORY_BYTES, limit_memory
+from shardcache.shared.tarindex import tables
+from shardcache.shared.tarindex.named_members import TokenMember
+from shardcache.shared.tarindex.token_runs import find_tokens
 from shardcache.shared.urls.url_names import format_of
 from shardcache.store.disk.disk_errors import disk_errors
 from shardcache.store.indexing.helper_program import end_with_parent, requests, send_answer
-from shardcache.tarindex import tables
-from shardcache.tarindex.named_members import TokenMember
-from shardcache.tarindex.token_runs import find_tokens
 from shardcache.transport.between.checksums import crc32c
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from shardcache.errors import CorruptShardError, SampleError, ShardError
 from shardcache.shared.protocol import Arriving
+from shardcache.shared.tarindex.grouping import group
+from shardcache.shared.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, Member, Tar
+from shardcache.shared.tarindex.tables import Fault, Samples, TarIndex, fault_of, key_of, read_header
 from shardcache.store.shard import Facts
-from shardcache.tarindex.grouping import group
-from shardcache.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, Member, Tar
-from shardcache.tarindex.tables import Fault, Samples, TarIndex, fault_of, key_of, read_header
 from shardcache_client.reading.leased.shards import ArrivingShard
 from shardcache_client.samples.slicing import Sample, cut, undecoded_columns
 

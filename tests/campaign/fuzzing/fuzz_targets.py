@@ -10,8 +10,8 @@ from typing import Any, get_origin
 
 from campaign.fuzzing import fuzz_files, fuzz_sessions
 from shardcache.shared.protocol import ANSWERS, REQUESTS
-from shardcache.tarindex.members import BLOCK_BYTES
-from shardcache.tarindex.tables import _CRC, _PROLOGUE  # what the file itself consists of
+from shardcache.shared.tarindex.members import BLOCK_BYTES
+from shardcache.shared.tarindex.tables import _CRC, _PROLOGUE  # what the file itself consists of
 
 Mutate = Callable[[bytes, int], bytes]
 """`mutate(data, max_bytes)` changes some bytes somewhere; libFuzzer's own."""

@@ -1,6 +1,6 @@
 """Writes the files of this folder, by TensorFlow and array_record: `pip install tensorflow-cpu array_record`.
 
-Each has the same Examples, of which `EXAMPLES` of tests/unit/formats/test_record_files.py has the values.
+Each has the same Examples, of which `EXAMPLES` of tests/unit/shared/formats/test_record_files.py has the values.
 """
 
 import lzma

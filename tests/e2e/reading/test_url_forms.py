@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import ConfigError, NotFoundError
-from shardcache.formats.zstd_library import zstd_library
+from shardcache.shared.formats.zstd_library import zstd_library
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.files.paths import cached_paths, open_cached
 from support.cases import first_quick

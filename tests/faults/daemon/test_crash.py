@@ -15,7 +15,8 @@ from typing import TypeVar
 
 import pytest
 
-from shardcache.errors import StoppingError, from_json
+from shardcache.errors import StoppingError
+from shardcache.shared.errors import from_json
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.reader import ShardReader

@@ -22,11 +22,11 @@ from campaign.harness import Row, rows
 from shardcache.cache import disk_health
 from shardcache.cache.waiting.stages import Stage
 from shardcache.errors import CacheDirError, CorruptShardError, DiskFailedError, DiskFullError
+from shardcache.shared.tarindex.tables import Samples, write
 from shardcache.store.catalogue import Catalogue
 from shardcache.store.disk.disk_errors import disk_errors
 from shardcache.store.folder.cache_folder import CacheFolder
 from shardcache.store.folder.layout import SIDECAR, TAR, Layout
-from shardcache.tarindex.tables import Samples, write
 from shardcache_client.dataset import ShardDataset
 from support.cases import first_quick
 from support.disks.mounts import Bind, Tmpfs, may_mount
@@ -162,11 +162,13 @@ def test_a_sidecar_that_cannot_be_read_is_an_error_and_no_sigbus(tmp_path: Path)
     sidecar, shim = tmp_path / "sidecar", Shim(tmp_path / "shim", root=tmp_path)
     write(sidecar, {"size_bytes": 0}, Samples(keys=bytearray(10_000_000)))
     shim.arm(Action.FAIL, at=2, times=FOR_EVER, ops=(Op.READ,), match=sidecar.name, error=errno.EIO)
-    command = (
-        "import pathlib, sys; from shardcache.tarindex.tables import TarIndex; TarIndex.open(pathlib.Path(sys.argv[1]))"
-    )
+    program = """
+import pathlib, sys
+from shardcache.shared.tarindex.tables import TarIndex
+TarIndex.open(pathlib.Path(sys.argv[1]))
+"""
     env = {**os.environ, **shim.env()}
-    run = subprocess.run([sys.executable, "-c", command, str(sidecar)], env=env, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", program, str(sidecar)], env=env, capture_output=True, text=True)
     assert run.returncode == 1
     assert "Input/output error" in run.stderr
 

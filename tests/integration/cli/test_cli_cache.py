@@ -279,7 +279,7 @@ def test_a_request_to_the_daemon_loads_little(command: str, warmed: Daemon, shar
     done = subprocess.run(run, env=clean_environment({}), capture_output=True, text=True, check=True)
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "shardcache.cli.admin_client" in loaded
-    assert not loaded & {"aiohttp", "asyncio", "pydantic", "rich", "shardcache.tarindex"}
+    assert not loaded & {"aiohttp", "asyncio", "pydantic", "rich", "shardcache.shared.tarindex"}
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from shardcache.errors import CacheError, DiskError, NotATarError, UnsupportedShardError
-from shardcache.formats.memory_limit import MAX_MEMORY_BYTES
+from shardcache.shared.formats.memory_limit import MAX_MEMORY_BYTES
 from shardcache.store.indexing import indexer
 from shardcache.store.indexing.indexer import IndexRequest, TokensRequest
 from shardcache.store.indexing.indexers import Indexers

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.errors import NO_PROCESS_REMEDY, CacheError
+from shardcache.errors import CacheError
+from shardcache.shared.wording.remedies import NO_PROCESS_REMEDY
 from shardcache.store.indexing.indexer import TokensRequest
 from shardcache.transport.between import descriptors
 from shardcache.transport.between.messages import Body, Message, Request, decoded, encoded, request_to_json

@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardcache.cli.common import FAILED, USAGE
+from shardcache.shared.tarindex.grouping import index_tar
+from shardcache.shared.tarindex.tables import key_of
 from shardcache.store.codecs import zstd
-from shardcache.tarindex.grouping import index_tar
-from shardcache.tarindex.tables import key_of
 from shardcache_client.dataset import ShardDataset
 from support.disks.shim import FOR_EVER, HAS_CC, Action, Op, Shim
 from support.programs.cli import clean_environment, shardcache

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardcache.formats.zstd_library import zstd_library
+from shardcache.shared.formats.zstd_library import zstd_library
 from support.shards.tf_records import example, framed
 
 zstd = zstd_library()

@@ -17,8 +17,8 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from shardcache.errors import ShardcacheError
 from shardcache.shared.protocol import Arriving
-from shardcache.tarindex.grouping import index_tar
-from shardcache.tarindex.tables import write
+from shardcache.shared.tarindex.grouping import index_tar
+from shardcache.shared.tarindex.tables import write
 from shardcache_client.reading.leased.shards import ArrivingShard, MappedShard, ShardPlace
 from support.shards.tars import pack, special
 

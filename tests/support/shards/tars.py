@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from shardcache.formats.zstd_library import zstd_library
+from shardcache.shared.formats.zstd_library import zstd_library
+from shardcache.shared.tarindex.grouping import index_tar
+from shardcache.shared.tarindex.tables import write
 from shardcache.store.codecs import Codec
-from shardcache.tarindex.grouping import index_tar
-from shardcache.tarindex.tables import write
 from shardcache_client.dataset import ShardDataset
 from support.shards.reading import write_index
 

@@ -19,8 +19,8 @@ from shardcache.errors import (
     TruncatedShardError,
     UnsupportedShardError,
 )
-from shardcache.formats.zstd_library import zstd_library
 from shardcache.origin.objects import RemoteObject
+from shardcache.shared.formats.zstd_library import zstd_library
 from shardcache.store.codecs import Codec, codec_of, inflate
 from shardcache.store.folder.layout import Layout
 from shardcache.store.indexing.indexer import IndexRequest, index_shard

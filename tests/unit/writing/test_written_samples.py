@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError, InputError, SampleError
+from shardcache.shared.tarindex.members import parse_header
 from shardcache.store.codecs import zstd
-from shardcache.tarindex.members import parse_header
 from shardcache.writing.inputs import WriteOptions, open_source, recognize
 from shardcache.writing.journal import Journal, ShardRecord, resume
 from shardcache.writing.member_columns import columns_of, samples_of_rows

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from shardcache import errors
-from shardcache.tarindex.tables import keys_of
+from shardcache.shared import errors
+from shardcache.shared.tarindex.tables import keys_of
 from shardcache_client.daemon.lease import LeaseRequest
 from shardcache_client.reading.leased.shards import MappedShard
 from shardcache_client.samples.sample_view import View

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 from weakref import WeakMethod
 
-from shardcache import errors
+from shardcache.shared import errors
 from shardcache.shared.protocol import Arriving, Leased
 from shardcache_client.daemon.lease import Grant, LeaseRequest
 from shardcache_client.daemon.session import Session

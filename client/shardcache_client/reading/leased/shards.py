@@ -15,11 +15,11 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from shardcache.errors import CorruptShardError
-from shardcache.formats.format import Walk
+from shardcache.shared.errors import CorruptShardError
+from shardcache.shared.formats.format import Walk
 from shardcache.shared.protocol import Arriving
+from shardcache.shared.tarindex.tables import TarIndex
 from shardcache.shared.urls.url_names import format_of
-from shardcache.tarindex.tables import TarIndex
 from shardcache_client.samples import mapped_file, slicing
 from shardcache_client.samples.column_runs import ColumnRuns
 from shardcache_client.samples.column_values import (

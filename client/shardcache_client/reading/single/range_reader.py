@@ -12,8 +12,8 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shardcache.errors import ConfigError, ShardChangedError, ShardError
-from shardcache.tarindex.spans import key_hash, samples_in
+from shardcache.shared.errors import ConfigError, ShardChangedError, ShardError
+from shardcache.shared.tarindex.spans import key_hash, samples_in
 from shardcache_client.daemon.lease import Grant, LeaseRequest
 from shardcache_client.daemon.session import Session
 from shardcache_client.order.shards.declared_plan import Plan

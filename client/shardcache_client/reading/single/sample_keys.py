@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterable
 from itertools import islice
 
-from shardcache.tarindex.spans import key_hash
+from shardcache.shared.tarindex.spans import key_hash
 
 _SAMPLES_PER_BUCKET = 64
 _HASH_BITS = 32

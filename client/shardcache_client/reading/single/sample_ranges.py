@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardcache.errors import AccessDeniedError, ConfigError, NotAllowedError, NotFoundError
+from shardcache.shared.errors import AccessDeniedError, ConfigError, NotAllowedError, NotFoundError
+from shardcache.shared.tarindex.spans import RowSpans
 from shardcache.shared.urls.url_names import compression_of
-from shardcache.tarindex.spans import RowSpans
 from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.reading.single.table_rows import (

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from typing import Any, Self
 
-from shardcache.errors import ConfigError
+from shardcache.shared.errors import ConfigError
 from shardcache.shared.protocol import ShardRef
-from shardcache.tarindex.tables import keys_of
+from shardcache.shared.tarindex.tables import keys_of
 from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.order.shards.declared_plan import Plan
 from shardcache_client.order.shards.manifest import Manifest

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardcache.errors import CorruptShardError, DecodeError, SampleError
-from shardcache.formats.arrow.parquet_file import PARQUET
-from shardcache.formats.arrow.parquet_program import copy
-from shardcache.formats.format import IndexOptions
-from shardcache.tarindex import tables
+from shardcache.shared.formats.arrow.parquet_file import PARQUET
+from shardcache.shared.formats.arrow.parquet_program import copy
+from shardcache.shared.formats.format import IndexOptions
+from shardcache.shared.tarindex import tables
 from shardcache_client.reading.leased.shards import MappedShard, ShardPlace
 from shardcache_client.samples.sample_view import WHOLE, View
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import CorruptShardError, DecodeError, SampleError
-from shardcache.formats.format import IndexOptions
-from shardcache.formats.jsonl import JSON_LINES
-from shardcache.tarindex import tables
+from shardcache.shared.formats.format import IndexOptions
+from shardcache.shared.formats.jsonl import JSON_LINES
+from shardcache.shared.tarindex import tables
 from shardcache_client.reading.leased.shards import MappedShard, ShardPlace
 from shardcache_client.samples.sample_view import WHOLE, View
 

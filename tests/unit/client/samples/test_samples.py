@@ -10,8 +10,8 @@ from webdataset.handlers import ignore_and_continue
 from webdataset.tariterators import base_plus_ext
 
 from shardcache.errors import SampleError, TornSampleError
-from shardcache.tarindex.grouping import split_name
-from shardcache.tarindex.tables import Fault, TarIndex, fault_of
+from shardcache.shared.tarindex.grouping import split_name
+from shardcache.shared.tarindex.tables import Fault, TarIndex, fault_of
 from support.shards.odd_tars import (
     Row,
     by_arrival,

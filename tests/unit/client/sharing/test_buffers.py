@@ -17,7 +17,7 @@ from torch.utils.data import default_collate, default_convert
 from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from shardcache.tarindex.tables import Samples
+from shardcache.shared.tarindex.tables import Samples
 from shardcache_client.sharing.buffer import MIN_BUFFER_BYTES, Buffer, collate_buffers
 from shardcache_client.sharing.value_forms import Form, ValuesBySize, forms_of
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from shardcache.errors import ConfigError
+from shardcache.shared.tarindex.tables import Samples
 from shardcache.store.disk.open_files import is_open_elsewhere
-from shardcache.tarindex.tables import Samples
 from shardcache_client.samples.mapped_file import ShardGoneError
 from shardcache_client.sharing.acks import Acks
 from shardcache_client.sharing.buffer import Buffer

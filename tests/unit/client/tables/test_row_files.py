@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from shardcache.errors import MetadataError
-from shardcache.formats.zstd_library import zstd_library
+from shardcache.shared.formats.zstd_library import zstd_library
 from shardcache_client.tables.row_files import rows_of
 
 zstd = zstd_library()

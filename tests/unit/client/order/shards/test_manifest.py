@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
 from shardcache.shared.protocol import ShardRef
-from shardcache.tarindex.contents import entries_of, rows_of
-from shardcache.tarindex.tables import Samples
+from shardcache.shared.tarindex.contents import entries_of, rows_of
+from shardcache.shared.tarindex.tables import Samples
 from shardcache_client.order.dealing.deal_options import DealOptions
 from shardcache_client.order.shards.choices import By, Choices, split, subset
 from shardcache_client.order.shards.declared_plan import Plan

@@ -20,7 +20,7 @@ from shardcache.errors import (
     TruncatedShardError,
 )
 from shardcache.shared.protocol import Arriving
-from shardcache.tarindex.grouping import index_tar
+from shardcache.shared.tarindex.grouping import index_tar
 from shardcache_client.reading.leased.shards import ArrivingShard, MappedShard, ShardPlace
 from shardcache_client.samples.mapped_file import ShardGoneError
 from support.shards.odd_tars import Row, formats, members, pack_rows

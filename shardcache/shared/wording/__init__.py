@@ -1,0 +1,1 @@
+"""The words of errors and messages: without secrets, and with a remedy."""
