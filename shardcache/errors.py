@@ -1,6 +1,6 @@
 """The errors of shardcache, for programs that catch them."""
 
-from shardcache.shared.errors import (
+from shardcache.shared.exceptions import (
     AccessDeniedError,
     CacheDirError,
     CacheError,

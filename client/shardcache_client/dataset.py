@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 from torch import Generator
 from torch.utils.data import DataLoader, IterableDataset
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache_client.arguments.values import (
     FUNCTION,
     MAX_BATCH,

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shardcache.shared.errors import SampleError, ShardcacheError
+from shardcache.shared.exceptions import SampleError, ShardcacheError
 
 Handler = Callable[[Exception], bool]
 

@@ -17,7 +17,7 @@ from itertools import accumulate
 from threading import Lock
 from typing import Any, Generic, Self, SupportsIndex, cast, overload
 
-from shardcache.shared.errors import CapacityError, ConfigError, SampleKeyError
+from shardcache.shared.exceptions import CapacityError, ConfigError, SampleKeyError
 from shardcache_client.arguments.values import T_co, shown
 from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.order.shards.choices import Choices

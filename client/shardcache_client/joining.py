@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import pairwise, zip_longest
 from typing import Any, Self
 
-from shardcache.shared.errors import (
+from shardcache.shared.exceptions import (
     AccessDeniedError,
     ConfigError,
     NotAllowedError,

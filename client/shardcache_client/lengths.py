@@ -11,7 +11,7 @@ from typing import Any, Generic
 
 from torch.utils.data import IterableDataset
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache_client.arguments.values import (
     FUNCTION,
     SECONDS,

@@ -24,7 +24,7 @@ from ray.data.block import BlockMetadata
 from ray.util.annotations import RayDeprecationWarning
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from shardcache.shared.errors import NoDaemonError
+from shardcache.shared.exceptions import NoDaemonError
 from shardcache.shared.unix_socket import cached_urls
 from shardcache.shared.urls.local_urls import absolute_urls
 from shardcache_client.arguments.values import converted_argument

@@ -14,7 +14,7 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, Self, cast
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.shared.tarindex.contents import Row
 from shardcache.shared.tarindex.key_splits import KeySplit, with_key_split
 from shardcache.shared.urls.local_urls import absolute_urls

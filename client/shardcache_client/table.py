@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from shardcache.shared.errors import ConfigError, MetadataError
+from shardcache.shared.exceptions import ConfigError, MetadataError
 from shardcache.shared.urls.local_urls import absolute_urls
 from shardcache_client.arguments import values as arguments
 from shardcache_client.daemon.choice import DaemonChoice

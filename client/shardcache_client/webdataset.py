@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.shared.urls.local_urls import absolute_urls, local_path
 from shardcache_client.arguments.other_words import OTHER_WORDS
 from shardcache_client.arguments.values import (

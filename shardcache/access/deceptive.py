@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from shardcache.access.protocols import LOCAL, STORES, WEB, WRAPPERS, row_of
 from shardcache.access.urls import protocol_of, without_protocol
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 
 # Control characters, surrogates, line separators, and characters that change the direction of
 # text.

@@ -19,7 +19,7 @@ from shardcache.access.deceptive import checked, url_with_prefix
 from shardcache.access.near import is_near
 from shardcache.access.protocols import LOCAL, STORES, WEB
 from shardcache.access.urls import canonical, host_of, protocol_of
-from shardcache.shared.errors import NotAllowedError, ShardcacheError
+from shardcache.shared.exceptions import NotAllowedError, ShardcacheError
 from shardcache.shared.wording.remedies import did_you_mean
 
 

@@ -18,7 +18,7 @@ from shardcache.cache.space.pins import Pins
 from shardcache.cache.space.reconciliation import reconcile
 from shardcache.cache.space.residency import Residency
 from shardcache.cache.waiting.signals import Signal
-from shardcache.shared.errors import CorruptShardError, DiskError, DiskFullError, ExhaustedError
+from shardcache.shared.exceptions import CorruptShardError, DiskError, DiskFullError, ExhaustedError
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
 

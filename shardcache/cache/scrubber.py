@@ -16,7 +16,7 @@ import structlog
 from shardcache.cache.disk_health import DiskHealth
 from shardcache.cache.space.part_residency import PartResidency
 from shardcache.cache.waiting.signals import Signal
-from shardcache.shared.errors import CorruptShardError, DiskError
+from shardcache.shared.exceptions import CorruptShardError, DiskError
 from shardcache.store.keys import is_key, stored_url
 from shardcache.store.part_file import PartFile
 from shardcache.store.shard import Shard

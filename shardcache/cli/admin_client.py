@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from shardcache.shared.credentials.handed_credentials import handed_over
-from shardcache.shared.errors import DaemonError, NoDaemonError, ProtocolError, from_json
+from shardcache.shared.exceptions import DaemonError, NoDaemonError, ProtocolError, from_json
 from shardcache.shared.private import node_has_daemon, tool_socket
 from shardcache.shared.protocol import Json, Wanted
 from shardcache.shared.unix_socket import connected, health, peer_ids

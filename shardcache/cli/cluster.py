@@ -29,7 +29,7 @@ from shardcache.cli.cluster_options import (
     tier_of,
     tls_of,
 )
-from shardcache.shared.errors import ConfigError, DaemonError
+from shardcache.shared.exceptions import ConfigError, DaemonError
 from shardcache.shared.units import size
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import click
 from shardcache.cli import common
 from shardcache.cluster.node_list import Node, is_address, parse
 from shardcache.cluster.tier_config import Tier, Tls, Upstream
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 
 _RESOLV_CONF = Path("/etc/resolv.conf")
 _NAMESERVER = re.compile(r"^nameserver\s+([0-9A-Fa-f.:]+)\s*$", re.MULTILINE)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from shardcache.shared.errors import ConfigError, NoDaemonError, ShardcacheError
+from shardcache.shared.exceptions import ConfigError, NoDaemonError, ShardcacheError
 from shardcache.shared.urls.local_urls import absolute_url
 
 if TYPE_CHECKING:

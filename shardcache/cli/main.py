@@ -12,7 +12,7 @@ import click
 
 from shardcache import __version__
 from shardcache.cli import common
-from shardcache.shared.errors import ShardcacheError
+from shardcache.shared.exceptions import ShardcacheError
 
 # The module of each command below shardcache.cli, in the order of the help. The command is the
 # module's attribute of the same name.

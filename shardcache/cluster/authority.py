@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from shardcache.cluster.node_list import Node
 from shardcache.cluster.tier_config import MAX_COMMON_NAME, PEER_NAME, Tls
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 
 _CA_DAYS = 3650
 _CLOCK_SKEW = timedelta(hours=1)  # maximum time by which a node's clock may be slow

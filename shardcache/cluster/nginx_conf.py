@@ -32,7 +32,7 @@ from typing import TypeAlias
 from shardcache.cluster.node_list import Node
 from shardcache.cluster.tier_config import MAX_COMMON_NAME, MIB, PEER_NAME, Tier, Upstream
 from shardcache.origin.tier.tier_state import QUESTION_STALL_SHARE
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.shared.unix_socket import MAX_SOCKET_BYTES
 
 _LEASES_MIB = 16  # memory for some 50,000 parts that are being fetched at the same time

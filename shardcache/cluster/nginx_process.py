@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import get_native_id
 
 from shardcache.cluster.nginx_probe import describe_nginx
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.shared.unix_socket import connected
 
 # Matches words in nginx's message if its Lua module is missing.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from braceexpand import braceexpand
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 _RANGES = re.compile(r"\[([0-9,-]+)\]")  # ranges as Slurm writes them, such as [1-8,12]

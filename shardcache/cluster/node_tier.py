@@ -20,7 +20,7 @@ from shardcache.cluster import nginx_process, tier_folder
 from shardcache.cluster.access_log import AccessLog, TierFigures
 from shardcache.cluster.nginx_conf import render
 from shardcache.cluster.tier_config import Tier, Tls
-from shardcache.shared.errors import ConfigError, ShardcacheError
+from shardcache.shared.exceptions import ConfigError, ShardcacheError
 
 _STATUS_FILE = "status.json"
 _ACCESS_LOG = "access.log"

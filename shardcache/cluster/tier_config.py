@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from shardcache.cluster.node_list import Node, is_address
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.shared.front import FRONT
 from shardcache.shared.units import duration
 

@@ -9,7 +9,7 @@ import pwd
 import shutil
 from pathlib import Path
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.store.disk.file_operations import fsync_path
 
 PARTS = "parts"

@@ -14,7 +14,7 @@ import aiohttp
 from shardcache.cluster.access_log import TierFigures
 from shardcache.cluster.node_list import Node
 from shardcache.cluster.tier_config import Tls, expiry_warning
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.shared.front import PEERS, STATUS
 
 # Many nodes are asked at the same time, since each node that is down takes the whole time limit,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.shared.front import WAITING_NOTE
 
 _RETRY_S = 5.0

@@ -20,7 +20,7 @@ from shardcache.access.rules import AllowRule
 from shardcache.config.amounts import MIB, Capacity, PartSize, Rate, Size
 from shardcache.config.option_sources import VARIABLE_PREFIX, Sources
 from shardcache.config.origin_table import OriginTable
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.shared.socket_paths import CONFIG_ENV, DEFAULT_CONFIG, SOCKET_ENV
 from shardcache.shared.units import size
 from shardcache.shared.wording.remedies import did_you_mean

@@ -28,7 +28,7 @@ from shardcache.fetch.shard_download import ShardDownload
 from shardcache.fetch.tier.tier_requests import TierFirst
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
-from shardcache.shared.errors import (
+from shardcache.shared.exceptions import (
     OriginBusyError,
     OriginUnavailableError,
     OutdatedError,

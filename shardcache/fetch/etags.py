@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shardcache.access.urls import store_of
 from shardcache.origin.objects import MD5, RemoteObject, digest_of
-from shardcache.shared.errors import CorruptShardError
+from shardcache.shared.exceptions import CorruptShardError
 from shardcache.telemetry.logs import SharedLogger
 
 log = SharedLogger()

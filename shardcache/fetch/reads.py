@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TypeAlias
 
 from shardcache.fetch.stopwatch import Stopwatch, now_s
-from shardcache.shared.errors import OriginUnavailableError
+from shardcache.shared.exceptions import OriginUnavailableError
 from shardcache.transport.between.flow import Flow, Received, nothing
 
 Grant: TypeAlias = Callable[[float], Awaitable[float]]

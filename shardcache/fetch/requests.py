@@ -22,7 +22,7 @@ from shardcache.fetch.race import race
 from shardcache.fetch.reads import PausableRead
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
-from shardcache.shared.errors import OriginError
+from shardcache.shared.exceptions import OriginError
 from shardcache.telemetry.metrics import Counters
 from shardcache.transport.between.flow import Commit, Received
 from shardcache.transport.between.parts import Parts, PartSums

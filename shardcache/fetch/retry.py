@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from shardcache.shared.errors import (
+from shardcache.shared.exceptions import (
     CorruptShardError,
     OriginError,
     OriginUnavailableError,

@@ -19,7 +19,7 @@ from shardcache.origin.objects import ListedPage, PageRequest, RemoteObject
 from shardcache.origin.session_credentials import SessionCredentials
 from shardcache.origin.tier.tier_state import Route, TierState
 from shardcache.shared.credentials.handed_credentials import Credentials
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.transport.between.checksums import Data
 from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.messages import Answer
@@ -62,9 +62,9 @@ class Setup:
 class Origin(Protocol):
     """Remote place that shards come from.
 
-    Every method raises only the errors of `shared/errors.py`. No method retries or sets a timeout:
-    the caller does both. `fetch` and `list_prefix` report progress, by which the caller notices a
-    stall.
+    Every method raises only the errors of `shared/exceptions.py`. No method retries or sets a
+    timeout: the caller does both. `fetch` and `list_prefix` report progress, by which the caller
+    notices a stall.
 
     Attributes:
         tier: state of the cluster's shared cache in front of the origin; None if there is none.

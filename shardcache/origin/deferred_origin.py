@@ -16,7 +16,7 @@ from shardcache.access.protocols import row_of
 from shardcache.origin.base import Origin, Setup
 from shardcache.origin.objects import ListedPage, PageRequest, RemoteObject
 from shardcache.origin.tier.tier_state import Route
-from shardcache.shared import errors
+from shardcache.shared import exceptions
 from shardcache.shared.tarindex.key_splits import key_split_in
 from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.messages import Answer
@@ -61,7 +61,7 @@ class DeferredOrigin(Origin):
         object_url, _ = key_split_in(url)
         try:
             obj = await origin.stat(object_url, first_bytes)
-        except errors.AccessDeniedError:
+        except exceptions.AccessDeniedError:
             signatures.record_refused(url)
             raise
         signatures.record_accepted(url)
@@ -129,7 +129,7 @@ class DeferredOrigin(Origin):
 
     async def _prepare(self, url: str) -> None:
         """Load the origin and prepare it for the first requests."""
-        with contextlib.suppress(errors.ShardcacheError, TimeoutError):
+        with contextlib.suppress(exceptions.ShardcacheError, TimeoutError):
             async with asyncio.timeout(_PREPARATION_S):
                 origin = await self.loaded()
                 object_url, _ = key_split_in(url)
@@ -163,7 +163,7 @@ def _missing_package(
     protocol: str,
     package: str,
     exn: ImportError,
-) -> errors.MissingPackageError:
+) -> exceptions.MissingPackageError:
     """Return the error for an import that failed.
 
     Args:
@@ -175,7 +175,7 @@ def _missing_package(
     else:
         needed = f"a Python package ({exn})"
         remedy = "install the package for the daemon"
-    return errors.MissingPackageError(
+    return exceptions.MissingPackageError(
         f"{protocol}:// urls need {needed}, which is not installed",
         remedy=remedy,
     )

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shardcache.shared.errors import CorruptShardError, OriginUnavailableError
+from shardcache.shared.exceptions import CorruptShardError, OriginUnavailableError
 
 # Names of algorithms. A git blob's checksum is the SHA-1 of a header and the object's bytes.
 MD5 = "md5"

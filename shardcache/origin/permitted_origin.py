@@ -21,7 +21,7 @@ from shardcache.origin.base import Origin, Setup
 from shardcache.origin.objects import ListedPage, PageRequest, RemoteObject
 from shardcache.origin.tier.tier_state import Route
 from shardcache.shared.credentials.handed_credentials import Credentials
-from shardcache.shared.errors import (
+from shardcache.shared.exceptions import (
     AccessDeniedError,
     ConfigError,
     NotFoundError,

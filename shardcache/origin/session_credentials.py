@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from shardcache.shared.credentials.handed_credentials import KINDS, Credentials
-from shardcache.shared.errors import ProtocolError
+from shardcache.shared.exceptions import ProtocolError
 
 # Number of credentials of a kind that are kept after their sessions have ended. Transfers that a
 # session has requested continue with them, and the next job with the same credentials finds open

@@ -12,7 +12,7 @@ from shardcache.origin.base import Setup
 from shardcache.origin.deferred_origin import DeferredOrigin
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.tier.tier_state import TierState
-from shardcache.shared.errors import OriginError, OriginUnavailableError
+from shardcache.shared.exceptions import OriginError, OriginUnavailableError
 from shardcache.shared.tarindex.key_splits import key_split_in
 
 _MAX_KNOWN = 10_000  # number of objects whose versions are remembered for an outage

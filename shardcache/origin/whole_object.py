@@ -8,7 +8,7 @@ import os
 
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import DIGESTS, RemoteObject, digest_of_bytes
-from shardcache.shared.errors import CorruptShardError
+from shardcache.shared.exceptions import CorruptShardError
 from shardcache.transport.between.checksums import ALGORITHMS, combined
 from shardcache.transport.between.flow import Flow
 from shardcache.transport.between.parts import Parts, PartSums

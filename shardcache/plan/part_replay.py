@@ -14,7 +14,7 @@ from typing import NamedTuple
 from shardcache.plan.object_parts import is_worth_the_whole, max_parts_per_request, runs
 from shardcache.plan.reader_plan import NOW
 from shardcache.plan.schedule import SameName, Schedule
-from shardcache.shared.errors import CapacityError
+from shardcache.shared.exceptions import CapacityError
 from shardcache.shared.units import size
 
 

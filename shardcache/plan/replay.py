@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from shardcache.plan.reader_plan import NOW
 from shardcache.plan.schedule import SameName, Schedule
-from shardcache.shared.errors import CapacityError
+from shardcache.shared.exceptions import CapacityError
 
 Size: TypeAlias = Callable[[str], int]
 """Function that returns the number of bytes of a shard, by its name."""

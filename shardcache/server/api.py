@@ -15,8 +15,8 @@ from aiohttp import web
 from shardcache.server.peer import peer_of
 from shardcache.server.process.process_load import process_stats
 from shardcache.server.service import SERVICE
-from shardcache.shared import errors
-from shardcache.shared.errors import ShardcacheError
+from shardcache.shared import exceptions
+from shardcache.shared.exceptions import ShardcacheError
 from shardcache.shared.protocol import Json, parse, take, wanted_of
 from shardcache.shared.tarindex.named_members import TokenMember
 
@@ -27,14 +27,14 @@ Send = Callable[[Json], Awaitable[None]]
 # HTTP statuses by class of error; the first row that fits is used. All other errors come from the
 # origin.
 _STATUS_OF_ERROR: dict[type[ShardcacheError], int] = {
-    errors.NotFoundError: 404,
-    errors.AccessDeniedError: 403,
-    errors.NotAllowedError: 403,
-    errors.ConfigError: 400,
-    errors.ProtocolError: 400,
-    errors.StoppingError: 503,
-    errors.ExhaustedError: 503,
-    errors.CacheError: 507,
+    exceptions.NotFoundError: 404,
+    exceptions.AccessDeniedError: 403,
+    exceptions.NotAllowedError: 403,
+    exceptions.ConfigError: 400,
+    exceptions.ProtocolError: 400,
+    exceptions.StoppingError: 503,
+    exceptions.ExhaustedError: 503,
+    exceptions.CacheError: 507,
 }
 _STATUS_OF_ORIGIN_ERRORS = 502
 # Time within which the body of a request has to arrive. A slower client would occupy a connection.
@@ -53,7 +53,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except ShardcacheError as exn:
         return _error_response(exn, _status_of(exn))
     except web.HTTPClientError as exn:  # no such path, no such method, too large a body
-        error = errors.ProtocolError(f"{request.method} {request.path}: {exn.reason}")
+        error = exceptions.ProtocolError(f"{request.method} {request.path}: {exn.reason}")
         response = _error_response(error, exn.status)
         if "Allow" in exn.headers:
             response.headers["Allow"] = exn.headers["Allow"]
@@ -61,7 +61,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except ConnectionError:
         return web.Response()  # the client disconnected midway and receives no response
     except OSError as exn:  # an error of this process, such as too many open files
-        exhausted = errors.ExhaustedError(f"the daemon cannot answer ({exn.strerror or exn})")
+        exhausted = exceptions.ExhaustedError(f"the daemon cannot answer ({exn.strerror or exn})")
         return _error_response(exhausted, 503)
     except web.HTTPException:  # an answer of aiohttp's own, such as a redirect
         raise
@@ -70,7 +70,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         if request.writer.output_size:
             raise
         log.exception("unexpected error in a request", path=request.path)
-        return _error_response(errors.internal_error(exn), 500)
+        return _error_response(exceptions.internal_error(exn), 500)
 
 
 def _status_of(exn: ShardcacheError) -> int:
@@ -188,7 +188,7 @@ async def evict(request: web.Request) -> web.Response:
 
 async def no_endpoint(request: web.Request) -> web.StreamResponse:
     """Refuse a request for a key: the handler of daemons without an S3 endpoint."""
-    raise errors.ConfigError(
+    raise exceptions.ConfigError(
         "the daemon has no S3 endpoint",
         remedy="start it with --s3 127.0.0.1:9099",
     )
@@ -251,7 +251,7 @@ async def _receive_body(request: web.Request) -> Json:
         async with asyncio.timeout(_BODY_S):
             body = parse(await request.read())
     except TimeoutError:
-        raise errors.ProtocolError(
+        raise exceptions.ProtocolError(
             f"the request's body did not arrive within {_BODY_S:g} s",
         ) from None
     credentials = body.get("credentials")

@@ -26,7 +26,7 @@ from shardcache.server.grants import grant_of
 from shardcache.server.outbox import Outbox
 from shardcache.server.service import Service
 from shardcache.shared import protocol
-from shardcache.shared.errors import ProtocolError, ShardcacheError, internal_error
+from shardcache.shared.exceptions import ProtocolError, ShardcacheError, internal_error
 from shardcache.shared.protocol import REQUESTS, Json, take
 
 log = structlog.get_logger()

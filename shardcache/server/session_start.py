@@ -18,7 +18,7 @@ from shardcache.server.peer import peer_of
 from shardcache.server.reader_session import ReaderSession
 from shardcache.server.service import SERVICE, Service
 from shardcache.shared import protocol, versions
-from shardcache.shared.errors import ProtocolError, ShardcacheError
+from shardcache.shared.exceptions import ProtocolError, ShardcacheError
 from shardcache.shared.protocol import REQUESTS, Json, take
 from shardcache.shared.units import user_name
 from shardcache.telemetry.logs import about

@@ -15,7 +15,7 @@ from shardcache.server.api import Handler
 from shardcache.server.dashboard import BROWSER_HEADERS, LIVE_PATH, STATIC_PATH
 from shardcache.server.listening.tcp_token import carries_token
 from shardcache.server.peer import PEER, socket_of
-from shardcache.shared.errors import NotAllowedError
+from shardcache.shared.exceptions import NotAllowedError
 
 TOKEN_HASH: web.AppKey[bytes | None] = web.AppKey("TOKEN_HASH")
 """Hash of the token that requests over TCP must carry; None without a token file."""

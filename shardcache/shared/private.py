@@ -30,7 +30,7 @@ from pathlib import Path
 
 from shardcache.shared.credentials.handed_credentials import handed_labels
 from shardcache.shared.credentials.store_variables import reaches_stores
-from shardcache.shared.errors import DaemonError
+from shardcache.shared.exceptions import DaemonError
 from shardcache.shared.socket_paths import (
     CONFIG_ENV,
     DEFAULT_CONFIG,

@@ -136,7 +136,7 @@ from typing import (
     get_type_hints,
 )
 
-from shardcache.shared.errors import ProtocolError
+from shardcache.shared.exceptions import ProtocolError
 
 T = TypeVar("T")
 Json = dict[str, Any]

@@ -4,7 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from shardcache.shared.errors import DaemonError
+from shardcache.shared.exceptions import DaemonError
 
 SOCKET_ENV = "SHARDCACHE_SOCKET"
 """Environment variable with the path of the daemon's socket."""

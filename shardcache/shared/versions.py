@@ -6,7 +6,7 @@ versions. The client's first message, `hello`, states the client's range.
 
 from dataclasses import dataclass
 
-from shardcache.shared.errors import VersionMismatchError
+from shardcache.shared.exceptions import VersionMismatchError
 from shardcache.shared.protocol import Json, take
 
 PROTOCOL_VERSION = 4

@@ -16,7 +16,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from shardcache.shared.errors import CorruptShardError, TruncatedShardError, UnsupportedShardError
+from shardcache.shared.exceptions import (
+    CorruptShardError,
+    TruncatedShardError,
+    UnsupportedShardError,
+)
 from shardcache.shared.formats.zstd_library import zstd_library
 from shardcache.shared.units import size
 from shardcache.shared.urls.url_names import compression_of

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from shardcache.shared.errors import MissingPackageError, UnsupportedShardError
+from shardcache.shared.exceptions import MissingPackageError, UnsupportedShardError
 from shardcache.shared.units import size
 
 _CHUNK_BYTES = 256 * 1024

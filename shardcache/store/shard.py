@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shardcache.shared.errors import CorruptShardError
+from shardcache.shared.exceptions import CorruptShardError
 
 _SIDECAR_FORMAT = 1
 

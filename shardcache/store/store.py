@@ -20,7 +20,7 @@ from typing import Self
 import structlog
 
 from shardcache.config.amounts import DiskAmount
-from shardcache.shared.errors import CorruptShardError, ExhaustedError
+from shardcache.shared.exceptions import CorruptShardError, ExhaustedError
 from shardcache.shared.units import size
 from shardcache.store.cached_parts import CachedParts
 from shardcache.store.catalogue import Catalogue

@@ -9,7 +9,7 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 
-from shardcache.shared.errors import CorruptShardError, ShardError
+from shardcache.shared.exceptions import CorruptShardError, ShardError
 from shardcache.shared.tarindex.tables import TarIndex, read_header
 from shardcache.store.disk.direct_reads import read_direct
 from shardcache.store.disk.disk_errors import damage_errors

@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shardcache.shared.errors import NotAllowedError, OriginError
+from shardcache.shared.exceptions import NotAllowedError, OriginError
 from shardcache.telemetry.logs import SharedLogger
 from shardcache.transport.between.flow import Commit, Flow
 from shardcache.transport.between.messages import Answer, Message

@@ -12,7 +12,7 @@ import socket
 import sys
 from functools import partial
 
-from shardcache.shared.errors import CacheError
+from shardcache.shared.exceptions import CacheError
 from shardcache.shared.wording.remedies import NO_PROCESS_REMEDY
 from shardcache.telemetry.logs import SharedLogger
 from shardcache.transport.between import descriptors

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from shardcache.config.origin_table import OriginTable
 from shardcache.origin.objects import RemoteObject
-from shardcache.shared.errors import CacheError, InputError, ShardcacheError, from_json
+from shardcache.shared.exceptions import CacheError, InputError, ShardcacheError, from_json
 from shardcache.shared.protocol import Json
 from shardcache.shared.tarindex.named_members import TokenMember
 from shardcache.store.indexing.helper_process import HelperProcess

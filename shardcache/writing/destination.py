@@ -23,7 +23,7 @@ from shardcache.origin.base import WRITABLE_REMEDY
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.origin.whole_object import read_object
-from shardcache.shared import errors
+from shardcache.shared import exceptions
 from shardcache.shared.lists import shardlist
 from shardcache.shared.protocol import ShardRef
 from shardcache.shared.tarindex.contents import SUFFIX
@@ -71,7 +71,7 @@ class Destination:
         """
         # An empty url would become "/", the root of the file system.
         if not url:
-            raise errors.ConfigError(
+            raise exceptions.ConfigError(
                 "the destination is empty",
                 remedy="name a folder, or the url of a prefix in an object store",
             )
@@ -82,7 +82,7 @@ class Destination:
         protocol = protocol_of(folder_url)
         if protocol in WEB:
             message = "web servers can only be read"
-            raise errors.ConfigError(message, url=folder_url, remedy=WRITABLE_REMEDY)
+            raise exceptions.ConfigError(message, url=folder_url, remedy=WRITABLE_REMEDY)
         self._is_local = protocol in LOCAL
         # A local folder is named by its path, without `file://`.
         self.url = without_protocol(folder_url) if self._is_local else folder_url
@@ -115,7 +115,7 @@ class Destination:
             with _explaining_denied_access():
                 origin = self._origins.origin(self.url)
                 objects = await origin.list_prefix(self.url, received=nothing)
-        except errors.NotFoundError:
+        except exceptions.NotFoundError:
             if not self._is_local:
                 raise
             return {}  # the local folder does not exist yet
@@ -124,7 +124,7 @@ class Destination:
 
     async def version(self, name: str) -> str:
         """Return the version of an object; "" if it does not exist. Raises the origin's errors."""
-        with suppress(errors.NotFoundError), _explaining_denied_access():
+        with suppress(exceptions.NotFoundError), _explaining_denied_access():
             obj = await self._origins.origin(self.url).stat(self.url + name)
             return obj.version
         return ""
@@ -220,13 +220,13 @@ class Destination:
         while True:
             try:
                 return await self._origins.origin(url).upload(draft, url, replaced)
-            except errors.ShardChangedError as exn:
-                raise errors.ShardChangedError(
+            except exceptions.ShardChangedError as exn:
+                raise exceptions.ShardChangedError(
                     "another process has changed it since this command began",
                     url=url,
                     remedy="run the command again",
                 ) from exn
-            except errors.OriginUnavailableError:
+            except exceptions.OriginUnavailableError:
                 failures += 1
                 if failures == _ATTEMPTS:
                     raise
@@ -242,7 +242,7 @@ def check_has_no_shards(names: Iterable[str], url: str) -> None:
     """
     conflicting = [name for name in names if name == INDEX or is_tar(name)]
     if conflicting:
-        raise errors.ConfigError(
+        raise exceptions.ConfigError(
             "the destination already holds other shards or their index, such as "
             f"{min(conflicting)}",
             url=url,
@@ -255,8 +255,8 @@ def _explaining_denied_access() -> Iterator[None]:
     """Give AccessDeniedError a remedy for the user who runs this command."""
     try:
         yield
-    except errors.AccessDeniedError as exn:
-        raise errors.AccessDeniedError(
+    except exceptions.AccessDeniedError as exn:
+        raise exceptions.AccessDeniedError(
             exn.message,
             url=exn.url,
             remedy="log in, or name a profile that may write there: AWS_PROFILE, "

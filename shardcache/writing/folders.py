@@ -18,7 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO
 
-from shardcache.shared.errors import ConfigError, InputError
+from shardcache.shared.exceptions import ConfigError, InputError
 from shardcache.shared.tarindex.grouping import split_name
 from shardcache.shared.tarindex.key_splits import LAST_DOT, KeySplit
 from shardcache.writing.merged_names import MergeFinder, find_numbered_pair

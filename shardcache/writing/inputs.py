@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shardcache.shared.errors import ConfigError, MissingPackageError
+from shardcache.shared.exceptions import ConfigError, MissingPackageError
 from shardcache.shared.protocol import Json
 from shardcache.shared.tarindex.key_splits import KeySplit
 from shardcache.shared.tarindex.named_members import TokenMember

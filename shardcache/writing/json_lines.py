@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from shardcache.shared.errors import InputError, ShardError
+from shardcache.shared.exceptions import InputError, ShardError
 from shardcache.shared.tarindex.packed_lines import LINES_FOLDER
 from shardcache.store.codecs import Codec, codec_errors
 from shardcache.writing.sample_tar import Sample, member_bytes

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardcache.shared.errors import ConfigError, InputError
+from shardcache.shared.exceptions import ConfigError, InputError
 from shardcache.writing.sample_tar import (
     Sample,
     as_json,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardcache.shared.errors import ConfigError, InputError
+from shardcache.shared.exceptions import ConfigError, InputError
 from shardcache.writing.member_columns import (
     MemberColumn,
     columns_of,

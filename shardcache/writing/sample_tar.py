@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardcache.shared.errors import SampleError
+from shardcache.shared.exceptions import SampleError
 from shardcache.shared.tarindex.contents import Row
 from shardcache.shared.tarindex.grouping import is_of_macos, split_name
 from shardcache.shared.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, padded

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shardcache.config.amounts import MIB
-from shardcache.shared import errors
+from shardcache.shared import exceptions
 from shardcache.shared.tarindex.contents import rows_of
 from shardcache.shared.tarindex.grouping import Adjacency, Grouping
 from shardcache.shared.tarindex.members import padded
@@ -61,7 +61,7 @@ class ShardFile:
         not a valid array.
         """
         if sample.key == self._last_key:
-            raise errors.SampleError(
+            raise exceptions.SampleError(
                 f"two consecutive samples have the key {shown(sample.key)}; readers "
                 "would take them for one",
                 remedy="give each sample its own key",
@@ -90,7 +90,7 @@ class ShardFile:
         # Readers would take the two for one sample whose members are not adjacent: a torn sample.
         torn_member = Adjacency(self._grouping.finish()).find_torn()
         if torn_member is not None:
-            raise errors.SampleError(
+            raise exceptions.SampleError(
                 f"two samples with different members have the key {shown(torn_member.key)}; "
                 "readers would reject the shard",
                 remedy="give each sample its own key, or write all of its members at once",
@@ -135,7 +135,7 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exn:
-        raise errors.DiskError(
+        raise exceptions.DiskError(
             f"cannot write the file ({exn.strerror})",
             url=str(path),
             remedy="free space there; unfinished shards for an object store lie in $TMPDIR",

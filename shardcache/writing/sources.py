@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol, Self
 
-from shardcache.shared.errors import InputError
+from shardcache.shared.exceptions import InputError
 from shardcache.shared.protocol import Json
 from shardcache.shared.tarindex.grouping import is_of_macos
 from shardcache.shared.wording.remedies import did_you_mean

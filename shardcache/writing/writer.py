@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 
 from shardcache.config.amounts import MIB
 from shardcache.config.settings import Settings
-from shardcache.shared import errors
+from shardcache.shared import exceptions
 from shardcache.shared.tarindex.named_members import TokenMember
 from shardcache.writing.destination import Destination, check_has_no_shards
 from shardcache.writing.journal import ShardRecord
@@ -62,7 +62,7 @@ class ShardWriter:
         config: Path | None = None,
     ) -> None:
         if shard_size_bytes < 1:
-            raise errors.ConfigError("shard_size_bytes must be positive")
+            raise exceptions.ConfigError("shard_size_bytes must be positive")
         self._names = ShardNames(names)
         self._shard_size_bytes = shard_size_bytes
         self._target = Destination(os.fspath(destination), Settings.load({}, config).origin)
@@ -112,7 +112,7 @@ class ShardWriter:
                 earlier shard has failed, or this shard cannot be written to the local disk.
         """
         if not self._is_open:
-            raise errors.ConfigError(
+            raise exceptions.ConfigError(
                 "the ShardWriter is not open",
                 remedy="write within its `with` block",
             )
@@ -149,7 +149,7 @@ class ShardWriter:
         self._finish_shard()
         self._await_upload()
         if not self._shard_number:
-            raise errors.ConfigError(
+            raise exceptions.ConfigError(
                 f"no samples were written to {self._target.url}, and readers reject an empty index",
                 remedy="find out why there were no samples; nothing was stored",
             )

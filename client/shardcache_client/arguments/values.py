@@ -20,7 +20,7 @@ from functools import wraps
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.shared.protocol import MAX_JOB_CHARS
 
 if TYPE_CHECKING:

@@ -18,7 +18,12 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, NamedTuple
 
-from shardcache.shared.errors import MissingMemberError, SampleError, ShardcacheError, ShardError
+from shardcache.shared.exceptions import (
+    MissingMemberError,
+    SampleError,
+    ShardcacheError,
+    ShardError,
+)
 from shardcache_client.handlers import Handler
 from shardcache_client.order.uncounted import StepPlace
 from shardcache_client.reading.epochs.epoch_plans import ReadResult

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache_client.batches.maker import BadCounts
 from shardcache_client.batches.rank_batches import RankBatches
 from shardcache_client.batches.rank_work import BatchForm, Reading

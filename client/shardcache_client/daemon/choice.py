@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from shardcache.shared import errors
+from shardcache.shared import exceptions
 from shardcache.shared.private import node_has_daemon
 from shardcache.shared.socket_paths import socket_path
 from shardcache.shared.unix_socket import health
@@ -54,7 +54,7 @@ class DaemonChoice:
         needed but cannot be started.
         """
         if socket is not None and daemon == "private":
-            raise errors.ConfigError(
+            raise exceptions.ConfigError(
                 "socket and daemon='private' cannot be combined",
                 remedy='omit socket, or daemon="private"',
             )
@@ -99,7 +99,7 @@ def _check_installed() -> None:
     """Raise ConfigError if a package of the daemon is not installed."""
     for name in _DAEMON_PACKAGES:
         if find_spec(name) is None:
-            raise errors.ConfigError(
+            raise exceptions.ConfigError(
                 "no daemon is set up on this node, and this environment cannot start one: "
                 f"{name} is not installed",
                 remedy="pip install 'shardcache[daemon]'; or start the node's daemon, and set "

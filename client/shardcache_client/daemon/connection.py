@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shardcache import __version__
-from shardcache.shared import errors, protocol, versions
+from shardcache.shared import exceptions, protocol, versions
 from shardcache.shared.credentials.handed_credentials import handed_over
 from shardcache.shared.protocol import Json
 from shardcache_client.daemon.patience import WaitReason
@@ -103,7 +103,7 @@ class DaemonConnection:
             self._websocket = WebSocket(socket, protocol.SESSION_PATH, deadline_s)
         try:
             if is_private and self._websocket.peer_uid != os.geteuid():
-                raise errors.DaemonError(
+                raise exceptions.DaemonError(
                     "the daemon at the socket belongs to another user", url=str(socket)
                 )
             credentials = handed_over(os.environ) if is_private else {}
@@ -140,7 +140,7 @@ class DaemonConnection:
 
         welcome = self._receive(deadline_s)
         if welcome is None:
-            raise errors.NoDaemonError(
+            raise exceptions.NoDaemonError(
                 "the daemon did not answer 'hello' in time",
                 url=str(self.socket),
             )
@@ -230,7 +230,7 @@ class DaemonConnection:
         if message.get("id") in self._kinds:
             self._answers[message["id"]] = message
         elif message["type"] == "error" and message.get("id") is None:
-            raise errors.from_json(message["error"])
+            raise exceptions.from_json(message["error"])
         # Anything else is unsolicited: a message from a newer release, which this one ignores.
 
     def has_answer(self, request: int) -> bool:
@@ -240,10 +240,10 @@ class DaemonConnection:
     def _checked(self, kind: str, answer: Json) -> Json:
         """Return the answer to a request of a kind; raise the error if the answer is an error."""
         if answer["type"] == "error":
-            raise errors.from_json(answer["error"])
+            raise exceptions.from_json(answer["error"])
         if answer["type"] not in protocol.REQUESTS[kind].answers:
             shown = answer["type"][:_SHOWN_CHARS]
-            raise errors.ProtocolError(
+            raise exceptions.ProtocolError(
                 f"the daemon answered {kind!r} with {shown!r}",
                 url=str(self.socket),
             )
@@ -291,14 +291,14 @@ class DaemonConnection:
                 report_s = time.monotonic() + _NEXT_REPORT_S
                 log.warning("waiting for %.0f s: %s", time.monotonic() - begun_s, reason)
 
-    def _unanswered(self, kind: str, reason: str) -> errors.NoDaemonError:
+    def _unanswered(self, kind: str, reason: str) -> exceptions.NoDaemonError:
         """Return the error for a request that was not answered in time.
 
         Args:
             reason: the daemon's last explanation of the wait; empty if it gave none.
         """
         why = f" ({reason})" if reason else ""
-        return errors.NoDaemonError(
+        return exceptions.NoDaemonError(
             f"the daemon did not answer {kind!r} in time{why}",
             url=str(self.socket),
             remedy="check what it is doing: shardcache status",
@@ -343,8 +343,8 @@ class DaemonConnection:
             raise _connection_error(exn, socket) from exn
         except HandshakeError as exn:
             raise _handshake_error(exn, socket) from exn
-        except errors.ProtocolError as exn:
-            raise errors.ProtocolError(
+        except exceptions.ProtocolError as exn:
+            raise exceptions.ProtocolError(
                 f"the daemon sent an invalid message: {exn.message}",
                 url=socket,
             ) from exn
@@ -360,7 +360,7 @@ def _check_answer(message: Json) -> None:
     protocol.UNKNOWN_KIND.check(message)
 
 
-def hanging_daemon(socket: str | Path, sign: str) -> errors.NoDaemonError:
+def hanging_daemon(socket: str | Path, sign: str) -> exceptions.NoDaemonError:
     """Return the error for a daemon that hangs.
 
     The remedy is not to start a daemon: the hanging one still listens at the socket.
@@ -370,50 +370,50 @@ def hanging_daemon(socket: str | Path, sign: str) -> errors.NoDaemonError:
         sign: what shows that it hangs, such as "timed out".
     """
     status = f"shardcache status --socket {shlex.quote(str(socket))}"
-    return errors.NoDaemonError(
+    return exceptions.NoDaemonError(
         f"the daemon does not answer: {sign}",
         url=str(socket),
         remedy=f"see what it is doing, and which process to end if it hangs: {status}",
     )
 
 
-def _connection_error(exn: OSError, socket: str) -> errors.ShardcacheError:
+def _connection_error(exn: OSError, socket: str) -> exceptions.ShardcacheError:
     """Return the error for a connection that cannot be opened, or has broken."""
     if isinstance(exn, PermissionError):
-        return errors.DaemonError(
+        return exceptions.DaemonError(
             "you may not use the daemon's socket",
             url=socket,
             remedy=f"join the group that owns it (ls -l {shlex.quote(socket)}), then log in again",
         )
     if isinstance(exn, FileNotFoundError | ConnectionRefusedError):
-        return errors.NoDaemonError(
+        return exceptions.NoDaemonError(
             "no daemon listens at the socket",
             url=socket,
             remedy=f"start it: shardcache serve --socket {shlex.quote(socket)} "
             "--cache-dir /path/on/local/disk --capacity 500GB",
         )
     if isinstance(exn, FarewellError):
-        return errors.StoppingError("the daemon is stopping", url=socket)
+        return exceptions.StoppingError("the daemon is stopping", url=socket)
     # BlockingIOError: as many connections as the kernel allows wait for the daemon to accept them.
     if isinstance(exn, TimeoutError | BlockingIOError):
         return hanging_daemon(socket, str(exn))
     # Python checks the length of a socket's path itself, and raises an OSError without an errno.
     if exn.errno is None and "too long" in str(exn):
-        return errors.ConfigError(
+        return exceptions.ConfigError(
             "a socket's path has at most 107 bytes",
             url=socket,
             remedy="choose a shorter one: SHARDCACHE_SOCKET, or XDG_RUNTIME_DIR for a private "
             "daemon",
         )
-    return errors.NoDaemonError(f"the connection to the daemon broke: {exn}", url=socket)
+    return exceptions.NoDaemonError(f"the connection to the daemon broke: {exn}", url=socket)
 
 
-def _handshake_error(exn: HandshakeError, socket: str) -> errors.ShardcacheError:
+def _handshake_error(exn: HandshakeError, socket: str) -> exceptions.ShardcacheError:
     """Return the error that a server has sent in its answer to the WebSocket handshake."""
     try:
-        return errors.from_json(json.loads(exn.body)["error"])
+        return exceptions.from_json(json.loads(exn.body)["error"])
     except (ValueError, KeyError, TypeError, AttributeError):
-        return errors.ProtocolError(
+        return exceptions.ProtocolError(
             f"the server on this socket is not a shardcache daemon: {exn}",
             url=socket,
         )

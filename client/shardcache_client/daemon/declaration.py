@@ -7,7 +7,7 @@ fingerprints (hashes of their content), so that the readers of a node send each 
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from shardcache.shared import errors
+from shardcache.shared import exceptions
 from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import Json
 from shardcache_client.daemon.connection import DaemonConnection
@@ -94,6 +94,6 @@ def _send_lists_and_repeat(
 
     fingerprints = [shards.fingerprint for shards in lists]
     if call(kind, **fields | {"shards": fingerprints})["type"] == "unknown":
-        raise errors.CapacityError(
+        raise exceptions.CapacityError(
             "the daemon forgets the shards", remedy="raise its --plan-memory"
         )

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
-from shardcache.shared import errors
+from shardcache.shared import exceptions
 from shardcache.shared.protocol import Json
 from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity, hanging_daemon
@@ -27,7 +27,7 @@ Ask: TypeAlias = Callable[[DaemonConnection], T]
 
 # Errors of the daemon or of its cache, which another daemon may not have. Refusals and errors of
 # the origin would be the same at any daemon.
-CACHE_ERRORS = (errors.CacheError, errors.NoDaemonError, errors.VersionMismatchError)
+CACHE_ERRORS = (exceptions.CacheError, exceptions.NoDaemonError, exceptions.VersionMismatchError)
 # Maximum time for opening one connection. A daemon that takes longer to accept a session is frozen
 # or exiting, and the next try may reach its successor.
 _OPEN_TIMEOUT_S = 10.0
@@ -86,7 +86,7 @@ class DaemonLink(ABC):
             return
         try:
             send(self._connection)
-        except errors.NoDaemonError as exn:
+        except exceptions.NoDaemonError as exn:
             self._record_outage(exn)
 
     def _ask_until_answered(self, deadline: Deadline, ask: Ask[T]) -> T:
@@ -112,19 +112,19 @@ class DaemonLink(ABC):
         cache made this link change to the private daemon.
         """
         if self._connection is None:
-            raise errors.NoDaemonError("the connection to the daemon is lost")
+            raise exceptions.NoDaemonError("the connection to the daemon is lost")
         try:
             return ask(self._connection)
-        except errors.NoDaemonError as exn:
+        except exceptions.NoDaemonError as exn:
             self._record_outage(exn)
             raise
-        except (errors.CacheError, errors.VersionMismatchError) as exn:
+        except (exceptions.CacheError, exceptions.VersionMismatchError) as exn:
             if not self._failover.may_change_to_private:
                 raise
             self._change_to_private(exn, deadline)
-            raise errors.NoDaemonError(exn.message) from exn
+            raise exceptions.NoDaemonError(exn.message) from exn
 
-    def _pause_or_change_daemon(self, exn: errors.ShardcacheError, deadline: Deadline) -> None:
+    def _pause_or_change_daemon(self, exn: exceptions.ShardcacheError, deadline: Deadline) -> None:
         """Decide about the next try after one of CACHE_ERRORS.
 
         1. An unreachable daemon: pause, and try it again, while there is time for tries.
@@ -132,7 +132,7 @@ class DaemonLink(ABC):
            the reader has a fallback.
         3. Otherwise, raise the error.
         """
-        if isinstance(exn, errors.NoDaemonError):
+        if isinstance(exn, exceptions.NoDaemonError):
             outage = self._record_outage(exn)
             tried_until_s = self._failover.tried_until_s(deadline, outage)
             if outage.pause(tried_until_s, self._tried_s):
@@ -149,7 +149,7 @@ class DaemonLink(ABC):
             self._connection.close()
             self._connection = None
 
-    def _record_outage(self, exn: errors.NoDaemonError, begun_s: float | None = None) -> Outage:
+    def _record_outage(self, exn: exceptions.NoDaemonError, begun_s: float | None = None) -> Outage:
         """Close a broken connection; return the outage, which an earlier error may have begun.
 
         Args:
@@ -190,7 +190,7 @@ class DaemonLink(ABC):
 
     def _change_to_private(
         self,
-        exn: errors.ShardcacheError,
+        exn: exceptions.ShardcacheError,
         deadline: Deadline | None = None,
     ) -> None:
         """Change from the node's daemon to the private daemon for a while.
@@ -247,6 +247,6 @@ class DaemonLink(ABC):
         until_s = max(until_s, begun_s + _MIN_OPEN_S)
         try:
             return DaemonConnection(socket, self.reader, until_s, is_private=is_private)
-        except errors.NoDaemonError as exn:
+        except exceptions.NoDaemonError as exn:
             self._record_outage(exn, begun_s)
             raise

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from shardcache.shared import errors
+from shardcache.shared import exceptions
 
 log = logging.getLogger("shardcache")
 
@@ -147,7 +147,9 @@ class Patience:
             report_s = time.monotonic() + self.next_report_s
 
 
-def _timeout(url: str, limit_s: float, done_bytes: int, reason: str) -> errors.ShardTimeoutError:
+def _timeout(
+    url: str, limit_s: float, done_bytes: int, reason: str
+) -> exceptions.ShardTimeoutError:
     """Return the error for a shard of which nothing, or nothing more, has arrived for too long.
 
     Args:
@@ -156,7 +158,7 @@ def _timeout(url: str, limit_s: float, done_bytes: int, reason: str) -> errors.S
         reason: the daemon's explanation.
     """
     what = "no more of it arrived" if done_bytes else "did not arrive"
-    return errors.ShardTimeoutError(
+    return exceptions.ShardTimeoutError(
         f"{what} within {limit_s:g} s: {reason}",
         url=url,
         remedy="fix that cause (`shardcache status` shows the transfers), or raise timeout_s",
@@ -171,7 +173,7 @@ class Outage:
     daemon at the same moment; random pauses spread out their reconnects, yet keep them fast.
     """
 
-    def __init__(self, cause: errors.NoDaemonError, begun_s: float) -> None:
+    def __init__(self, cause: exceptions.NoDaemonError, begun_s: float) -> None:
         """Begin an outage.
 
         Args:
@@ -181,7 +183,7 @@ class Outage:
         self.begun_s = begun_s
         self._cause = cause
         # True for a stop that the daemon has announced, until it lasts longer than a restart.
-        self._is_quiet = isinstance(cause, errors.StoppingError)
+        self._is_quiet = isinstance(cause, exceptions.StoppingError)
         self._is_logged = False
         self._max_pause_s = _FIRST_PAUSE_S
 
@@ -220,7 +222,7 @@ class Outage:
         time.sleep(min(self.draw_s(), left_s))
         return True
 
-    def given_up(self, last: errors.NoDaemonError) -> errors.NoDaemonError:
+    def given_up(self, last: exceptions.NoDaemonError) -> exceptions.NoDaemonError:
         """Return the last try's error, with the duration of the outage added to its message."""
         lasted_s = round(time.monotonic() - self.begun_s, 1)
         message = f"{last.message}; gave up after {lasted_s:g} s"
@@ -237,4 +239,4 @@ def check_parent() -> None:
     """Raise DaemonError in a worker whose training process has ended, so that it stops waiting."""
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
-        raise errors.DaemonError("the training process that this worker reads for has ended")
+        raise exceptions.DaemonError("the training process that this worker reads for has ended")

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from shardcache.shared import errors
+from shardcache.shared import exceptions
 from shardcache.shared.private import PrivatePlace, is_listening, locked
 
 log = logging.getLogger("shardcache")
@@ -63,7 +63,7 @@ def _start() -> Path:
     """Start the private daemon, and return its socket."""
     outcome = _outcome_of(_spawn())
     if "error" in outcome:
-        raise errors.from_json(outcome["error"])
+        raise exceptions.from_json(outcome["error"])
     if outcome["started"]:
         log.warning(
             "started a private shardcache daemon: cache in %s, up to %.3g GB; to stop it: "
@@ -100,7 +100,7 @@ def _outcome_of(process: "subprocess.Popen[str]") -> Any:
         try:
             out, err = process.communicate(timeout=_START_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            raise errors.DaemonError(
+            raise exceptions.DaemonError(
                 f"the private daemon did not start within {_START_TIMEOUT_S:g} s",
             ) from None
         finally:
@@ -110,10 +110,10 @@ def _outcome_of(process: "subprocess.Popen[str]") -> Any:
         return json.loads(out)
     except ValueError:  # the command ended before its report
         if process.returncode < 0:
-            raise errors.NoDaemonError(
+            raise exceptions.NoDaemonError(
                 f"the start of the private daemon was killed (signal {-process.returncode})",
             ) from None
-        raise errors.DaemonError(
+        raise exceptions.DaemonError(
             f"the private daemon did not start: {err.strip()[-_SHOWN_CHARS:]}",
             remedy="shardcache serve --private",
         ) from None

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from operator import attrgetter
 from typing import Any, cast
 
-from shardcache.shared import errors
+from shardcache.shared import exceptions
 from shardcache.shared.protocol import Json, Wanted
 from shardcache.shared.unix_socket import served_lately
 from shardcache_client.daemon.choice import DaemonChoice
@@ -114,7 +114,7 @@ class Session(DaemonLink):
         answer = self._ask_until_answered(deadline, ask)
         return Manifest.from_answer(answer, urls)
 
-    def _await_restart(self, exn: errors.ShardcacheError, deadline: Deadline) -> None:
+    def _await_restart(self, exn: exceptions.ShardcacheError, deadline: Deadline) -> None:
         """Wait for the next daemon at the socket, if one was there a moment ago.
 
         Args:
@@ -124,11 +124,12 @@ class Session(DaemonLink):
         node_socket = self._choice.node_socket
         if node_socket is None or self._choice.may_fall_back:
             return
-        if isinstance(exn, errors.StoppingError):
+        if isinstance(exn, exceptions.StoppingError):
             return
 
         # 2. No daemon is expected: none was there lately, or the present one will not do.
-        if not isinstance(exn, errors.NoDaemonError) or not served_lately(node_socket, _RESTART_S):
+        is_absent = isinstance(exn, exceptions.NoDaemonError)
+        if not is_absent or not served_lately(node_socket, _RESTART_S):
             raise exn
 
         # 3. A daemon that was there a moment ago is probably restarting.
@@ -235,7 +236,7 @@ class Session(DaemonLink):
         unreadable = next(filter(self._failover.should_change_for, positions), None)
         if unreadable is not None:
             url = self._plan.shard(unreadable).url
-            cause = errors.CacheDirError("this process cannot read the daemon's files", url=url)
+            cause = exceptions.CacheDirError("this process cannot read the daemon's files", url=url)
             self._change_to_private(cause)
         self._return_to_node()
 
@@ -292,7 +293,7 @@ class Session(DaemonLink):
 
         self._tell_if_connected(ask)
         # If the connection is lost, `wait` requests the lease again over the next one.
-        with suppress(errors.NoDaemonError):
+        with suppress(exceptions.NoDaemonError):
             lease.grant = self._await_grant(lease, deadline, self._ask_once)
         return lease.grant
 
@@ -324,11 +325,11 @@ class Session(DaemonLink):
         try:
             with self._counted_as_wait():
                 answer: Json = self._patience.wait(url, deadline, poll, explain, self.on_wait)
-        except errors.NoDaemonError:
+        except exceptions.NoDaemonError:
             raise
-        except errors.ShardcacheError as exn:
+        except exceptions.ShardcacheError as exn:
             self._leases.remove(lease)
-            if isinstance(exn, errors.ShardTimeoutError):
+            if isinstance(exn, exceptions.ShardTimeoutError):
                 # A pending lease cannot be cancelled; a new connection requests the others again.
                 self._disconnect()
             raise
@@ -467,7 +468,7 @@ def _release_of(lease: LeaseRequest) -> Json:
 def _log_damage(answer: Json) -> None:
     """Warn of damage that the daemon has found in shards which this process reads."""
     for error in answer.get("damaged", ()):
-        damage = errors.from_json(error)
+        damage = exceptions.from_json(error)
         log.warning(
             "%s: %s; samples that this process read from it may be wrong; the next reader gets a "
             "fresh copy",

@@ -27,7 +27,12 @@ from typing import Any, NoReturn
 from fsspec.implementations.chained import ChainedFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from shardcache.shared.errors import ConfigError, NotFoundError, OutdatedError, ShardChangedError
+from shardcache.shared.exceptions import (
+    ConfigError,
+    NotFoundError,
+    OutdatedError,
+    ShardChangedError,
+)
 from shardcache.shared.protocol import ShardRef, Wanted
 from shardcache.shared.urls.local_urls import absolute_url, local_path
 from shardcache_client.arguments.other_words import OTHER_WORDS

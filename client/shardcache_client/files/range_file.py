@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import cast
 
-from shardcache.shared.errors import ShardChangedError
+from shardcache.shared.exceptions import ShardChangedError
 from shardcache.shared.protocol import Arriving
 from shardcache_client.daemon.lease import Grant, LeaseRequest
 from shardcache_client.daemon.session import Session

@@ -18,7 +18,7 @@ from typing import Any, Generic, Self, TypeAlias
 import torch
 from torch.utils.data import default_collate, default_convert
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache_client.arguments.values import B_co, checked, whole
 from shardcache_client.batches.rank_chunks import RankChunks
 from shardcache_client.batches.rank_work import BatchForm

@@ -24,7 +24,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Self
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache_client.order.dealing.deal import Deal, SpanDeal, Spare
 from shardcache_client.order.dealing.deal_options import DealOptions, digest
 from shardcache_client.order.sequences.lanes import Chained, Interleaved, Lane, Share

@@ -7,7 +7,7 @@ convert the values that the user gives.
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache_client.arguments import values as arguments
 from shardcache_client.handlers import ANY_HANDLER, handler_of
 from shardcache_client.ranks.mesh import MeshRanks

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache_client.batches.rank_batches import RankBatches
 from shardcache_client.batches.rank_work import BatchForm, Reading
 from shardcache_client.batches.sample_run import RunStart, SampleRun, samples_of_worker

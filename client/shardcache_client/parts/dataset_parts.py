@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache_client.daemon.session_pool import SessionPool
 from shardcache_client.handlers import Handler, reraise
 from shardcache_client.order.dealing.deal import Deal

@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache_client.order.topology import Topology
 from shardcache_client.parts.dataset_epochs import DatasetEpochs, EpochRun
 from shardcache_client.parts.dataset_parts import DatasetParts

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from shardcache.shared.errors import ConfigError, NotFoundError
+from shardcache.shared.exceptions import ConfigError, NotFoundError
 from shardcache.shared.tarindex.contents import SUFFIX, IndexEntry, Row, entries_of
 from shardcache.shared.urls.url_names import beside_index, is_index
 from shardcache_client.order.dealing.deal_options import DealOptions

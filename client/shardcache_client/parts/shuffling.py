@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Literal
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.order.dealing.deal_options import DealOptions

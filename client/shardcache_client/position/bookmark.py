@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache_client.position.iterations import Iteration
 from shardcache_client.position.mixture_state import Terms
 from shardcache_client.position.state import SavedState, find_states

@@ -9,7 +9,7 @@ many these were, and that becomes part of all later states.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache_client.order.dealing.deal import SampleDeal, SpanDeal
 from shardcache_client.order.dealing.elastic_deal import ElasticDeal
 from shardcache_client.order.mixture import MixtureOptions

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache_client.order.dealing.deal import SpanDeal
 from shardcache_client.order.dealing.elastic_deal import ElasticDeal
 from shardcache_client.order.sequences.partition import Even, Partition, Phase

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache_client.order.sources.changes import MixtureState
 from shardcache_client.order.topology import Topology
 from shardcache_client.order.uncounted import StepPlace

@@ -11,7 +11,7 @@ StatefulDataLoader. There are two kinds of states:
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache_client.position.rank_state import RankState
 from shardcache_client.position.staged_state import StagedState
 from shardcache_client.position.state_values import FORMAT_KEY, not_of_one_moment

@@ -7,7 +7,7 @@ by one of these functions, each of which returns the value or raises an error.
 import re
 from collections.abc import Mapping
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 
 FORMAT_KEY = "shardcache"
 """Key in a state's JSON object whose value is the number of the state's format.

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shardcache.shared import errors
+from shardcache.shared import exceptions
 from shardcache_client.order.topology import Topology
 from shardcache_client.ranks.group import Epochs
 from shardcache_client.ranks.key_value_store import KeyValueStore, StoreLocator, restart_count
@@ -112,9 +112,9 @@ class AgreedEpochs(Epochs):
             return None
         try:
             return act(_Passes(store, self._prefix(store, topology), topology, epoch))
-        except errors.EpochMismatchError:
+        except exceptions.EpochMismatchError:
             raise
-        except errors.RanksError as exn:
+        except exceptions.RanksError as exn:
             log.warning("cannot check that all ranks read epoch %d: %s", epoch, exn.message)
             return None
 
@@ -184,7 +184,7 @@ class AgreedEpochs(Epochs):
             return _NEXT
         if passes.own_passes >= _MAX_PASSES:
             times = passes.own_passes
-            raise errors.EpochMismatchError(f"{mismatch}; this has happened {times} times")
+            raise exceptions.EpochMismatchError(f"{mismatch}; this has happened {times} times")
         log.warning(
             "%s within %g s; beginning epoch %d again", mismatch, self.patience_s, passes.epoch
         )

@@ -10,7 +10,7 @@ import secrets
 import time
 from typing import Any
 
-from shardcache.shared.errors import ConfigError, RanksError, RankTimeoutError, from_json
+from shardcache.shared.exceptions import ConfigError, RanksError, RankTimeoutError, from_json
 from shardcache_client.order.topology import Topology
 from shardcache_client.ranks.key_value_store import KeyValueStore, StoreLocator
 from shardcache_client.stages.stage import Agree

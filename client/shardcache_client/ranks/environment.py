@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.shared.protocol import MAX_JOB_CHARS
 from shardcache_client.order.topology import Topology
 

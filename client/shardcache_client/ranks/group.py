@@ -7,7 +7,7 @@ subclass `TorchRankGroup` adds communication over torch's key-value store.
 import secrets
 from collections.abc import Callable, Mapping
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.order.topology import Topology
 from shardcache_client.ranks.environment import ranks_of_environment

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import torch.distributed
 
-from shardcache.shared.errors import ConfigError, RanksError
+from shardcache.shared.exceptions import ConfigError, RanksError
 from shardcache_client.order.topology import Topology
 from shardcache_client.ranks import distributed
 from shardcache_client.ranks.environment import ranks_of_environment

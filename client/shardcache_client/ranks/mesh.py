@@ -9,7 +9,7 @@ dimensions tell whether their ranks are to have different samples, as in "dp", o
 import sys
 from typing import Any, NamedTuple
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache_client.order.topology import Topology
 
 DATA_WORDS = {

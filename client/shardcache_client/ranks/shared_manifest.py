@@ -16,7 +16,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable
 from dataclasses import replace
 
-from shardcache.shared import errors
+from shardcache.shared import exceptions
 from shardcache.shared.lists.shard_columns import Shards
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.order.topology import Topology
@@ -52,7 +52,7 @@ def share_manifest(
         return _publish(store, name, resolve, timeout_s)
     answer = _await_answer(store, name, timeout_s)
     if answer is None:
-        raise errors.RankTimeoutError(
+        raise exceptions.RankTimeoutError(
             f"rank {ranks.rank} waited {timeout_s:g} s for rank 0 to list the shards of this "
             f"dataset ({name})",
             url=url,
@@ -76,7 +76,7 @@ def _publish(
         return _published_manifest(store, published_before, timeout_s)
     try:
         manifest = resolve()
-    except errors.ShardcacheError as exn:
+    except exceptions.ShardcacheError as exn:
         store.set_if_unset(_answer_key(name), json.dumps({"error": exn.to_json()}))
         raise
 
@@ -128,7 +128,7 @@ def _published_manifest(store: KeyValueStore, answer: str, timeout_s: float) -> 
     """
     fields = json.loads(answer)
     if "error" in fields:
-        raise errors.from_json(fields["error"])
+        raise exceptions.from_json(fields["error"])
     manifest = download(store, fields["fingerprint"], timeout_s)
     return replace(manifest, versions_named=bool(fields.get("versions_named", True)))
 
@@ -165,12 +165,12 @@ def download(store: KeyValueStore, fingerprint: str, timeout_s: float) -> Manife
         pieces.append(store.get(f"{name}/{number}", remaining_s) or "")
     try:
         manifest = Manifest(Shards.unpack(b64decode("".join(pieces))))
-    except (ValueError, errors.ProtocolError) as exn:
-        raise errors.RanksError(
+    except (ValueError, exceptions.ProtocolError) as exn:
+        raise exceptions.RanksError(
             f"the list of shards from another rank is incomplete or damaged: {exn}"
         ) from exn
     if manifest.fingerprint != fingerprint:
-        raise errors.RanksError(
+        raise exceptions.RanksError(
             "another rank made its list of shards with another release of shardcache"
         )
     return manifest

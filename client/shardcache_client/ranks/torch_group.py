@@ -18,7 +18,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from shardcache.shared import errors
+from shardcache.shared import exceptions
 from shardcache.shared.urls.signed_urls import without_signature
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.order.topology import Topology
@@ -184,7 +184,7 @@ class TorchRankGroup(RankGroup):
         """Compare the identifier of the selected samples with that of the first rank."""
         rank, other = self._first_rank_and_value(store, "selection", self._name, mine)
         if other != mine:
-            raise errors.ManifestMismatchError(
+            raise exceptions.ManifestMismatchError(
                 f"rank {self._own_rank} has selected other samples than rank {rank}",
                 url=self._url,
                 remedy="give select, subset and split the same arguments on all ranks; a predicate "
@@ -201,7 +201,7 @@ class TorchRankGroup(RankGroup):
         )
         if fingerprint != mine.fingerprint:
             other = download(store, fingerprint, _COMPARE_TIMEOUT_S)
-            raise errors.ManifestMismatchError(
+            raise exceptions.ManifestMismatchError(
                 f"rank {self._own_rank} would read different shards than rank {rank}: "
                 f"{mine.difference(other)}",
                 url=self._url,
@@ -233,7 +233,7 @@ class TorchRankGroup(RankGroup):
         rank, others = self._first_rank_and_value(store, f"order/{names}", self._options_name, mine)
         for name, value in mine.items():
             if others.get(name) != value:
-                raise errors.RanksError(
+                raise exceptions.RanksError(
                     f"rank {self._own_rank} would read another order or other batches than rank "
                     f"{rank}, as they differ in {name}: {value} here and {others.get(name)} there",
                     remedy="give the dataset the same arguments on all ranks; batch_size may "

@@ -9,7 +9,7 @@ to a shard. Its header lists the encodings, and has the name of the format as "c
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shardcache.shared.errors import (
+from shardcache.shared.exceptions import (
     ConfigError,
     CorruptShardError,
     ShardcacheError,

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.shared.wording.remedies import did_you_mean
 from shardcache_client.arguments.values import shown
 from shardcache_client.samples.image_decoders import COLORS, ImageDecoder

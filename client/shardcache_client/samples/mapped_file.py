@@ -13,7 +13,7 @@ import mmap
 import os
 from pathlib import Path
 
-from shardcache.shared.errors import CacheDirError, CorruptShardError, TokensError
+from shardcache.shared.exceptions import CacheDirError, CorruptShardError, TokensError
 
 _OWN_DESCRIPTORS = Path("/proc/self/fd")  # the folder of this process's open files
 # Errors of a damaged file or disk. Every process that reads the file gets the same error.

@@ -8,7 +8,7 @@ such as "*.jpg" is a pattern. In samples, a member has the name of the first alt
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from shardcache.shared.errors import ConfigError, SampleError
+from shardcache.shared.exceptions import ConfigError, SampleError
 from shardcache_client.samples.slicing import Sample
 
 _ANY_PREFIX = "*."  # the beginning of a pattern

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice, pairwise
 from typing import Any, Protocol
 
-from shardcache.shared.errors import DecodeError, SampleError
+from shardcache.shared.exceptions import DecodeError, SampleError
 from shardcache.shared.formats.format import Decoder
 from shardcache.shared.tarindex.tables import Tables, fault_of, fault_remedy, key_of
 

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from operator import add
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.shared.tarindex.named_members import DTYPES, TokenMember
 from shardcache.shared.tarindex.tables import Tables, TarBytes, key_of
 from shardcache.shared.tarindex.token_runs import find_tokens

@@ -17,7 +17,7 @@ from multiprocessing.reduction import DupFd
 from secrets import randbits
 from typing import Any
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache_client.sharing.file_locks import reopen, try_lock
 
 _TOKEN = struct.Struct("<Q")

@@ -11,7 +11,7 @@ import mmap
 import pickle
 from typing import Any, NamedTuple, SupportsIndex
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 
 try:
     import numpy as np

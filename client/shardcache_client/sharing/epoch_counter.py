@@ -22,7 +22,7 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import Any, ClassVar
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache_client.sharing.file_locks import locked
 
 # Bytes of the file that processes lock. The locks have nothing to do with the content of the bytes.

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 
 # flock of fcntl(2): type, whence, start, length, and a pid that must be 0.
 _FLOCK = struct.Struct("hhqqi4x")

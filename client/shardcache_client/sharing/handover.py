@@ -20,7 +20,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.shared.tarindex.tables import Tables
 from shardcache_client.samples.mapped_file import map_file, unreadable
 from shardcache_client.samples.slicing import SlicedColumn, Slices, undecoded_columns

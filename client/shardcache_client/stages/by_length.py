@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from shardcache.shared.errors import SampleError
+from shardcache.shared.exceptions import SampleError
 from shardcache_client.handlers import Handler, for_epoch
 from shardcache_client.order.sequences.permutations import permutation
 from shardcache_client.order.topology import Topology

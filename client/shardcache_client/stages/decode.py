@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Self
 
-from shardcache.shared.errors import ConfigError, DecodeError, MissingMemberError
+from shardcache.shared.exceptions import ConfigError, DecodeError, MissingMemberError
 from shardcache_client.samples.decoders import (
     Decoder,
     DecoderChoice,

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, NotRequired, TypedDict, TypeVar
 
-from shardcache.shared.errors import ConfigError, SampleError
+from shardcache.shared.exceptions import ConfigError, SampleError
 from shardcache_client.arguments.values import shown
 from shardcache_client.handlers import Handler, for_epoch
 from shardcache_client.order.packing import Blocks, cu_seqlens, next_group, positions

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardcache.shared.errors import DecodeError, MissingMemberError, UnmatchedKeyError
+from shardcache.shared.exceptions import DecodeError, MissingMemberError, UnmatchedKeyError
 from shardcache_client.samples.decoders import Spec
 from shardcache_client.samples.sample_view import View
 from shardcache_client.samples.slicing import Sample

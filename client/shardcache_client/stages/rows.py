@@ -9,7 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from shardcache.shared.errors import ConfigError, MissingMemberError, UnmatchedKeyError
+from shardcache.shared.exceptions import ConfigError, MissingMemberError, UnmatchedKeyError
 from shardcache_client.samples.slicing import Sample
 from shardcache_client.stages.decode import Missing
 from shardcache_client.stages.item_stage import Dropped

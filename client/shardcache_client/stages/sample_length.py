@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from shardcache.shared.errors import SampleError
+from shardcache.shared.exceptions import SampleError
 from shardcache_client.arguments.values import plain, shown, whole
 
 log = logging.getLogger("shardcache")

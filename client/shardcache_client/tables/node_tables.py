@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from shardcache.shared.errors import CacheDirError, ShardcacheError
+from shardcache.shared.exceptions import CacheDirError, ShardcacheError
 from shardcache_client.tables import row_index
 from shardcache_client.tables.row_index import RowIndex
 

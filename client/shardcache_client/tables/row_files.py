@@ -18,7 +18,7 @@ from datetime import date, time
 from pathlib import Path
 from typing import IO, Any, cast
 
-from shardcache.shared.errors import ConfigError, MetadataError
+from shardcache.shared.exceptions import ConfigError, MetadataError
 from shardcache.shared.formats.zstd_library import zstd_library
 from shardcache.shared.urls.url_names import path_of
 

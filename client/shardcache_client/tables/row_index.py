@@ -28,7 +28,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from shardcache.shared.errors import CacheDirError
+from shardcache.shared.exceptions import CacheDirError
 
 _MAGIC = b"shardro2"
 _FOOTER = struct.Struct("=8sQQQ")

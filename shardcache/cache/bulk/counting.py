@@ -20,7 +20,7 @@ from shardcache.cache.waiting.waits import PriorityClass, Wait
 from shardcache.fetch.download import Downloader
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
-from shardcache.shared.errors import CorruptShardError, TokensError
+from shardcache.shared.exceptions import CorruptShardError, TokensError
 from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import ShardRef
 from shardcache.shared.tarindex.named_members import TokenMember

@@ -21,7 +21,7 @@ from shardcache.cache.listings.matching import matcher
 from shardcache.cache.space.pins import Pins, describe_pin
 from shardcache.cache.space.residency import Residency
 from shardcache.origin.registry import Origins
-from shardcache.shared.errors import CacheError, CorruptShardError, ExhaustedError
+from shardcache.shared.exceptions import CacheError, CorruptShardError, ExhaustedError
 from shardcache.shared.protocol import Json
 from shardcache.store.keys import stored_url
 from shardcache.store.part_file import PartFile

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from shardcache.cache.fetching.transfers import Transfers
 from shardcache.cache.listings.shard_listing import name_of
 from shardcache.fetch.download import Downloader
-from shardcache.shared.errors import ShardcacheError
+from shardcache.shared.exceptions import ShardcacheError
 from shardcache.shared.protocol import ShardRef
 from shardcache.shared.wording.redact import redact
 

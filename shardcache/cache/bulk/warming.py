@@ -18,7 +18,7 @@ from shardcache.cache.listings.shard_listing import name_of
 from shardcache.fetch.download import Downloader
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
-from shardcache.shared.errors import CapacityError
+from shardcache.shared.exceptions import CapacityError
 from shardcache.shared.protocol import ShardRef
 from shardcache.shared.units import size
 from shardcache.store.space import Space

@@ -12,7 +12,7 @@ from shardcache.fetch.download import Downloader
 from shardcache.origin.patterns.index_files import MAX_INDEX_BYTES
 from shardcache.origin.registry import Origins
 from shardcache.origin.whole_object import read_object
-from shardcache.shared.errors import CorruptShardError, NotFoundError
+from shardcache.shared.exceptions import CorruptShardError, NotFoundError
 from shardcache.shared.formats.format import Format
 from shardcache.shared.units import size
 from shardcache.shared.urls.url_names import format_of

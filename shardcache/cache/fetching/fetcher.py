@@ -35,7 +35,7 @@ from shardcache.fetch.retry import refetch
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
-from shardcache.shared.errors import (
+from shardcache.shared.exceptions import (
     CorruptShardError,
     DiskError,
     OriginUnavailableError,

@@ -28,7 +28,7 @@ from shardcache.cache.versions.history import History
 from shardcache.cache.versions.revalidation import Revalidation
 from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.waits import PriorityClass, Wait
-from shardcache.shared.errors import CorruptShardError, OutdatedError
+from shardcache.shared.exceptions import CorruptShardError, OutdatedError
 from shardcache.shared.protocol import ShardRef
 from shardcache.store.keys import shard_key
 from shardcache.store.part_file import JOURNAL_BYTES, PartFile, Span

@@ -27,7 +27,7 @@ from shardcache.fetch.limits.slot_claims import AskPriority
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
 from shardcache.plan.object_parts import is_worth_the_whole, max_parts_per_request, runs
-from shardcache.shared.errors import CacheError, ShardChangedError
+from shardcache.shared.exceptions import CacheError, ShardChangedError
 from shardcache.store.part_file import JOURNAL_BYTES, PartFile
 from shardcache.store.store import Store
 

@@ -15,7 +15,7 @@ from shardcache.cache.planner import Planner
 from shardcache.cache.space.residency import LOOK_AGAIN_S, Residency
 from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.waits import PriorityClass
-from shardcache.shared.errors import ShardcacheError
+from shardcache.shared.exceptions import ShardcacheError
 from shardcache.shared.protocol import ShardRef
 from shardcache.store.space import footprint_bytes
 from shardcache.store.store import Store

@@ -22,7 +22,7 @@ from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.origin.objects import RemoteObject
-from shardcache.shared.errors import ShardError
+from shardcache.shared.exceptions import ShardError
 from shardcache.shared.tarindex import tables
 from shardcache.store.disk.disk_errors import disk_errors
 from shardcache.store.folder.layout import SIDECAR, TAR

@@ -4,7 +4,7 @@
 shards that are in the gate. A shard is called by its name in plans.
 """
 
-from shardcache.shared.errors import ShardcacheError
+from shardcache.shared.exceptions import ShardcacheError
 
 # A shard that fails this often, while others succeed, is not prefetched again. It is fetched when a
 # reader requests it.

@@ -27,7 +27,7 @@ from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import JobKey, PostponedError, PriorityClass, Wait
-from shardcache.shared.errors import (
+from shardcache.shared.exceptions import (
     CapacityError,
     CorruptShardError,
     DiskFullError,

@@ -29,7 +29,7 @@ from shardcache.origin.objects import RemoteObject
 from shardcache.origin.patterns.braces import expand_braces, with_braces
 from shardcache.origin.patterns.expansion import expand, named_by_braces
 from shardcache.origin.registry import Origins
-from shardcache.shared.errors import (
+from shardcache.shared.exceptions import (
     ConfigError,
     NotFoundError,
     OriginUnavailableError,

@@ -24,7 +24,7 @@ from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import JobKey, PriorityClass, Wait
-from shardcache.shared.errors import CorruptShardError, ProtocolError, ShardcacheError
+from shardcache.shared.exceptions import CorruptShardError, ProtocolError, ShardcacheError
 from shardcache.shared.protocol import ShardRef
 from shardcache.shared.wording.redact import excerpt
 from shardcache.store.part_file import PartFile, Span

@@ -7,7 +7,7 @@ the damage found in leased shards until the reader's session has reported it.
 from collections.abc import Iterator
 
 from shardcache.cache.readers.leases import Lease
-from shardcache.shared.errors import CorruptShardError, ProtocolError
+from shardcache.shared.exceptions import CorruptShardError, ProtocolError
 from shardcache.store.shard import Shard
 
 # A reader has a file open for each lease, and no reader needs more open files than this.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from shardcache.cache.readers.held_ranges import HeldRange
 from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.waits import Wait
-from shardcache.shared.errors import CorruptShardError
+from shardcache.shared.exceptions import CorruptShardError
 from shardcache.store.shard import Facts, Shard, UnpublishedFiles
 
 

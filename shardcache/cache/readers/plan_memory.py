@@ -8,7 +8,7 @@ plan.
 from collections import Counter
 
 from shardcache.cache.listings.shard_listing import Listing
-from shardcache.shared.errors import CapacityError
+from shardcache.shared.exceptions import CapacityError
 from shardcache.shared.units import size
 
 _POSITION_BYTES = 64  # memory taken by each position of a plan

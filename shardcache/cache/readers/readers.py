@@ -13,7 +13,7 @@ from shardcache.cache.readers.jobs import Job, Loader
 from shardcache.cache.readers.plan_memory import PlanMemory
 from shardcache.cache.readers.services import ReaderServices
 from shardcache.cache.waiting.waits import JobKey
-from shardcache.shared.errors import ProtocolError
+from shardcache.shared.exceptions import ProtocolError
 from shardcache.shared.protocol import MAX_JOB_CHARS
 
 # Number of jobs without readers that are still shown, as readers may disconnect between epochs.

@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 
 from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cache.waiting.waits import Holder, PostponedError, Wait
-from shardcache.shared.errors import CapacityError
+from shardcache.shared.exceptions import CapacityError
 from shardcache.shared.units import size
 from shardcache.store.shard import Shard
 from shardcache.store.space import Space

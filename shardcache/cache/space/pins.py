@@ -17,7 +17,7 @@ import structlog
 
 from shardcache.cache.waiting.turns import Turns
 from shardcache.config.amounts import DiskAmount
-from shardcache.shared.errors import CacheError, CapacityError
+from shardcache.shared.exceptions import CacheError, CapacityError
 from shardcache.shared.units import size, user_name
 from shardcache.shared.urls.url_names import is_stored_as_is
 from shardcache.shared.wording.redact import HIDDEN

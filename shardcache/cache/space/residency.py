@@ -28,7 +28,7 @@ from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import PostponedError
 from shardcache.plan.object_parts import AHEAD_DIVISOR
 from shardcache.plan.reader_plan import AFTER_ALL_PLANS, NOW
-from shardcache.shared.errors import CacheError, CapacityError, CorruptShardError, DiskFullError
+from shardcache.shared.exceptions import CacheError, CapacityError, CorruptShardError, DiskFullError
 from shardcache.shared.units import size
 from shardcache.store.part_file import split_part_key
 from shardcache.store.shard import Shard

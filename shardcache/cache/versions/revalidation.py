@@ -19,7 +19,7 @@ from shardcache.access.urls import store_of
 from shardcache.cache.planner import Planner
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
-from shardcache.shared.errors import (
+from shardcache.shared.exceptions import (
     AccessDeniedError,
     OriginError,
     OriginUnavailableError,

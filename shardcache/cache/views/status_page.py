@@ -22,7 +22,7 @@ from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import JobKey
 from shardcache.fetch.download import Downloader
 from shardcache.origin.registry import Origins
-from shardcache.shared.errors import CacheError, ShardError
+from shardcache.shared.exceptions import CacheError, ShardError
 from shardcache.shared.protocol import Json
 from shardcache.store.disk.mounts import free_bytes
 from shardcache.store.store import Store

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.waits import JobKey, Wait
 from shardcache.fetch.reads import UnfinishedParts
-from shardcache.shared.errors import CorruptShardError, DiskError, ShardcacheError
+from shardcache.shared.exceptions import CorruptShardError, DiskError, ShardcacheError
 from shardcache.store.partial import Partial
 from shardcache.store.shard import Shard, UnpublishedFiles
 

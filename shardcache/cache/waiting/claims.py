@@ -27,7 +27,7 @@ from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import PostponedError, PriorityClass, Wait, longest_wait
 from shardcache.fetch.limits.slot_claims import Priority
-from shardcache.shared.errors import ShardcacheError
+from shardcache.shared.exceptions import ShardcacheError
 from shardcache.store.part_file import PartFile
 from shardcache.store.space import Reservation
 

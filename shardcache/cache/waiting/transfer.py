@@ -21,7 +21,7 @@ from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.stages import Stage, Stages
 from shardcache.cache.waiting.waits import PostponedError, PriorityClass, Wait
 from shardcache.fetch.reads import UnfinishedParts
-from shardcache.shared.errors import ShardcacheError
+from shardcache.shared.exceptions import ShardcacheError
 from shardcache.shared.protocol import ShardRef
 from shardcache.store.part_file import PartFile
 from shardcache.store.partial import Partial

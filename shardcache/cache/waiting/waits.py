@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from shardcache.cache.waiting.stages import Stage, Stages
-from shardcache.shared.errors import ShardcacheError
+from shardcache.shared.exceptions import ShardcacheError
 from shardcache.shared.protocol import ShardRef
 
 

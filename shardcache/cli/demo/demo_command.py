@@ -21,7 +21,7 @@ from shardcache.cli import common
 from shardcache.cli.demo.demo_data import SHAPES, draw_shape, write_data
 from shardcache.cli.demo.demo_node import RANKS, DemoNode, s3_server
 from shardcache.cli.demo.demo_outcome import DemoOutcome, Epoch, epochs_of, print_outcome
-from shardcache.shared.errors import ConfigError, ShardcacheError
+from shardcache.shared.exceptions import ConfigError, ShardcacheError
 
 _IMAGES = 577  # a number that cannot be divided by the number of ranks or workers
 _PIXELS = 64

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
-from shardcache.shared.errors import NoDaemonError, ShardcacheError
+from shardcache.shared.exceptions import NoDaemonError, ShardcacheError
 from shardcache.shared.protocol import Json
 from shardcache.shared.socket_paths import SOCKET_ENV
 

@@ -13,20 +13,23 @@ from shardcache.access.protocols import row_of
 from shardcache.access.urls import protocol_of
 from shardcache.cli.doctor.context import Finding, error_finding
 from shardcache.config.origin_table import OriginTable
-from shardcache.shared import errors
-from shardcache.shared.errors import ShardcacheError
+from shardcache.shared import exceptions
+from shardcache.shared.exceptions import ShardcacheError
 
 # The cause of each class of errors; the first class that fits counts, so subclasses come first.
 _CAUSES: tuple[tuple[type[ShardcacheError], str], ...] = (
-    (errors.NotFoundError, "nothing is stored under this url: it is misspelt, or was not uploaded"),
-    (errors.AccessDeniedError, "the credentials are wrong, or may not read this url"),
-    (errors.NotAllowedError, "the daemon's --allow rules do not permit this url to you"),
-    (errors.MissingPackageError, "the package that reads such urls is not installed"),
-    (errors.NotAnIndexError, "the file is JSON of another kind, or damaged"),
-    (errors.OriginBusyError, "the object store gets more requests than it accepts"),
-    (errors.OriginUnavailableError, "after --attempts of these, readers get this error"),
-    (errors.OriginError, "no retry would help: readers get this error at once"),
-    (errors.ConfigError, "the daemon refuses such urls, or cannot use an option for them"),
+    (
+        exceptions.NotFoundError,
+        "nothing is stored under this url: it is misspelt, or was not uploaded",
+    ),
+    (exceptions.AccessDeniedError, "the credentials are wrong, or may not read this url"),
+    (exceptions.NotAllowedError, "the daemon's --allow rules do not permit this url to you"),
+    (exceptions.MissingPackageError, "the package that reads such urls is not installed"),
+    (exceptions.NotAnIndexError, "the file is JSON of another kind, or damaged"),
+    (exceptions.OriginBusyError, "the object store gets more requests than it accepts"),
+    (exceptions.OriginUnavailableError, "after --attempts of these, readers get this error"),
+    (exceptions.OriginError, "no retry would help: readers get this error at once"),
+    (exceptions.ConfigError, "the daemon refuses such urls, or cannot use an option for them"),
 )
 
 # Name of the option for the endpoint, in an [[origin]] table and in its `storage_options`.
@@ -98,9 +101,9 @@ def store_failure(
     causes = []
     remedy = error.remedy
     endpoint = configured_endpoint(url, table, environment)
-    if endpoint is not None and isinstance(error, errors.OriginError):
+    if endpoint is not None and isinstance(error, exceptions.OriginError):
         causes.append(f"the endpoint {endpoint.url} is set by {endpoint.setting}")
-        if isinstance(error, errors.OriginUnavailableError):
+        if isinstance(error, exceptions.OriginUnavailableError):
             remedy = f"correct {endpoint.setting}, if {endpoint.url} is wrong; else {remedy}"
     cause_of_class = _cause_of_class(error)
     if cause_of_class:

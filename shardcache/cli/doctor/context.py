@@ -18,7 +18,7 @@ from typing import Any, Self
 from shardcache.cli.admin_client import AdminClient
 from shardcache.config.settings import Settings, config_file
 from shardcache.shared.credentials.store_variables import reaches_stores
-from shardcache.shared.errors import ConfigError, ShardcacheError
+from shardcache.shared.exceptions import ConfigError, ShardcacheError
 from shardcache.shared.private import tool_socket
 from shardcache.shared.units import user_name
 from shardcache.shared.unix_socket import connected, peer_ids

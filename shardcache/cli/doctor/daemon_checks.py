@@ -20,7 +20,7 @@ from shardcache.cli.doctor.context import (
     warning,
 )
 from shardcache.cli.doctor.path_access import access_fix, blocking_path, permissions_of
-from shardcache.shared.errors import DaemonError
+from shardcache.shared.exceptions import DaemonError
 from shardcache.shared.private import tool_socket
 from shardcache.shared.socket_paths import SOCKET_ENV
 from shardcache.shared.units import duration, user_name

@@ -27,7 +27,7 @@ from shardcache.cli.doctor import (
     tier_checks,
 )
 from shardcache.cli.doctor.context import Context, Finding, error_finding, failed, start_command
-from shardcache.shared.errors import ShardcacheError
+from shardcache.shared.exceptions import ShardcacheError
 from shardcache.shared.wording.redact import printable, redact
 
 Outcome = Finding | Sequence[Finding] | None

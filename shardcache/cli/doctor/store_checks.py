@@ -37,7 +37,7 @@ from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.patterns.expansion import expand
 from shardcache.origin.registry import Origins
-from shardcache.shared.errors import OriginUnavailableError, ShardcacheError
+from shardcache.shared.exceptions import OriginUnavailableError, ShardcacheError
 from shardcache.shared.units import duration, size, user_name
 from shardcache.shared.urls.url_names import is_index, is_shard
 from shardcache.shared.wording.redact import HIDDEN

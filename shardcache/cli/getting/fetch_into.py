@@ -20,7 +20,7 @@ from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.getting.get_progress import GetProgress, progress_display
 from shardcache.cli.getting.placed_files import Names, is_copy_of, open_folder, place_file
 from shardcache.cli.getting.wanted_files import PATIENCE, find_files
-from shardcache.shared.errors import (
+from shardcache.shared.exceptions import (
     CacheError,
     ConfigError,
     OriginError,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
-from shardcache.shared.errors import ShardcacheError
+from shardcache.shared.exceptions import ShardcacheError
 from shardcache.shared.protocol import Json, ShardRef
 from shardcache.shared.units import size
 from shardcache.shared.wording.redact import printable, redact

@@ -17,7 +17,7 @@ from shardcache.access.deceptive import checked
 from shardcache.access.protocols import WEB
 from shardcache.access.urls import protocol_of
 from shardcache.cli.getting.placed_files import Names
-from shardcache.shared.errors import ConfigError, NotFoundError
+from shardcache.shared.exceptions import ConfigError, NotFoundError
 from shardcache.shared.protocol import ShardRef
 from shardcache.shared.urls.local_urls import local_path
 from shardcache.shared.urls.url_names import path_of

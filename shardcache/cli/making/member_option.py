@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 
 if TYPE_CHECKING:
     from shardcache.shared.tarindex.named_members import MetadataMember, TokenMember

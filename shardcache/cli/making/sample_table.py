@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.shared.formats.tar import TAR
 from shardcache.shared.protocol import ShardRef
 from shardcache.shared.tarindex.contents import read_metadata, rows_of

@@ -21,7 +21,7 @@ import click
 
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.shared.private import tool_socket
 
 if TYPE_CHECKING:

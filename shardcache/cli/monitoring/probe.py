@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from shardcache.cli import common
-from shardcache.shared.errors import DaemonError, NoDaemonError
+from shardcache.shared.exceptions import DaemonError, NoDaemonError
 from shardcache.shared.socket_paths import socket_path
 from shardcache.shared.unix_socket import health
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from shardcache.cli.common import quantity
 from shardcache.cli.monitoring.status_frame import Fields, StatusFrame
 from shardcache.cluster.tier_config import expiry_warning
-from shardcache.shared.errors import ShardcacheError
+from shardcache.shared.exceptions import ShardcacheError
 from shardcache.shared.units import duration, size
 
 _CACHE_BAR_WIDTH = 40

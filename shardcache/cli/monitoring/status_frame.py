@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardcache.shared.errors import ShardcacheError
+from shardcache.shared.exceptions import ShardcacheError
 from shardcache.shared.protocol import Json
 
 Fields = Mapping[str, Any]

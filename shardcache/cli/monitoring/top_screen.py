@@ -21,7 +21,7 @@ from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.common import in_thread, make_console, print_json
 from shardcache.cli.monitoring.status_frame import StatusFrame, rates_between
 from shardcache.cli.monitoring.status_text import draw
-from shardcache.shared.errors import DaemonError
+from shardcache.shared.exceptions import DaemonError
 
 _MAX_KEY_BYTES = 64
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardcache.plan.object_parts import AHEAD_DIVISOR
 from shardcache.plan.part_replay import AskedRange, PartReplay, PartRules
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.shared.protocol import Json
 
 if TYPE_CHECKING:

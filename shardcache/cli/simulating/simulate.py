@@ -16,7 +16,7 @@ import click
 
 from shardcache.cli import common
 from shardcache.cli.simulating.simulated_run import POLICIES, SimulatedRun
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.shared.protocol import Json
 from shardcache.shared.units import duration, size
 

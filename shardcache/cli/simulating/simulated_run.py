@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardcache.plan.replay import Read, Replay, Sizes, furthest_next, misses
-from shardcache.shared.errors import CapacityError
+from shardcache.shared.exceptions import CapacityError
 from shardcache.shared.protocol import Json
 from shardcache.shared.units import size
 

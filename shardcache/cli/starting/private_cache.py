@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from shardcache.shared.errors import CacheDirError, DaemonError
+from shardcache.shared.exceptions import CacheDirError, DaemonError
 from shardcache.shared.private import (
     PrivatePlace,
     is_environment_digest,

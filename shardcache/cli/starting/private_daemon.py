@@ -33,7 +33,7 @@ from shardcache.cli.starting.private_cache import (
     free_folder,
     remove_old_caches,
 )
-from shardcache.shared.errors import DaemonError, NoDaemonError, ShardcacheError, from_json
+from shardcache.shared.exceptions import DaemonError, NoDaemonError, ShardcacheError, from_json
 from shardcache.shared.private import PrivatePlace, environment_digest, is_listening, locked
 from shardcache.shared.protocol import Json
 from shardcache.store.disk.mounts import free_bytes

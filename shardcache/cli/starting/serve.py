@@ -19,7 +19,7 @@ import click
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.starting.settings_options import SettingsCommand, config_option, given_options
-from shardcache.shared.errors import ConfigError, DaemonError, NoDaemonError, ShardcacheError
+from shardcache.shared.exceptions import ConfigError, DaemonError, NoDaemonError, ShardcacheError
 from shardcache.shared.private import PrivatePlace
 from shardcache.shared.protocol import Json
 from shardcache.shared.unix_socket import connected, peer_ids

@@ -25,7 +25,7 @@ from shardcache.fetch.limits.slot_claims import (
     RoundRobin,
 )
 from shardcache.fetch.stopwatch import now_s
-from shardcache.shared.errors import OriginBusyError
+from shardcache.shared.exceptions import OriginBusyError
 
 # Number of origins whose state is remembered: the origins in use, and the ones used last.
 _MAX_ORIGINS = 64

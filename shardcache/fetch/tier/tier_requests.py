@@ -27,7 +27,7 @@ from shardcache.fetch.tier.tier_watch import (
     WatchedRequest,
 )
 from shardcache.origin.tier.tier_state import Route
-from shardcache.shared.errors import (
+from shardcache.shared.exceptions import (
     OriginBusyError,
     OriginError,
     OriginUnavailableError,

@@ -42,7 +42,7 @@ from shardcache.origin.tier.tier_state import (
     TierState,
     sums_of,
 )
-from shardcache.shared.errors import OriginError, OriginUnavailableError
+from shardcache.shared.exceptions import OriginError, OriginUnavailableError
 from shardcache.transport.between.flow import Commit, Received
 from shardcache.transport.between.messages import Answer
 from shardcache.transport.between.parts import PartSums

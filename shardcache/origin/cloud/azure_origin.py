@@ -17,7 +17,7 @@ import fsspec
 from shardcache.origin.cloud.proofs import NO_CREDENTIALS, Proof
 from shardcache.origin.cloud.store_origin import StoreOrigin, quoted_bucket_and_key
 from shardcache.shared.credentials.azure_secret import AzureSecret
-from shardcache.shared.errors import AccessDeniedError, OriginError
+from shardcache.shared.exceptions import AccessDeniedError, OriginError
 
 # The environment variable of Azure's own SDK, which adlfs does not read.
 _IDENTITY_SECRET = "AZURE_CLIENT_SECRET"

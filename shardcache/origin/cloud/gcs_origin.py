@@ -17,7 +17,7 @@ from shardcache.origin.cloud.proofs import Proof
 from shardcache.origin.cloud.store_origin import StoreOrigin, quoted_bucket_and_key
 from shardcache.origin.objects import Checksum, checksum_from_base64
 from shardcache.shared.credentials.google_key import GoogleKey
-from shardcache.shared.errors import AccessDeniedError
+from shardcache.shared.exceptions import AccessDeniedError
 
 # The scope that gcsfs also requests for its credentials.
 _SCOPE = "https://www.googleapis.com/auth/devstorage.full_control"

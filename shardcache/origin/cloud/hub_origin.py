@@ -22,7 +22,7 @@ from shardcache.origin.cloud.store_origin import Location, StoreOrigin
 from shardcache.origin.http.redirects import MAX_REDIRECTS, REDIRECTS, redirect_target
 from shardcache.origin.objects import GIT_BLOB, SHA256, Checksum, RemoteObject
 from shardcache.shared.credentials.hub_token import HubToken
-from shardcache.shared.errors import NotAllowedError, NotFoundError, ShardChangedError
+from shardcache.shared.exceptions import NotAllowedError, NotFoundError, ShardChangedError
 from shardcache.transport.between.flow import Received
 from shardcache.transport.between.messages import Answer
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from shardcache.origin.filesystems.fsspec_errors import translate_fsspec_errors
-from shardcache.shared.errors import ShardcacheError
+from shardcache.shared.exceptions import ShardcacheError
 
 NO_CREDENTIALS = "none: anonymous"
 

@@ -32,7 +32,7 @@ from shardcache.origin.http.http_semantics import (
 from shardcache.origin.http.redirects import REDIRECTS
 from shardcache.origin.objects import MD5, Checksum, RemoteObject, checksum_from_base64
 from shardcache.origin.permitted_origin import CredentialedOrigin
-from shardcache.shared.errors import NotFoundError
+from shardcache.shared.exceptions import NotFoundError
 from shardcache.transport.between.flow import Commit, Flow
 from shardcache.transport.between.messages import Answer, Body
 from shardcache.transport.between.parts import Parts, PartSums

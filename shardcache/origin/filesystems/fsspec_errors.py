@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shardcache.origin.http.http_errors import error_of
-from shardcache.shared import errors
+from shardcache.shared import exceptions
 from shardcache.shared.urls.local_urls import local_path
 
 # Names of packages' exceptions that are not OSErrors, by module. An exception can occur only if its
@@ -37,7 +37,7 @@ def translate_fsspec_errors(url: str) -> Iterator[None]:
     """
     try:
         yield
-    except errors.ShardcacheError:  # this comes first: a NotFoundError is also an OSError
+    except exceptions.ShardcacheError:  # this comes first: a NotFoundError is also an OSError
         raise
     except foreign_errors() as exn:
         raise _translation(exn, url) from exn
@@ -55,13 +55,13 @@ def foreign_errors(*more: type[Exception]) -> tuple[type[Exception], ...]:
     return OSError, ValueError, *loaded, *more
 
 
-def _translation(exn: Exception, url: str) -> errors.ShardcacheError:
+def _translation(exn: Exception, url: str) -> exceptions.ShardcacheError:
     """Return shardcache's error for an exception of a filesystem."""
     reason = str(exn) or type(exn).__name__
     if isinstance(exn, (FileNotFoundError, NotADirectoryError)):
         return missing_error("file", url)
     if _is_denial(exn):
-        return errors.AccessDeniedError(
+        return exceptions.AccessDeniedError(
             f"the daemon may not read it: {reason}",
             url=url,
             remedy="give the daemon's user or credentials access",
@@ -71,7 +71,7 @@ def _translation(exn: Exception, url: str) -> errors.ShardcacheError:
     status = _status(exn)
     if status is not None:
         return error_of(status, reason, url)
-    return errors.OriginUnavailableError(f"the read failed: {reason}", url=url)
+    return exceptions.OriginUnavailableError(f"the read failed: {reason}", url=url)
 
 
 def _is_denial(exn: Exception) -> bool:
@@ -94,7 +94,7 @@ def _status(exn: Exception) -> int | None:
     return None
 
 
-def missing_error(kind: str, url: str) -> errors.NotFoundError:
+def missing_error(kind: str, url: str) -> exceptions.NotFoundError:
     """Return the error for a file or folder that does not exist.
 
     Args:
@@ -105,21 +105,21 @@ def missing_error(kind: str, url: str) -> errors.NotFoundError:
     if path is not None:
         folder = shlex.quote(str(Path(path).parent))
         remedy = f"check the path (ls {folder}/), on the node of the daemon"
-    return errors.NotFoundError(f"the {kind} does not exist", url=url, remedy=remedy)
+    return exceptions.NotFoundError(f"the {kind} does not exist", url=url, remedy=remedy)
 
 
-def folder_error(url: str) -> errors.NotFoundError:
+def folder_error(url: str) -> exceptions.NotFoundError:
     """Return the error for a url that names a folder, not a file."""
-    return errors.NotFoundError(
+    return exceptions.NotFoundError(
         "this is a folder",
         url=url,
         remedy="end the url with / to take every shard below it",
     )
 
 
-def special_file_error(url: str) -> errors.NotFoundError:
+def special_file_error(url: str) -> exceptions.NotFoundError:
     """Return the error for a url that names neither a file nor a folder."""
-    return errors.NotFoundError(
+    return exceptions.NotFoundError(
         "this is a pipe, socket or device, not a regular file",
         url=url,
         remedy="write its content to a file",

@@ -27,7 +27,7 @@ from shardcache.origin.filesystems.fsspec_errors import (
 )
 from shardcache.origin.http.http_semantics import size_of
 from shardcache.origin.objects import RemoteObject
-from shardcache.shared.errors import ConfigError, OriginUnavailableError, ShardChangedError
+from shardcache.shared.exceptions import ConfigError, OriginUnavailableError, ShardChangedError
 from shardcache.shared.wording.remedies import did_you_mean
 from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.parts import Parts, PartSums

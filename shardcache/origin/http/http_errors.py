@@ -13,28 +13,28 @@ from email.utils import parsedate
 
 from shardcache.access.protocols import WEB
 from shardcache.access.urls import protocol_of
-from shardcache.shared import errors
+from shardcache.shared import exceptions
 from shardcache.shared.urls.signed_urls import expiry_s
 from shardcache.transport.http.http_heads import number_in
 
 # Classes of the errors by status. Only an OriginUnavailableError, or OriginBusyError, which is one,
 # is followed by another attempt. For any other status, only its first digit counts.
-_CLASSES: dict[int, type[errors.OriginError]] = {
-    401: errors.AccessDeniedError,
-    403: errors.AccessDeniedError,
-    404: errors.NotFoundError,
-    407: errors.AccessDeniedError,
-    408: errors.OriginUnavailableError,
-    409: errors.OriginUnavailableError,
-    410: errors.NotFoundError,
-    412: errors.ShardChangedError,
+_CLASSES: dict[int, type[exceptions.OriginError]] = {
+    401: exceptions.AccessDeniedError,
+    403: exceptions.AccessDeniedError,
+    404: exceptions.NotFoundError,
+    407: exceptions.AccessDeniedError,
+    408: exceptions.OriginUnavailableError,
+    409: exceptions.OriginUnavailableError,
+    410: exceptions.NotFoundError,
+    412: exceptions.ShardChangedError,
     # Ranges are within the size that the server itself stated: another attempt may succeed.
-    416: errors.OriginUnavailableError,
-    425: errors.OriginUnavailableError,
-    429: errors.OriginBusyError,
-    501: errors.OriginError,
-    503: errors.OriginBusyError,
-    505: errors.OriginError,
+    416: exceptions.OriginUnavailableError,
+    425: exceptions.OriginUnavailableError,
+    429: exceptions.OriginBusyError,
+    501: exceptions.OriginError,
+    503: exceptions.OriginBusyError,
+    505: exceptions.OriginError,
 }
 
 # Statuses with which stores answer a request to a url whose signature has expired; Google's is 400.
@@ -53,7 +53,7 @@ def error_of(
     message: str,
     url: str,
     headers: Mapping[str, str] = _NO_HEADERS,
-) -> errors.OriginError:
+) -> exceptions.OriginError:
     """Return the error for a status other than 200, 206 and 304.
 
     Args:
@@ -63,32 +63,32 @@ def error_of(
     error_class = _error_class(status)
     expires_s = expiry_s(url)
     if status in _EXPIRED and expires_s is not None and expires_s <= time.time():
-        error_class = errors.AccessDeniedError
+        error_class = exceptions.AccessDeniedError
         expiry = datetime.fromtimestamp(expires_s, UTC)
         message = f"the signature of the url expired at {expiry:%Y-%m-%d %H:%M:%S} UTC: {message}"
     azure_code = headers.get("x-ms-error-code")
     if azure_code:
         message = f"{message} ({azure_code})"
     error = error_class(message, url=url, remedy=_remedy(status, error_class, url))
-    if isinstance(error, errors.OriginUnavailableError):
+    if isinstance(error, exceptions.OriginUnavailableError):
         error.retry_after_s = _retry_after_s(headers)
     return error
 
 
-def _error_class(status: int) -> type[errors.OriginError]:
+def _error_class(status: int) -> type[exceptions.OriginError]:
     """Return the class of the error for a status."""
     if status in _CLASSES:
         return _CLASSES[status]
     if status >= 500:
-        return errors.OriginUnavailableError
-    return errors.OriginError
+        return exceptions.OriginUnavailableError
+    return exceptions.OriginError
 
 
-def _remedy(status: int, error_class: type[errors.OriginError], url: str) -> str | None:
+def _remedy(status: int, error_class: type[exceptions.OriginError], url: str) -> str | None:
     """Return the remedy for a status; None for the usual remedy of the error's class."""
     if 300 <= status < 400:
         return _REDIRECT_REMEDY
-    if error_class is errors.AccessDeniedError and protocol_of(url) in WEB:
+    if error_class is exceptions.AccessDeniedError and protocol_of(url) in WEB:
         return _DENIED_REMEDY
     return None
 
@@ -125,14 +125,14 @@ def translate_transport_errors(url: str) -> Iterator[None]:
     except ssl.SSLCertVerificationError as exn:
         raise certificate_error(exn, url) from exn
     # This comes before OSError: a NotFoundError is also an OSError.
-    except errors.ShardcacheError as exn:
+    except exceptions.ShardcacheError as exn:
         exn.url = exn.url or url
         raise
     except OSError as exn:
         raise connection_error(str(exn), url) from exn
 
 
-def connection_error(reason: str, url: str) -> errors.OriginError:
+def connection_error(reason: str, url: str) -> exceptions.OriginError:
     """Return the error for a connection that failed or could not be made."""
     # Reasons that begin like this are the transport's own texts for connections that could not be
     # made, such as "connection refused by HOST:PORT". Any other reason is the system's text for a
@@ -140,12 +140,12 @@ def connection_error(reason: str, url: str) -> errors.OriginError:
     names_server = reason.startswith(("connection refused", "no connection"))
     if not names_server:
         reason = f"the connection to the server failed: {reason}"
-    return errors.OriginUnavailableError(reason, url=url)
+    return exceptions.OriginUnavailableError(reason, url=url)
 
 
-def certificate_error(exn: Exception, url: str) -> errors.OriginError:
+def certificate_error(exn: Exception, url: str) -> exceptions.OriginError:
     """Return the error for a server whose certificate is not trusted; a retry would not help."""
-    return errors.OriginError(
+    return exceptions.OriginError(
         f"the server's certificate is not trusted: {exn}",
         url=url,
         remedy="trust its CA (AWS_CA_BUNDLE or `ca_bundle` for S3, SSL_CERT_FILE for all others), "

@@ -15,7 +15,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from shardcache.origin.http.http_errors import error_of
 from shardcache.origin.objects import RemoteObject
-from shardcache.shared.errors import (
+from shardcache.shared.exceptions import (
     ConfigError,
     OriginError,
     OriginUnavailableError,

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 from yarl import URL
 
 from shardcache.access.protocols import WEB
-from shardcache.shared.errors import OriginError
+from shardcache.shared.exceptions import OriginError
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 MAX_REDIRECTS = 5

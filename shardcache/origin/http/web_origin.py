@@ -38,7 +38,7 @@ from shardcache.origin.http.redirects import (
 )
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.tier.tier_state import Route
-from shardcache.shared.errors import ConfigError, OriginError
+from shardcache.shared.exceptions import ConfigError, OriginError
 from shardcache.shared.wording.redact import redact
 from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.messages import Answer, Body, Request

@@ -12,7 +12,7 @@ from math import prod
 from braceexpand import braceexpand
 
 from shardcache.access.deceptive import checked
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.shared.lists.shardlist import MAX_SHARDS
 from shardcache.shared.urls.local_urls import local_path
 

@@ -26,7 +26,7 @@ from shardcache.origin.patterns.globs import glob_regex
 from shardcache.origin.patterns.index_files import MAX_INDEX_BYTES, parse_index, shards_of_list
 from shardcache.origin.registry import Origins
 from shardcache.origin.whole_object import read_object
-from shardcache.shared.errors import ConfigError, NotAnIndexError, NotFoundError
+from shardcache.shared.exceptions import ConfigError, NotAnIndexError, NotFoundError
 from shardcache.shared.formats.format_table import SUFFIXES, plain_suffixes
 from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import ShardRef, Wanted

@@ -29,7 +29,7 @@ from typing import Any
 from shardcache.access.urls import join
 from shardcache.origin.patterns.braces import expand_braces
 from shardcache.origin.patterns.list_content import lines_of, parsed_json
-from shardcache.shared.errors import ConfigError, MissingPackageError, NotAnIndexError
+from shardcache.shared.exceptions import ConfigError, MissingPackageError, NotAnIndexError
 from shardcache.shared.urls.url_names import is_shard, is_yaml
 
 # A list of a million shards has 30 MB; parsed, it takes several times as much memory.

@@ -8,7 +8,7 @@ backtracking into the group to try another match.
 import re
 from collections.abc import Sequence
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 
 # Tokens of a glob: stars, question marks, brackets and single characters. In brackets, a "]" that
 # comes first, or first after "!", is one of the characters.

@@ -13,7 +13,7 @@ from shardcache.access.urls import join, protocol_of
 from shardcache.origin.http.http_semantics import plain_etag
 from shardcache.origin.patterns.foreign_lists import NamedShards
 from shardcache.origin.patterns.list_content import parsed_json
-from shardcache.shared.errors import ConfigError, NotAnIndexError
+from shardcache.shared.exceptions import ConfigError, NotAnIndexError
 from shardcache.shared.formats.format import ListedShard
 from shardcache.shared.formats.format_table import FORMATS
 from shardcache.shared.lists import shardlist

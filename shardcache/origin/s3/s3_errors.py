@@ -13,7 +13,7 @@ from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
 from shardcache.origin.http.http_errors import certificate_error, connection_error, error_of
-from shardcache.shared import errors
+from shardcache.shared import exceptions
 from shardcache.shared.own_endpoint import ENDPOINT_HEADER, OWN_ENDPOINT, OWN_ENDPOINT_REMEDY
 from shardcache.shared.urls.url_names import version_in
 from shardcache.transport.http.http_heads import HEAD_REMEDY, HeadError
@@ -106,7 +106,7 @@ class Translation(NamedTuple):
         may_help_to_reload: True if the request may succeed once the credentials are loaded again.
     """
 
-    error: errors.ShardcacheError
+    error: exceptions.ShardcacheError
     may_help_to_reload: bool
 
 
@@ -123,7 +123,7 @@ def translation(exn: Exception, url: str) -> Translation:
         return Translation(error, may_help_to_reload=True)
     if isinstance(cause, _NO_CREDENTIALS):
         message = f"there are no usable credentials ({cause})"
-        error = errors.AccessDeniedError(message, url=url)
+        error = exceptions.AccessDeniedError(message, url=url)
         return Translation(error, may_help_to_reload=True)
     if isinstance(cause, boto.ClientError):
         depends_on_credentials = _code(cause) in _WRONG_CREDENTIALS
@@ -149,17 +149,17 @@ def _without_s3fs(exn: Exception) -> Exception:
     return exn.__cause__ if isinstance(exn.__cause__, boto.ClientError) else exn
 
 
-def _client_error(exn: Exception, url: str) -> errors.ShardcacheError:
+def _client_error(exn: Exception, url: str) -> exceptions.ShardcacheError:
     """Return the error for an exception of the client, which is not S3's answer."""
     # 1. The client does not send the request.
     if isinstance(exn, boto.ProfileNotFound):
         remedy = "correct `profile` in the [[origin]] table, or AWS_PROFILE, or create the profile"
-        return errors.ConfigError(str(exn), url=url, remedy=remedy)
+        return exceptions.ConfigError(str(exn), url=url, remedy=remedy)
     if isinstance(exn, boto.ConfigParseError):
         remedy = "correct that file, or set AWS_CONFIG_FILE to another"
-        return errors.ConfigError(str(exn), url=url, remedy=remedy)
+        return exceptions.ConfigError(str(exn), url=url, remedy=remedy)
     if isinstance(exn, boto.BotoCoreError) and not isinstance(exn, _CONNECTION):
-        return errors.OriginError(f"the S3 client rejects the request: {exn}", url=url)
+        return exceptions.OriginError(f"the S3 client rejects the request: {exn}", url=url)
 
     # 2. The server does not speak S3, or is not trusted.
     if isinstance(exn, RedirectError):
@@ -169,9 +169,11 @@ def _client_error(exn: Exception, url: str) -> errors.ShardcacheError:
     if distrust is not None:
         return certificate_error(distrust, url)
     if _cause_of_class(exn, HeadError) or _cause_of_class(exn, LineTooLong):
-        return errors.OriginError(str(HeadError()), url=url, remedy=HEAD_REMEDY)
+        return exceptions.OriginError(str(HeadError()), url=url, remedy=HEAD_REMEDY)
     if isinstance(exn, _UNREADABLE):
-        return errors.OriginUnavailableError(f"invalid answer from the origin: {exn!r}", url=url)
+        return exceptions.OriginUnavailableError(
+            f"invalid answer from the origin: {exn!r}", url=url
+        )
 
     # 3. There is no connection, or it has failed.
     connector_error = _cause_of_class(exn, aiohttp.ClientConnectorError)
@@ -193,7 +195,7 @@ def _code(exn: boto.ClientError) -> str:
     return str(exn.response.get("Error", {}).get("Code", ""))
 
 
-def _answer_error(exn: boto.ClientError, url: str) -> errors.ShardcacheError:
+def _answer_error(exn: boto.ClientError, url: str) -> exceptions.ShardcacheError:
     """Return the error for an answer of S3."""
     code = _code(exn)
     metadata = exn.response.get("ResponseMetadata", {})
@@ -202,27 +204,27 @@ def _answer_error(exn: boto.ClientError, url: str) -> errors.ShardcacheError:
     reason = f"{stated} ({code}, status {status})"
 
     if ENDPOINT_HEADER in metadata.get("HTTPHeaders", {}):
-        return errors.ConfigError(OWN_ENDPOINT, url=url, remedy=OWN_ENDPOINT_REMEDY)
+        return exceptions.ConfigError(OWN_ENDPOINT, url=url, remedy=OWN_ENDPOINT_REMEDY)
     if code in _EXPIRED:
         return _expired(f"the credentials have expired: {reason}", url)
     if code in _REFUSED:
         remedy = _DENIED_REMEDY if code == "AccessDenied" else None
         message = f"the origin denies access: {reason}"
-        return errors.AccessDeniedError(message, url=url, remedy=remedy)
+        return exceptions.AccessDeniedError(message, url=url, remedy=remedy)
     if code in _BUSY:
-        return errors.OriginBusyError(f"the origin is throttling: {reason}", url=url)
+        return exceptions.OriginBusyError(f"the origin is throttling: {reason}", url=url)
     if code in _TRANSIENT:
         message = f"temporary error at the origin: {reason}"
-        return errors.OriginUnavailableError(message, url=url)
+        return exceptions.OriginUnavailableError(message, url=url)
     if code == "NoSuchBucket":
         message = "the bucket does not exist"
-        return errors.NotFoundError(message, url=url, remedy=_no_bucket_remedy(url))
+        return exceptions.NotFoundError(message, url=url, remedy=_no_bucket_remedy(url))
     _, version = version_in(url)
     if code in _NO_VERSION and version:
         message = f"the object has no such version: {reason}"
-        return errors.NotFoundError(message, url=url, remedy=_NO_VERSION_REMEDY)
+        return exceptions.NotFoundError(message, url=url, remedy=_NO_VERSION_REMEDY)
     if status == 404:
-        return errors.NotFoundError("the object does not exist in its bucket", url=url)
+        return exceptions.NotFoundError("the object does not exist in its bucket", url=url)
     return error_of(status, f"the origin answered: {reason}", url)
 
 
@@ -235,9 +237,9 @@ def _no_bucket_remedy(url: str) -> str:
     )
 
 
-def _expired(message: str, url: str) -> errors.ShardcacheError:
+def _expired(message: str, url: str) -> exceptions.ShardcacheError:
     """Return the error for credentials that have expired."""
     remedy = "renew the daemon's credentials; it reloads them by itself"
-    error = errors.OriginUnavailableError(message, url=url, remedy=remedy)
+    error = exceptions.OriginUnavailableError(message, url=url, remedy=remedy)
     error.has_expired = True
     return error

@@ -41,7 +41,7 @@ from shardcache.origin.s3.s3_sessions import SdkSessions, descriptions
 from shardcache.origin.s3.s3_uploads import Uploads
 from shardcache.origin.tier.tier_state import Route
 from shardcache.shared.credentials.aws_keys import AwsKeys
-from shardcache.shared.errors import ConfigError, NotFoundError, OriginUnavailableError
+from shardcache.shared.exceptions import ConfigError, NotFoundError, OriginUnavailableError
 from shardcache.shared.own_endpoint import ENDPOINT_HEADER, OWN_ENDPOINT, OWN_ENDPOINT_REMEDY
 from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.messages import Answer, Body, Request

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 from shardcache.origin.http.http_semantics import check_range, range_header, read_exactly
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.s3.s3_headers import Headers, etag_in
-from shardcache.shared.errors import OriginError, ShardChangedError
+from shardcache.shared.exceptions import OriginError, ShardChangedError
 from shardcache.shared.urls.url_names import version_in
 from shardcache.transport.between.flow import Flow
 from shardcache.transport.between.parts import Parts

@@ -26,7 +26,7 @@ from shardcache.origin.s3.s3_errors import (
 )
 from shardcache.origin.s3.s3_http_session import StoreSession
 from shardcache.shared.credentials.aws_keys import AwsKeys
-from shardcache.shared.errors import ShardcacheError
+from shardcache.shared.exceptions import ShardcacheError
 from shardcache.shared.own_endpoint import DAEMON_AGENT
 
 CONNECT_TIMEOUT_S = 10

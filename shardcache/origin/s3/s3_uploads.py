@@ -22,7 +22,7 @@ from shardcache.origin.objects import RemoteObject
 from shardcache.origin.s3.s3_headers import etag_in
 from shardcache.origin.s3.s3_sdk_requests import head_by_sdk, object_params
 from shardcache.origin.s3.s3_sessions import SdkSessions
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 
 # Size of a part of an upload. Parts are in memory while they are sent. S3 accepts 10,000 parts, so
 # this limits a file to 160 GB.

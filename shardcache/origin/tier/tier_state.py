@@ -20,7 +20,7 @@ from shardcache.origin.breaker import Breaker
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.tier.slow_owners import SlowOwners
 from shardcache.shared import front
-from shardcache.shared.errors import OriginBusyError, OriginUnavailableError, ShardChangedError
+from shardcache.shared.exceptions import OriginBusyError, OriginUnavailableError, ShardChangedError
 from shardcache.telemetry.logs import SharedLogger
 from shardcache.transport.between.messages import Answer
 from shardcache.transport.between.parts import PartSums

@@ -21,7 +21,7 @@ import structlog
 
 from shardcache.server.listening.limits import FEWER_CONNECTIONS, Limits
 from shardcache.server.listening.stalls import StallTimer
-from shardcache.shared.errors import ExhaustedError
+from shardcache.shared.exceptions import ExhaustedError
 from shardcache.shared.unix_socket import peer_ids
 
 log = structlog.get_logger()

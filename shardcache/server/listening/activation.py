@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 
 _FIRST_FD = 3  # SD_LISTEN_FDS_START
 _FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)

@@ -2,7 +2,7 @@
 
 import socket
 
-from shardcache.shared.errors import ConfigError, DaemonError
+from shardcache.shared.exceptions import ConfigError, DaemonError
 
 
 def resolve(option: str, text: str) -> list[tuple[str, int]]:

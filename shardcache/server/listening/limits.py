@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from shardcache.config.settings import Settings
-from shardcache.shared.errors import ExhaustedError
+from shardcache.shared.exceptions import ExhaustedError
 
 # Number of descriptors for the daemon's own files, processes and TCP connections.
 _OWN_FILES = 160

@@ -13,7 +13,7 @@ from pathlib import Path
 from shardcache.server.listening.addresses import listen, resolve
 from shardcache.server.listening.limits import Limits
 from shardcache.server.listening.tcp_token import read_token_hash
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 
 _MAX_CONNECTIONS = 64
 _LIFETIME_S = 60.0  # time after which a connection is closed, even if it is in use

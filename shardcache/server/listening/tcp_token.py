@@ -10,7 +10,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 
 _MIN_TOKEN_CHARS = 16
 # The file's group may read it, but nobody apart from the owner may write it.

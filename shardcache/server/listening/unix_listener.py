@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from shardcache.shared.errors import ConfigError, DaemonError, SocketInUseError
+from shardcache.shared.exceptions import ConfigError, DaemonError, SocketInUseError
 
 # Mode of the socket: its owner and its group may connect, and so use the cache.
 _MODE = 0o660

@@ -28,7 +28,7 @@ from shardcache.server.metrics.metric_rows import COUNTER, GAUGE, MetricKind, Ro
 from shardcache.server.peer import peer_of
 from shardcache.server.process.process_load import process_stats
 from shardcache.server.service import SERVICE
-from shardcache.shared.errors import CacheError, OriginError, ShardcacheError, ShardError
+from shardcache.shared.exceptions import CacheError, OriginError, ShardcacheError, ShardError
 from shardcache.shared.protocol import Json
 from shardcache.telemetry.metrics import Histogram, Histograms, Measures
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 
 from aiohttp import WSCloseCode, web
 
-from shardcache.shared.errors import StoppingError
+from shardcache.shared.exceptions import StoppingError
 
 # Requests that take longer than this at shutdown are cancelled; clients send them again to the next
 # daemon. There has to be a limit, because busy or frozen readers do not answer the close handshake.

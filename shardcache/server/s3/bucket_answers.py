@@ -17,7 +17,7 @@ from shardcache.cache.objects.permitted_objects import Objects
 from shardcache.origin.objects import ListedPage, PageRequest, RemoteObject
 from shardcache.server.s3.error_documents import S3Error, escape_xml
 from shardcache.server.s3.s3_requests import S3Request
-from shardcache.shared.errors import NotFoundError
+from shardcache.shared.exceptions import NotFoundError
 
 _XML_DECLARATION = '<?xml version="1.0" encoding="UTF-8"?>\n'
 _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"

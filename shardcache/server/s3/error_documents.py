@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
-from shardcache.shared import errors
-from shardcache.shared.errors import ShardcacheError
+from shardcache.shared import exceptions
+from shardcache.shared.exceptions import ShardcacheError
 
 _STATUS_OF_CODE = {
     "AccessDenied": 403,
@@ -38,19 +38,19 @@ _STATUS_OF_CODE = {
 }
 # S3's codes by class of error; the first row that fits is used. All other errors are internal.
 _CODE_OF_ERROR: dict[type[ShardcacheError], str] = {
-    errors.NotFoundError: "NoSuchKey",
-    errors.AccessDeniedError: "AccessDenied",
-    errors.NotAllowedError: "AccessDenied",
-    errors.OutdatedError: "PreconditionFailed",
-    errors.ConfigError: "InvalidRequest",
-    errors.ProtocolError: "InvalidRequest",
-    errors.StoppingError: "SlowDown",
-    errors.ExhaustedError: "SlowDown",
-    errors.OriginUnavailableError: "ServiceUnavailable",
-    errors.ShardChangedError: "ServiceUnavailable",
-    errors.CacheError: "ServiceUnavailable",
+    exceptions.NotFoundError: "NoSuchKey",
+    exceptions.AccessDeniedError: "AccessDenied",
+    exceptions.NotAllowedError: "AccessDenied",
+    exceptions.OutdatedError: "PreconditionFailed",
+    exceptions.ConfigError: "InvalidRequest",
+    exceptions.ProtocolError: "InvalidRequest",
+    exceptions.StoppingError: "SlowDown",
+    exceptions.ExhaustedError: "SlowDown",
+    exceptions.OriginUnavailableError: "ServiceUnavailable",
+    exceptions.ShardChangedError: "ServiceUnavailable",
+    exceptions.CacheError: "ServiceUnavailable",
     # The object store refuses the request, and would refuse it again.
-    errors.OriginError: "InvalidRequest",
+    exceptions.OriginError: "InvalidRequest",
 }
 
 

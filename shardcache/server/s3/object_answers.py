@@ -28,7 +28,7 @@ from shardcache.server.s3.selections import (
     stored_at_s,
 )
 from shardcache.server.s3.sending import ClientSocket, Sender, SlowClientError
-from shardcache.shared.errors import OutdatedError, ShardcacheError, ShardChangedError
+from shardcache.shared.exceptions import OutdatedError, ShardcacheError, ShardChangedError
 
 log = structlog.get_logger()
 

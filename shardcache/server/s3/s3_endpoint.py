@@ -26,7 +26,7 @@ from shardcache.server.s3.selections import Selection
 from shardcache.server.s3.sending import Sender, SlowClientError
 from shardcache.server.s3.signatures import Signature
 from shardcache.server.s3.user_keys import S3Keys
-from shardcache.shared.errors import NotFoundError, ShardcacheError
+from shardcache.shared.exceptions import NotFoundError, ShardcacheError
 from shardcache.shared.own_endpoint import (
     DAEMON_AGENT,
     ENDPOINT_HEADER,

@@ -23,7 +23,7 @@ from shardcache.server.s3.error_documents import S3Error
 from shardcache.server.s3.s3_endpoint import S3Endpoint
 from shardcache.server.s3.sending import Sender
 from shardcache.server.s3.user_keys import S3Keys
-from shardcache.shared.errors import ExhaustedError
+from shardcache.shared.exceptions import ExhaustedError
 from shardcache.store.disk.mounts import mount_of
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -7,7 +7,7 @@ is unusable although its shard is intact.
 
 from collections.abc import Iterable
 
-from shardcache.shared.errors import UnsupportedShardError
+from shardcache.shared.exceptions import UnsupportedShardError
 from shardcache.shared.tarindex.tables import Fault, Samples
 
 MAX_SAMPLES = 8_000_000

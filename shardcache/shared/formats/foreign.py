@@ -6,7 +6,7 @@ their first bytes. The error then names the format, and says how to read such a 
 
 from typing import NamedTuple
 
-from shardcache.shared.errors import NotATarError
+from shardcache.shared.exceptions import NotATarError
 from shardcache.shared.tarindex.members import Read
 
 _BEGIN_BYTES = 64  # number of bytes that are enough to recognise any of the formats

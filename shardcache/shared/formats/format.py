@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from shardcache.shared.errors import ConfigError, UnsupportedShardError
+from shardcache.shared.exceptions import ConfigError, UnsupportedShardError
 from shardcache.shared.tarindex.members import Read
 from shardcache.shared.tarindex.tables import Samples
 

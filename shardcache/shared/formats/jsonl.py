@@ -18,7 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from shardcache.shared.errors import UnsupportedShardError
+from shardcache.shared.exceptions import UnsupportedShardError
 from shardcache.shared.formats.cells import BAD, KEY, RESERVED, URL, CellTable
 from shardcache.shared.formats.format import (
     Decoder,

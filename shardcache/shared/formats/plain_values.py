@@ -8,7 +8,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Any
 
-from shardcache.shared.errors import UnsupportedShardError
+from shardcache.shared.exceptions import UnsupportedShardError
 from shardcache.shared.formats.format import missing_package_error
 
 _U32 = Struct("<I")

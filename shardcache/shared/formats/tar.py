@@ -6,7 +6,7 @@ The samples of a tar are found by `tarindex`. A tar can be read while it is stil
 
 from pathlib import Path
 
-from shardcache.shared.errors import NotATarError
+from shardcache.shared.exceptions import NotATarError
 from shardcache.shared.formats.files import opened
 from shardcache.shared.formats.foreign import explained
 from shardcache.shared.formats.format import Format, IndexOptions, Walk

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import BinaryIO, NamedTuple
 
-from shardcache.shared.errors import CorruptShardError, ShardError, UnsupportedShardError
+from shardcache.shared.exceptions import CorruptShardError, ShardError, UnsupportedShardError
 from shardcache.shared.formats.zip_layout import (
     END_RECORD,
     END_SIGNATURE,

@@ -14,7 +14,7 @@ from pathlib import Path
 from tarfile import PAX_FORMAT, TarInfo
 from typing import BinaryIO
 
-from shardcache.shared.errors import CorruptShardError
+from shardcache.shared.exceptions import CorruptShardError
 from shardcache.shared.formats.format import Format, IndexOptions
 from shardcache.shared.formats.streams import stream_of
 from shardcache.shared.formats.zip_directory import (

@@ -19,7 +19,7 @@ from itertools import accumulate, chain, islice, pairwise
 from operator import sub
 from typing import Any, Self, TypeAlias
 
-from shardcache.shared.errors import ProtocolError
+from shardcache.shared.exceptions import ProtocolError
 from shardcache.shared.protocol import MAX_MESSAGE_BYTES, ShardRef
 
 # Head of a packed list: the number of shards, and the sizes in bytes of their urls and versions.

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from itertools import islice, repeat
 from typing import Any
 
-from shardcache.shared.errors import ConfigError, MetadataError
+from shardcache.shared.exceptions import ConfigError, MetadataError
 from shardcache.shared.tarindex.named_members import MetadataMember
 from shardcache.shared.tarindex.spans import irregular_in
 from shardcache.shared.tarindex.tables import Tables, TarBytes, key_of, member_spans, members_of

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from shardcache.shared.errors import TornSampleError
+from shardcache.shared.exceptions import TornSampleError
 from shardcache.shared.tarindex.key_splits import LAST_DOT, key_split_in
 from shardcache.shared.tarindex.members import Member, Tar
 from shardcache.shared.tarindex.packed_lines import split_lines

@@ -19,7 +19,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from posixpath import normpath
 from zlib import adler32
 
-from shardcache.shared.errors import (
+from shardcache.shared.exceptions import (
     CorruptShardError,
     NotATarError,
     ShardError,

@@ -7,7 +7,7 @@ member that holds its tokens.
 from dataclasses import dataclass
 from typing import Self
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 
 DTYPES = {"uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "int16": 2, "int32": 4, "int64": 8}
 """The types that tokens may have, with their sizes in bytes; arrays are little-endian."""

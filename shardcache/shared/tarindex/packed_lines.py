@@ -8,7 +8,7 @@ the tar. WebDataset skips members in a folder with a name such as `__lines__`.
 import re
 from collections.abc import Iterable, Iterator
 
-from shardcache.shared.errors import UnsupportedShardError
+from shardcache.shared.exceptions import UnsupportedShardError
 from shardcache.shared.tarindex.members import Member, Read
 
 LINES_FOLDER = "__lines__"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 from zlib import crc32
 
-from shardcache.shared.errors import ShardError
+from shardcache.shared.exceptions import ShardError
 from shardcache.shared.tarindex.grouping import group, splitter_of
 from shardcache.shared.tarindex.members import BLOCK_BYTES, Tar
 from shardcache.shared.tarindex.tables import Samples, Tables, TarBytes, key_of, members_of

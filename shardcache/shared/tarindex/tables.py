@@ -29,7 +29,7 @@ from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, Self, TypeAlias
 
-from shardcache.shared.errors import CorruptShardError
+from shardcache.shared.exceptions import CorruptShardError
 from shardcache.shared.tarindex.number_tables import (
     NumberTable,
     are_below,

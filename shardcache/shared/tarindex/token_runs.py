@@ -10,7 +10,7 @@ import re
 from array import array
 from dataclasses import dataclass
 
-from shardcache.shared.errors import TokensError
+from shardcache.shared.exceptions import TokensError
 from shardcache.shared.tarindex.named_members import DTYPES, TokenMember
 from shardcache.shared.tarindex.tables import Tables, TarBytes, fault_of, key_of, member_spans
 

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardcache.shared import errors
+from shardcache.shared import exceptions
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -58,7 +58,7 @@ def damage_errors(path: Path, url: str | None = None) -> Iterator[None]:
     except OSError as exn:
         if is_exhaustion(exn):
             raise disk_error(exn, path) from exn
-        raise errors.CorruptShardError(
+        raise exceptions.CorruptShardError(
             f"the cached file {path} cannot be read ({exn.strerror})",
             url=url,
         ) from exn
@@ -76,32 +76,32 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise disk_error(exn, path) from exn
 
 
-def disk_error(exn: OSError, path: Path) -> errors.CacheError:
+def disk_error(exn: OSError, path: Path) -> exceptions.CacheError:
     """Return the error to report for an OSError that occurred under `path`."""
     if is_exhaustion(exn):
-        return errors.ExhaustedError(f"the daemon cannot open or read {path} ({exn.strerror})")
+        return exceptions.ExhaustedError(f"the daemon cannot open or read {path} ({exn.strerror})")
     if exn.errno in _FULL:
         if _has_inodes(path.parent):
-            return errors.DiskFullError(f"no space left while writing {path} ({exn.strerror})")
-        return errors.DiskFullError(
+            return exceptions.DiskFullError(f"no space left while writing {path} ({exn.strerror})")
+        return exceptions.DiskFullError(
             f"no inodes left for {path} ({exn.strerror})",
             remedy="remove files there (df -i counts them), or recreate the filesystem with more "
             "inodes",
         )
     if exn.errno == errno.EFBIG:
-        return errors.DiskFullError(
+        return exceptions.DiskFullError(
             "a file would be larger than the daemon may write, or than its filesystem holds: "
             f"{path}",
             remedy="start the daemon with: ulimit -f unlimited; or write smaller shards",
         )
     if exn.errno == errno.EROFS:
-        return errors.DiskFailedError(
+        return exceptions.DiskFailedError(
             f"the filesystem of {path} is read-only",
             remedy="see dmesg for the reason; then: mount -o remount,rw",
         )
     if exn.errno in _FAILED:
-        return errors.DiskFailedError(f"the disk under {path} is failing ({exn.strerror})")
-    return errors.CacheDirError(
+        return exceptions.DiskFailedError(f"the disk under {path} is failing ({exn.strerror})")
+    return exceptions.CacheDirError(
         f"cannot use {path} ({exn.strerror})",
         remedy="check that the cache folder exists, is writable and mounted; see dmesg for disk "
         "errors",

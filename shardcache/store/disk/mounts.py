@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from shardcache.shared import errors
+from shardcache.shared import exceptions
 from shardcache.store.disk.disk_errors import disk_errors
 
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -76,7 +76,7 @@ def _read_table() -> list[str]:
         return _MOUNTS.read_text().splitlines()
     except OSError as exn:
         # Without it, nothing tells whether a cache folder is on a local disk, as it has to be.
-        raise errors.CacheDirError(
+        raise exceptions.CacheDirError(
             f"{_MOUNTS}, which tells local disks from network filesystems, cannot be read "
             f"({exn.strerror})",
             remedy="mount -t proc proc /proc; containers have one by default",

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Self
 
-from shardcache.shared.errors import CacheDirError
+from shardcache.shared.exceptions import CacheDirError
 from shardcache.store.disk.disk_errors import disk_errors
 from shardcache.store.disk.file_operations import unlink_quietly
 from shardcache.store.folder.layout import Layout

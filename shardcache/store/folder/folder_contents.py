@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from shardcache.shared.errors import CacheDirError
+from shardcache.shared.exceptions import CacheDirError
 from shardcache.store.disk.disk_errors import disk_errors
 from shardcache.store.disk.file_operations import allocated_or_zero, size_or_zero, unlink_quietly
 from shardcache.store.disk.open_files import ask_if_open, is_open_elsewhere

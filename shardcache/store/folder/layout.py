@@ -30,7 +30,7 @@ from pathlib import Path
 
 import structlog
 
-from shardcache.shared.errors import CacheFormatError
+from shardcache.shared.exceptions import CacheFormatError
 from shardcache.store.disk.file_operations import replace_file
 
 log = structlog.get_logger()

@@ -10,7 +10,7 @@ import shlex
 import stat
 from pathlib import Path
 
-from shardcache.shared.errors import CacheDirError
+from shardcache.shared.exceptions import CacheDirError
 from shardcache.shared.units import group_name, user_name
 from shardcache.store.folder.layout import Layout
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from shardcache.shared.errors import CacheError
+from shardcache.shared.exceptions import CacheError
 from shardcache.store.disk.disk_errors import disk_error, disk_errors, is_exhaustion
 from shardcache.store.disk.file_operations import replace_file
 from shardcache.store.folder.layout import Layout

@@ -17,7 +17,7 @@ from typing import Final, Self
 
 import structlog
 
-from shardcache.shared.errors import CacheError
+from shardcache.shared.exceptions import CacheError
 from shardcache.shared.wording.remedies import NO_PROCESS_REMEDY
 
 log = structlog.get_logger()

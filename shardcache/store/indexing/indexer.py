@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shardcache.shared.errors import CacheError, ShardcacheError, UnsupportedShardError
+from shardcache.shared.exceptions import CacheError, ShardcacheError, UnsupportedShardError
 from shardcache.shared.formats.format import IndexOptions
 from shardcache.shared.formats.memory_limit import MAX_MEMORY_BYTES, limit_memory
 from shardcache.shared.tarindex import tables

@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 
 from shardcache.shared.credentials.store_variables import reaches_stores
-from shardcache.shared.errors import CacheError, from_json
+from shardcache.shared.exceptions import CacheError, from_json
 from shardcache.store.indexing import indexer
 from shardcache.store.indexing.helper_process import SILENCE_S, HelperProcess
 from shardcache.store.indexing.indexer import IndexOutcome, IndexRequest, TokensRequest

@@ -16,7 +16,7 @@ from typing import TypeVar
 import pytest
 
 from shardcache.errors import StoppingError
-from shardcache.shared.errors import from_json
+from shardcache.shared.exceptions import from_json
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.reader import ShardReader

@@ -18,7 +18,7 @@ from shardcache.cli.admin_client import AdminClient
 from shardcache.errors import ExhaustedError, ShardcacheError
 from shardcache.server.listening.acceptor import Acceptor
 from shardcache.server.listening.limits import Limits
-from shardcache.shared.errors import from_json
+from shardcache.shared.exceptions import from_json
 from shardcache_client.daemon.websocket import HandshakeError
 from shardcache_client.dataset import ShardDataset
 from support.network.other_user import needs_root, open_folder

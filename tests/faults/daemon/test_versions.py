@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shardcache import __version__
 from shardcache.errors import NoDaemonError, ShardcacheError, StoppingError, VersionMismatchError
-from shardcache.shared.errors import from_json
+from shardcache.shared.exceptions import from_json
 from shardcache.shared.protocol import ShardRef
 from shardcache.shared.versions import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, ProtocolRange, Release, agree
 from shardcache_client.daemon.choice import DaemonChoice

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import CapacityError
-from shardcache.shared.errors import from_json
+from shardcache.shared.exceptions import from_json
 from shardcache_client.dataset import ShardDataset
 from support.cases import first_quick
 from support.disks.mounts import Tmpfs, may_mount

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-import house
 from support.programs.daemon import Daemon, eventually, spawn
 from support.programs.guard import GUARD_S
 from support.programs.processes import children
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import Bucket
 
+# Of one idea each: some 60 keep, fetch and index it, 50 carry it, and some are for other samples.
+# It is 157 where nothing else happens, and up to 163 where a part is late or a disk is looked at.
+MAX_FILES = 200
 TRACED = Path(__file__).with_name("traced")
 FIRST_SAMPLE = """
 import os, sys, pathlib
@@ -40,4 +42,4 @@ def test_a_cold_shard_passes_few_files(moto: Bucket, tmp_path: Path) -> None:
         subprocess.run(program, env=os.environ | traced, check=True, timeout=GUARD_S)
     ran = {line for path in tmp_path.glob("*.files") for line in path.read_text().splitlines()}
     print(f"{len(ran)} files", *sorted(ran), sep="\n")
-    assert len(ran) <= house.LIMITS["files that a cold shard passes"]
+    assert len(ran) <= MAX_FILES

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import AccessDeniedError, ConfigError
-from shardcache.shared.errors import from_json
+from shardcache.shared.exceptions import from_json
 from shardcache.shared.wording.redact import excerpt, printable, redact
 from support.cases import first_quick
 

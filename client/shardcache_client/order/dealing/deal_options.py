@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache_client.order.dealing.deal import Deal, SampleDeal, ShardDeal, SpanDeal
 from shardcache_client.order.dealing.elastic_deal import ElasticDeal, batch_size_of_rank
 from shardcache_client.order.sequences.partition import Even

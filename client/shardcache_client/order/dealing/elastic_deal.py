@@ -18,7 +18,7 @@ Progress is a single number: the number of global batches taken.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache_client.order.dealing.deal import SpanDeal, Spare
 from shardcache_client.order.sequences.lane_turns import BlockTurns
 from shardcache_client.order.sequences.lanes import Interleaved, Lane, Share, Strided

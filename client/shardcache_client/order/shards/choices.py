@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal, Protocol, TypeAlias
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache_client.arguments.values import shown
 from shardcache_client.order.sequences.lane_turns import Proportions
 from shardcache_client.order.sequences.permutations import permutation

@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import chain, repeat, zip_longest
 from typing import Any, Self
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.shared.lists.shard_columns import Shards, Texts, digest
 from shardcache.shared.protocol import ShardRef
 from shardcache.shared.urls.signed_urls import without_signature

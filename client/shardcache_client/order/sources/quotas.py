@@ -29,7 +29,7 @@ from math import inf
 from operator import add, sub
 from typing import Any
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache_client.arguments.values import by_name, plain, shown, whole
 
 SourceWeights = Mapping[str, float] | Sequence[float]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from shardcache.shared.errors import (
+from shardcache.shared.exceptions import (
     CapacityError,
     DiskFullError,
     OriginError,

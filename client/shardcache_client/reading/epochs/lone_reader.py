@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from shardcache.shared.errors import SampleError
+from shardcache.shared.exceptions import SampleError
 from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.daemon.session import Session
 from shardcache_client.order.shards.declared_plan import Plan

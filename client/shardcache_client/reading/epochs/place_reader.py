@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice, repeat
 
-from shardcache.shared.errors import SampleError
+from shardcache.shared.exceptions import SampleError
 from shardcache_client.order.rank_epoch import RankEpoch
 from shardcache_client.order.share_places import FileRun, Visit
 from shardcache_client.reading.epochs.epoch_plans import (

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from shardcache.shared.errors import SampleError
+from shardcache.shared.exceptions import SampleError
 from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.daemon.session import Session
 from shardcache_client.order.rank_epoch import RankEpoch

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
-from shardcache.shared.errors import SampleError
+from shardcache.shared.exceptions import SampleError
 from shardcache_client.order.sequences.mixes import Mix
 from shardcache_client.order.sequences.rounds import Piece
 from shardcache_client.order.uncounted import StepPlace, UncountedEpoch

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from shardcache.shared.errors import CacheDirError, CorruptShardError
+from shardcache.shared.exceptions import CacheDirError, CorruptShardError
 from shardcache_client.daemon.lease import Grant, LeaseRequest
 from shardcache_client.daemon.session import Session
 from shardcache_client.samples.mapped_file import ShardGoneError, damage_of, open_file, unreadable

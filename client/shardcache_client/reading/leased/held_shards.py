@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from shardcache.shared.errors import SampleError
+from shardcache.shared.exceptions import SampleError
 from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.daemon.session import Session
 from shardcache_client.order.shards.declared_plan import Plan

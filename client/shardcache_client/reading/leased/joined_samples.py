@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from shardcache.shared import errors
+from shardcache.shared import exceptions
 from shardcache.shared.tarindex.tables import keys_of
 from shardcache_client.daemon.lease import LeaseRequest
 from shardcache_client.reading.leased.shards import MappedShard
@@ -29,7 +29,7 @@ _NO_PARTNER_REMEDY = (
 _SHOWN_KEYS = 3  # number of example keys in an error's text
 
 
-class LeftOutError(errors.UnmatchedKeyError):
+class LeftOutError(exceptions.UnmatchedKeyError):
     """A sample without a partner that is to be left out, as the dataset has missing="skip"."""
 
 
@@ -214,7 +214,7 @@ class _UnmatchedPolicy:
         if self.view.unmatched == "fill":
             return
         is_skipped = self.view.unmatched == "skip"
-        error_class = LeftOutError if is_skipped else errors.UnmatchedKeyError
+        error_class = LeftOutError if is_skipped else exceptions.UnmatchedKeyError
         raise error_class(
             f"the sample {sample['__key__']!r} cannot be joined: {self.fault}",
             url=self.url,
@@ -254,7 +254,7 @@ def _adder(
         added = cut(number_there, {})
         shared = added.keys() & sample
         if shared:
-            raise errors.SampleError(
+            raise exceptions.SampleError(
                 f"the sample {sample['__key__']!r} has two members {min(shared)!r}, of shards that "
                 "are joined",
                 url=url,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 from weakref import WeakMethod
 
-from shardcache.shared import errors
+from shardcache.shared import exceptions
 from shardcache.shared.protocol import Arriving, Leased
 from shardcache_client.daemon.lease import Grant, LeaseRequest
 from shardcache_client.daemon.session import Session
@@ -134,7 +134,7 @@ class LeasedShard:
             while True:
                 try:
                     yield from self._samples_of_file()
-                except errors.ShardcacheError as exn:
+                except exceptions.ShardcacheError as exn:
                     if not self._use_second_try(exn):
                         raise
                     self._ask_again()
@@ -160,9 +160,9 @@ class LeasedShard:
                 try:
                     # An arriving shard waits until the sample has arrived.
                     sample = next(self._shard.samples(number, number + 1), None)
-                except errors.SampleError:
+                except exceptions.SampleError:
                     raise
-                except errors.ShardcacheError as exn:
+                except exceptions.ShardcacheError as exn:
                     if not self._use_second_try(exn):
                         raise
                     self._ask_again()
@@ -218,13 +218,13 @@ class LeasedShard:
         self._close_shard()
         try:
             self._shard = self._wait_and_map()
-        except errors.ShardcacheError as exn:
+        except exceptions.ShardcacheError as exn:
             if not self._use_second_try(exn):
                 raise
             self._ask_again()
             self._shard = self._wait_and_map()
 
-    def _use_second_try(self, exn: errors.ShardcacheError) -> bool:
+    def _use_second_try(self, exn: exceptions.ShardcacheError) -> bool:
         """Use the second try if it may help after an error; return False if it is not used.
 
         One more try is enough, as the daemon itself retries a download once. A shard whose files
@@ -236,13 +236,13 @@ class LeasedShard:
         """
         if self._is_second_try_used or not self._was_unpublished:
             return False
-        if isinstance(exn, errors.ShardChangedError | errors.CorruptShardError):
+        if isinstance(exn, exceptions.ShardChangedError | exceptions.CorruptShardError):
             # The next download may bring a sound file, but its samples may be different ones. So it
             # helps only if no sample has been yielded yet.
             may_help = self._next_number == self._start
         else:
             # A shard that merely did not arrive can be continued after the yielded samples.
-            may_help = isinstance(exn, errors.OriginUnavailableError | errors.DiskError)
+            may_help = isinstance(exn, exceptions.OriginUnavailableError | exceptions.DiskError)
         if may_help:
             self._is_second_try_used = True
         return may_help
@@ -259,7 +259,7 @@ class LeasedShard:
                 self._yielded += 1
                 self._last_key = sample["__key__"]
                 yield sample
-        except errors.SampleError:
+        except exceptions.SampleError:
             self._bad_count += 1
             raise
 
@@ -279,11 +279,15 @@ class LeasedShard:
             self._start_over_if_replaced(grant)
             try:
                 return self._map(grant)
-            except (errors.CacheDirError, errors.CorruptShardError, errors.TokensError) as exn:
+            except (
+                exceptions.CacheDirError,
+                exceptions.CorruptShardError,
+                exceptions.TokensError,
+            ) as exn:
                 tries_left -= 1
                 # If the daemon has checked the file and it still has no tokens, then the object in
                 # the store has none either: another grant would not help.
-                is_final = was_checked and isinstance(exn, errors.TokensError)
+                is_final = was_checked and isinstance(exn, exceptions.TokensError)
                 if is_final or not tries_left:
                     raise
                 damage = damage_of(exn)
@@ -303,7 +307,7 @@ class LeasedShard:
         """
         try:
             return self._session.wait(self._lease)
-        except errors.OutdatedError:
+        except exceptions.OutdatedError:
             if not self.replaceable or self._yielded or self._lease.latest:
                 raise
         # The whole shard is requested, so that its number of samples is compared with the manifest
@@ -354,7 +358,7 @@ class LeasedShard:
             # For a view of token blocks, the manifest counts blocks, and only the mapped shard
             # knows their number. For other views this repeats the check above.
             self._check_count(len(shard), "blocks of tokens", leased["url"])
-        except errors.CountMismatchError:
+        except exceptions.CountMismatchError:
             shard.close()
             raise
         return shard
@@ -368,13 +372,13 @@ class LeasedShard:
         if self.count in (None, count):
             return
         if self._lease.latest:
-            raise errors.CountMismatchError(
+            raise exceptions.CountMismatchError(
                 "the shard was replaced in the object store since it was listed, and "
                 f"holds {count} {unit} instead of {self.count}",
                 url=url,
                 remedy="restart the job, which lists the shards again",
             )
-        raise errors.CountMismatchError(
+        raise exceptions.CountMismatchError(
             f"the shard holds {count} {unit}, but the dataset's list says {self.count}",
             url=url,
         )
@@ -409,7 +413,7 @@ class LeasedShard:
         """
         if self._version not in (None, grant["version"]):
             if self._yielded:
-                raise errors.ShardChangedError(
+                raise exceptions.ShardChangedError(
                     "the shard was replaced in the object store while being read",
                     url=grant["url"],
                 )
@@ -421,9 +425,9 @@ class LeasedShard:
         """Add to errors of the shard how many of its samples had been yielded."""
         try:
             yield
-        except errors.SampleError:
+        except exceptions.SampleError:
             raise
-        except errors.ShardcacheError as exn:
+        except exceptions.ShardcacheError as exn:
             if self._yielded:
                 exn.yielded = self._yielded
                 yielded = f"{self._yielded} samples"

@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from shardcache.shared.errors import CorruptShardError
+from shardcache.shared.exceptions import CorruptShardError
 from shardcache.shared.formats.format import Walk
 from shardcache.shared.protocol import Arriving
 from shardcache.shared.tarindex.tables import TarIndex

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shardcache.shared.errors import ConfigError, ShardChangedError, ShardError
+from shardcache.shared.exceptions import ConfigError, ShardChangedError, ShardError
 from shardcache.shared.tarindex.spans import key_hash, samples_in
 from shardcache_client.daemon.lease import Grant, LeaseRequest
 from shardcache_client.daemon.session import Session

@@ -14,7 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardcache.shared.errors import AccessDeniedError, ConfigError, NotAllowedError, NotFoundError
+from shardcache.shared.exceptions import (
+    AccessDeniedError,
+    ConfigError,
+    NotAllowedError,
+    NotFoundError,
+)
 from shardcache.shared.tarindex.spans import RowSpans
 from shardcache.shared.urls.url_names import compression_of
 from shardcache_client.daemon.reader_sessions import ReaderSessions

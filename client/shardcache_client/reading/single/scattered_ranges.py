@@ -14,7 +14,7 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any, NamedTuple
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.shared.urls.url_names import compression_of
 from shardcache_client.reading.single.sample_ranges import SampleRange, SampleRanges
 from shardcache_client.reading.single.table_rows import TABLES_REMEDY

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from shardcache.shared.errors import ShardcacheError
+from shardcache.shared.exceptions import ShardcacheError
 from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.daemon.session import Session
 from shardcache_client.order.shards.manifest import Manifest

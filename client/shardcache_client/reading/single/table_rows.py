@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from typing import Any, Self
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.shared.protocol import ShardRef
 from shardcache.shared.tarindex.tables import keys_of
 from shardcache_client.daemon.reader_sessions import ReaderSessions

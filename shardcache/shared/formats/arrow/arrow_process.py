@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from shardcache.shared.errors import CorruptShardError, MissingPackageError
+from shardcache.shared.exceptions import CorruptShardError, MissingPackageError
 
 # The module's name is written out: importing it here would import pyarrow into the daemon.
 _PROGRAM = "shardcache.shared.formats.arrow.parquet_program"

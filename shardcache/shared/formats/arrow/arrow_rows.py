@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from shardcache.shared.errors import CorruptShardError
+from shardcache.shared.exceptions import CorruptShardError
 from shardcache.shared.formats.cells import KEY, RESERVED, CellTable
 from shardcache.shared.tarindex.tables import Fault, Samples
 

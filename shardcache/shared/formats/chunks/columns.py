@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
 
-from shardcache.shared.errors import CorruptShardError, UnsupportedShardError
+from shardcache.shared.exceptions import CorruptShardError, UnsupportedShardError
 from shardcache.shared.formats.cells import MAX_COLUMNS, RESERVED
 from shardcache.shared.formats.chunks.offset_table import BytesAt
 from shardcache.shared.tarindex.tables import Samples

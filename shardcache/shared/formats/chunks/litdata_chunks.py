@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from shardcache.shared.errors import CorruptShardError, UnsupportedShardError
+from shardcache.shared.exceptions import CorruptShardError, UnsupportedShardError
 from shardcache.shared.formats import cell_values
 from shardcache.shared.formats.arrow import arrow_rows
 from shardcache.shared.formats.arrow.arrow_process import rows_of

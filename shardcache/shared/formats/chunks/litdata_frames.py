@@ -20,7 +20,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from shardcache.shared.errors import CorruptShardError, TruncatedShardError, UnsupportedShardError
+from shardcache.shared.exceptions import (
+    CorruptShardError,
+    TruncatedShardError,
+    UnsupportedShardError,
+)
 from shardcache.shared.formats.chunks.offset_table import (
     U32_BYTES,
     ForwardReader,

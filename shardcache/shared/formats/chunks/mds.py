@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shardcache.shared.errors import CorruptShardError, UnsupportedShardError
+from shardcache.shared.exceptions import CorruptShardError, UnsupportedShardError
 from shardcache.shared.formats.chunks import mds_values
 from shardcache.shared.formats.chunks.columns import ChunkColumns, ColumnWalk
 from shardcache.shared.formats.chunks.offset_table import (

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import islice
 from operator import le
 
-from shardcache.shared.errors import CorruptShardError, TruncatedShardError
+from shardcache.shared.exceptions import CorruptShardError, TruncatedShardError
 from shardcache.shared.tarindex.members import Read
 
 U32_BYTES = 4

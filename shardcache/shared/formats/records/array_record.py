@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from shardcache.shared.errors import CorruptShardError
+from shardcache.shared.exceptions import CorruptShardError
 from shardcache.shared.formats.format import Decoder, Format, IndexOptions
 from shardcache.shared.formats.records import tfrecord
 from shardcache.shared.formats.records.riegeli_chunks import BLOCK_BYTES, RiegeliChunks

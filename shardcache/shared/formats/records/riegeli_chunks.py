@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
-from shardcache.shared.errors import MissingPackageError, UnsupportedShardError
+from shardcache.shared.exceptions import MissingPackageError, UnsupportedShardError
 from shardcache.shared.formats.records.wire import MAX_VARINT_BYTES, read_varint
 from shardcache.shared.formats.zstd_library import zstd_library
 

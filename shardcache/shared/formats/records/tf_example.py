@@ -18,7 +18,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from shardcache.shared.errors import ConfigError
+from shardcache.shared.exceptions import ConfigError
 from shardcache.shared.formats.records.wire import (
     FIXED_32,
     LENGTH,

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from shardcache.shared.errors import (
+from shardcache.shared.exceptions import (
     CorruptShardError,
     ShardError,
     TruncatedShardError,

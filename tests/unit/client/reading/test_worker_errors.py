@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardcache.errors import ConfigError, DecodeError, OutdatedError, ShardcacheError, ShardChangedError
-from shardcache.shared.errors import from_json
+from shardcache.shared.exceptions import from_json
 
 # torchdata 0.11 with torch 2.13.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
