@@ -20,8 +20,8 @@ from support.stores.buckets import Bucket, MotoS3, new_bucket, use_aws
 from support.stores.faulty_s3 import FaultyS3
 from support.stores.seaweedfs import SeaweedFS
 
-# Options of the daemon, credentials and places of stores, proxies, ranks set by a launcher, a service
-# manager's sockets, and what changes the look of terminals.
+# Options of the daemon, credentials and places of stores, proxies, ranks set by a launcher, a
+# service manager's sockets, and what changes the look of terminals.
 _OTHERS = re.compile(
     r"(?:SHARDCACHE|AWS|GOOGLE|GCS|AZURE|HF|FSSPEC|XDG|SLURM|PMI|OMPI|TORCHELASTIC|LISTEN|WATCHDOG)_"
     r"|(?:https?|ftp|all|no)_proxy$|(?:REQUESTS|CURL)_CA_BUNDLE$"
@@ -35,10 +35,11 @@ _NOWHERE = "http://127.0.0.1:1/"
 
 
 def isolate(folder: Path, env: MutableMapping[str, str] = os.environ) -> None:
-    """Take what belongs to the machine out of an environment; in `folder` lie an empty home and an empty config file.
+    """Take what belongs to the machine out of an environment; in `folder` lie an empty home and an
+    empty config file.
 
-    The daemon at the default socket and the config file in /etc are hidden by the variables that come before them.
-    Other users may enter the folder, for some tests change to one.
+    The daemon at the default socket and the config file in /etc are hidden by the variables that
+    come before them. Other users may enter the folder, for some tests change to one.
     """
     for name in [name for name in env if _OTHERS.match(name)]:
         del env[name]
@@ -46,7 +47,9 @@ def isolate(folder: Path, env: MutableMapping[str, str] = os.environ) -> None:
     config = folder / "shardcache.toml"
     (home / ".aws").mkdir(parents=True)
     # A variable of AWS would have each daemon obtain credentials as it starts.
-    (home / ".aws" / "config").write_text(f"[default]\nec2_metadata_service_endpoint = {_NOWHERE}\n")
+    (home / ".aws" / "config").write_text(
+        f"[default]\nec2_metadata_service_endpoint = {_NOWHERE}\n"
+    )
     config.touch()
     folder.chmod(0o755)
     env["HOME"] = str(home)
@@ -62,9 +65,10 @@ def heed_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# How long an example takes says more of the machine's other users than of the code. A change is judged by examples that
-# the next one is judged by, too; people look for new ones, by RANDOM_EXAMPLES=1, and can keep what they find.
-# A checkout that cannot be written to has no place for examples that failed; those that are always the same need none.
+# How long an example takes says more of the machine's other users than of the code. A change is
+# judged by examples that the next one is judged by, too; people look for new ones, by
+# RANDOM_EXAMPLES=1, and can keep what they find. A checkout that cannot be written to has no place
+# for examples that failed; those that are always the same need none.
 looks_for_new = "RANDOM_EXAMPLES" in os.environ
 settings.register_profile(
     "full",  # of `make test-slow`, which runs all properties again
@@ -103,8 +107,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def collected() -> Iterator[None]:
-    """Collect a module's garbage before the next module: torch waits for workers of an abandoned loader, 5 s for each,
-    wherever the collector comes upon it. What is left lives as long as the tests, so later collections may skip it.
+    """Collect a module's garbage before the next module: torch waits for workers of an abandoned
+    loader, 5 s for each, wherever the collector comes upon it. What is left lives as long as the
+    tests, so later collections may skip it.
     """
     yield
     gc.collect()
@@ -151,7 +156,9 @@ def moto(moto_server: MotoS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 @pytest.fixture
-def seaweedfs(seaweedfs_server: SeaweedFS, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bucket:
+def seaweedfs(
+    seaweedfs_server: SeaweedFS, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Bucket:
     """A fresh bucket on SeaweedFS."""
     use_aws(monkeypatch, tmp_path, seaweedfs_server.env())
     return new_bucket(seaweedfs_server)

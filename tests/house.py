@@ -1,10 +1,11 @@
-"""The shape of the house: measures the source, prints a table, and fails where a measure is above its limit.
+"""The shape of the house: measures the source, prints a table, and fails where a measure is above
+its limit.
 
     python tests/house.py [--json]
 
-Sizes (lines, files, words, arguments) and densities are printed and have no limit: code and docs take the room that a
-reader needs. Cycles and file names that occur twice fail; so does what makes a file slow to read, which `house_checks`
-finds.
+Sizes (lines, files, words, arguments) and densities are printed and have no limit: code and docs
+take the room that a reader needs. Cycles and file names that occur twice fail; so does what makes a
+file slow to read, which `house_checks` finds.
 """
 
 import ast
@@ -46,7 +47,9 @@ OF_USERS = (
 
 def files(*suffixes: str, under: tuple[str, ...] = SOURCES) -> list[Path]:
     """Return the files with one of `suffixes` under the folders `under` of the repository."""
-    found = (path for folder in under for path in (ROOT / folder).rglob("*") if path.suffix in suffixes)
+    found = (
+        path for folder in under for path in (ROOT / folder).rglob("*") if path.suffix in suffixes
+    )
     return sorted(path for path in found if path.is_file())
 
 
@@ -59,7 +62,11 @@ def constructors(paths: list[Path]) -> Iterator[tuple[int, str]]:
     """Yield the number of arguments of each `__init__` that is written out, and its class."""
     for path in paths:
         for owner in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(owner, ast.ClassDef) or "Error" in owner.name or owner.name in OF_USERS:
+            if (
+                not isinstance(owner, ast.ClassDef)
+                or "Error" in owner.name
+                or owner.name in OF_USERS
+            ):
                 continue
             for method in owner.body:
                 if isinstance(method, ast.FunctionDef) and method.name == "__init__":
@@ -111,7 +118,10 @@ def measures() -> dict[str, tuple[float, str]]:
         "Python files": (len(python), ""),
         "cycles inside packages": (len(rings), "; ".join(rings)),
         "file names that occur twice": (len(repeated), ", ".join(repeated)),
-        "files that a reader's message touches": (len(message), ", ".join(path.name for path in message)),
+        "files that a reader's message touches": (
+            len(message),
+            ", ".join(path.name for path in message),
+        ),
         "arguments of a service's constructor": (arguments, widest),
         "classes of a reader's position": (position_classes(), ""),
         "lines of tests": (lines(files(".py", under=("tests",))), ""),
@@ -130,7 +140,9 @@ def slow_to_read() -> list[str]:
                 unused.discard((name, check))
             else:
                 found.append(f"{name}:{line}: {what}")
-    return found + [f"{name}: no exception is needed for its {check}" for name, check in sorted(unused)]
+    return found + [
+        f"{name}: no exception is needed for its {check}" for name, check in sorted(unused)
+    ]
 
 
 def print_densities() -> None:

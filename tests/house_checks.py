@@ -1,4 +1,5 @@
-"""Patterns that make a file slow to read: checks of its syntax, each with the line where it found something.
+"""Patterns that make a file slow to read: checks of its syntax, each with the line where it found
+something.
 
 They say what code must not do, and limit no size but that of files and functions. A place that is
 right as it is has a row in `EXCEPTIONS`, with the reason.
@@ -263,8 +264,8 @@ class Density:
 
 
 HEADINGS = f"{'files':>5} {'tokens':>7} {'code':>6} {'chars':>6} {'tuples':>7} {'if-else':>7} {'long %':>6}"
-"""Files, tokens, code lines, characters per code line, tuple assignments and conditional expressions
-per 1,000 code lines, and the share of lines of 100 columns or more.
+"""Files, tokens, code lines, characters per code line, tuple assignments and conditional
+expressions per 1,000 code lines, and the share of lines of 100 columns or more.
 """
 
 _LAYOUT = frozenset(

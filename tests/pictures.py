@@ -1,7 +1,8 @@
-"""Takes the dashboard's pictures for docs/: `cd tests && python -m pictures [FOLDER]`. Needs Chromium and 5 GB of disk.
+"""Takes the dashboard's pictures for docs/: `cd tests && python -m pictures [FOLDER]`. Needs
+Chromium and 5 GB of disk.
 
-Four jobs go through a dataset that is larger than the cache, most of which was full before; the rest comes from a store
-that is far away. Then a fifth job comes, and is faster than the network.
+Four jobs go through a dataset that is larger than the cache, most of which was full before; the
+rest comes from a store that is far away. Then a fifth job comes, and is faster than the network.
 """
 
 import random
@@ -26,8 +27,11 @@ from support.stores.throttled_s3 import ThrottledS3
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 STORE_BYTES_PER_S = 30e6
 SHARD_BYTES = 64 * 1024 * 1024
-SHARDS, HERE, CAPACITY = 6_000, 4_500, "350GB"
-WATCHED_S, STALLED_S = 75.0, 6.0
+SHARDS = 6_000
+HERE = 4_500
+CAPACITY = "350GB"
+WATCHED_S = 75.0
+STALLED_S = 6.0
 URL = "s3://{}/train-{:06d}.tar"
 
 
@@ -56,7 +60,10 @@ def reading(daemon: Daemon, here: Sequence[ShardRef], *jobs: Job) -> Iterator[No
     """Let jobs read until the block is left."""
     stop = threading.Event()
     readers = [
-        threading.Thread(target=_read, args=(daemon, here if job.bucket == JOBS[0].bucket else (), job, number, stop))
+        threading.Thread(
+            target=_read,
+            args=(daemon, here if job.bucket == JOBS[0].bucket else (), job, number, stop),
+        )
         for job in jobs
         for number in range(job.readers)
     ]
@@ -70,10 +77,15 @@ def reading(daemon: Daemon, here: Sequence[ShardRef], *jobs: Job) -> Iterator[No
             reader.join()
 
 
-def _read(daemon: Daemon, here: Sequence[ShardRef], job: Job, number: int, stop: threading.Event) -> None:
+def _read(
+    daemon: Daemon, here: Sequence[ShardRef], job: Job, number: int, stop: threading.Event
+) -> None:
     """Read a part of the dataset, as if the job had been at it for a while: what is needed first is here."""
     rng = random.Random(f"{job.name}/{number}")
-    shards = [*here, *(ShardRef(URL.format(job.bucket, index)) for index in range(len(here), job.shards))]
+    shards = [
+        *here,
+        *(ShardRef(URL.format(job.bucket, index)) for index in range(len(here), job.shards)),
+    ]
     first = [rng.choice(here) for _ in range(round(150 / job.shard_s))] if here else []
     part = first + rng.sample(shards, len(shards))[number :: job.readers]
     with RawSession(daemon, job.name) as session:
@@ -88,8 +100,11 @@ def _read(daemon: Daemon, here: Sequence[ShardRef], job: Job, number: int, stop:
 def main() -> None:
     """Take them."""
     with ExitStack() as stack:
-        folder = Path(sys.argv[1] if sys.argv[1:] else stack.enter_context(tempfile.TemporaryDirectory()))
-        port, store = free_port(), stack.enter_context(_store(folder / "store"))
+        folder = Path(
+            sys.argv[1] if sys.argv[1:] else stack.enter_context(tempfile.TemporaryDirectory())
+        )
+        port = free_port()
+        store = stack.enter_context(_store(folder / "store"))
         urls = [URL.format(JOBS[0].bucket, index) for index in range(HERE)]
         here = make_hollow_shards(folder / "cache", urls, SHARD_BYTES)
         # What holds nothing would not stand up to being read again.

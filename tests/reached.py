@@ -1,7 +1,9 @@
-"""The functions of the sources that each test file calls, in pytest's own process and in the daemons that it forks.
+"""The functions of the sources that each test file calls, in pytest's own process and in the
+daemons that it forks.
 
-`make coverage` runs the tests with REACHED set to a folder: each process appends what it calls to a file there that is
-named after the test file, at the first call, so that kill -9 loses nothing. `make tests-of` reads these files.
+`make coverage` runs the tests with REACHED set to a folder: each process appends what it calls to a
+file there that is named after the test file, at the first call, so that kill -9 loses nothing.
+`make tests-of` reads these files.
 """
 
 import os
@@ -25,7 +27,9 @@ def record(path: Path) -> None:
         if id(code) not in seen:
             seen.add(id(code))
             if code.co_filename.startswith(_SOURCES) and code.co_name != "<module>":
-                os.write(out, f"{code.co_filename[len(str(ROOT)) + 1 :]}:{code.co_qualname}\n".encode())
+                os.write(
+                    out, f"{code.co_filename[len(str(ROOT)) + 1 :]}:{code.co_qualname}\n".encode()
+                )
 
     threading.settrace(note)
     sys.settrace(note)  # called for each call, and for no line, as it returns no tracer
@@ -37,12 +41,16 @@ def tests_of(module: str, folder: Path) -> list[tuple[int, str]]:
     for path in folder.iterdir():
         called = set(path.read_text().splitlines())
         counts[path.name.replace("+", "/")] = sum(each.startswith(f"{module}:") for each in called)
-    return sorted(((count, name) for name, count in counts.items() if count), key=lambda row: (-row[0], row[1]))
+    return sorted(
+        ((count, name) for name, count in counts.items() if count),
+        key=lambda row: (-row[0], row[1]),
+    )
 
 
 def main() -> None:
     """Print them: `python -m reached FOLDER MODULE`."""
-    folder, module = Path(sys.argv[1]), sys.argv[2]
+    folder = Path(sys.argv[1])
+    module = sys.argv[2]
     for count, name in tests_of(module, folder):
         print(f"{count:4} {name}")
 

@@ -59,19 +59,54 @@ FIGURES = "build/figures.jsonl"
 
 
 @click.command()
-@click.option("--only", metavar="PARTS", default=",".join(PARTS), show_default=True, help="Parts, with commas.")
-@click.option("--scale", default=1.0, show_default=True, help="Share of the data, for a quick look.")
 @click.option(
-    "--rounds", type=click.IntRange(1), default=4, show_default=True, help="Interleaved measurements of each contender."
+    "--only",
+    metavar="PARTS",
+    default=",".join(PARTS),
+    show_default=True,
+    help="Parts, with commas.",
 )
 @click.option(
-    "--root", type=click.Path(path_type=Path), help="Folder on the disk to be measured.  [default: temporary]"
+    "--scale", default=1.0, show_default=True, help="Share of the data, for a quick look."
 )
-@click.option("--figures", "path", metavar="FILE", default=FIGURES, show_default=True, help="File of all figures.")
-@click.option("--compare", "ends", nargs=2, metavar="A B", help="Only compare two files, or two commits in FILE.")
-@click.option("--page", type=click.Path(path_type=Path), help="Only write the tables of a page from FILE.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    default=4,
+    show_default=True,
+    help="Interleaved measurements of each contender.",
+)
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path),
+    help="Folder on the disk to be measured.  [default: temporary]",
+)
+@click.option(
+    "--figures",
+    "path",
+    metavar="FILE",
+    default=FIGURES,
+    show_default=True,
+    help="File of all figures.",
+)
+@click.option(
+    "--compare",
+    "ends",
+    nargs=2,
+    metavar="A B",
+    help="Only compare two files, or two commits in FILE.",
+)
+@click.option(
+    "--page", type=click.Path(path_type=Path), help="Only write the tables of a page from FILE."
+)
 def main(
-    only: str, scale: float, rounds: int, root: Path | None, path: str, ends: tuple[str, str] | None, page: Path | None
+    only: str,
+    scale: float,
+    rounds: int,
+    root: Path | None,
+    path: str,
+    ends: tuple[str, str] | None,
+    page: Path | None,
 ) -> None:
     """Compare shardcache with the tools that people use today, on this machine, against a local S3 server."""
     try:
@@ -99,7 +134,9 @@ def _measure(parts: list[str], scale: float, rounds: int, root: Path | None, pat
         Workplace(Path(name), scale, rounds, console(stderr=True)) as place,
     ):
         place.check_space()
-        for part, found in figures.recorded({part: partial(PARTS[part], place) for part in parts}, path, **head):
+        for part, found in figures.recorded(
+            {part: partial(PARTS[part], place) for part in parts}, path, **head
+        ):
             if isinstance(found, Row):
                 rows.append((part, found))
             else:

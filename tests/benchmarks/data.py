@@ -36,7 +36,9 @@ class Kind:
     @property
     def shard_samples(self) -> int:
         """Samples that fit into one shard: each member has a header and is padded to whole blocks."""
-        in_tar_bytes = sum(_BLOCK + -(-size_bytes // _BLOCK) * _BLOCK for _, size_bytes in self.members)
+        in_tar_bytes = sum(
+            _BLOCK + -(-size_bytes // _BLOCK) * _BLOCK for _, size_bytes in self.members
+        )
         return (self.shard_bytes - tarfile.RECORDSIZE) // in_tar_bytes
 
     def shard_count(self, scale: float) -> int:
@@ -87,7 +89,9 @@ def samples(kind: Kind, shard: int) -> Iterator[Sample]:
 
 def make_tars(kind: Kind, scale: float, root: Path, say: Progress) -> Dataset:
     """Write the shards of a kind where they are not there yet."""
-    folder = root / f"{kind.name}-{kind.shard_count(scale)}x{kind.shard_samples}x{kind.sample_bytes}"
+    folder = (
+        root / f"{kind.name}-{kind.shard_count(scale)}x{kind.shard_samples}x{kind.sample_bytes}"
+    )
     shards = tuple(folder / f"train-{shard:04d}.tar" for shard in range(kind.shard_count(scale)))
     if not folder.exists():
         say(f"making {len(shards)} shards of {kind.label} samples")
@@ -102,5 +106,10 @@ def make_litdata(dataset: Dataset, say: Progress) -> Path:
     folder = dataset.folder.with_name(f"{dataset.folder.name}-litdata")
     if not folder.exists():
         say(f"converting {dataset.kind.label} samples for litdata")
-        write_litdata(folder, chain.from_iterable(samples(dataset.kind, shard) for shard in range(len(dataset.shards))))
+        write_litdata(
+            folder,
+            chain.from_iterable(
+                samples(dataset.kind, shard) for shard in range(len(dataset.shards))
+            ),
+        )
     return folder

@@ -1,4 +1,5 @@
-"""Figures of benchmarks, a JSON line per row and run: what changed between two commits, and the tables of a page.
+"""Figures of benchmarks, a JSON line per row and run: what changed between two commits, and the
+tables of a page.
 
 Lines of one row and commit are pooled: two runs give twice the rounds.
 """
@@ -37,7 +38,9 @@ _HEAD = "||shardcache|compared with|ratio|\n|---|---|---|---|\n"
 def origin(root: Path) -> Line:
     """Return the commit of a checkout (or the version outside of one), the time, and this machine."""
     describe = ("git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
-    commit = subprocess.run(describe, cwd=root, capture_output=True, text=True, check=False).stdout.strip()
+    commit = subprocess.run(
+        describe, cwd=root, capture_output=True, text=True, check=False
+    ).stdout.strip()
     machine = {
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(psutil.virtual_memory().total / 1e9),
@@ -57,7 +60,10 @@ def recorded(
         try:
             for row in measure():
                 with path.open("a") as file:
-                    file.write(json.dumps({**head, "part": part, **row.to_json()}, ensure_ascii=False) + "\n")
+                    file.write(
+                        json.dumps({**head, "part": part, **row.to_json()}, ensure_ascii=False)
+                        + "\n"
+                    )
                 yield part, row
         except (RuntimeError, OSError, subprocess.SubprocessError) as exn:
             yield part, exn
@@ -66,10 +72,14 @@ def recorded(
 def read(where: str, path: Path) -> list[Line]:
     """Return the lines of a file `where`, or those in `path` of a commit of which `where` is the beginning."""
     file = Path(where)
-    lines = [json.loads(line) for line in (file if file.is_file() else path).read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (file if file.is_file() else path).read_text().splitlines()
+    ]
     found = [line for line in lines if file.is_file() or line["commit"].startswith(where)]
     if not found:
-        raise ValueError(f"{where} is neither a file of figures nor a commit with figures in {path}")
+        raise ValueError(
+            f"{where} is neither a file of figures nor a commit with figures in {path}"
+        )
     return found
 
 
@@ -77,25 +87,35 @@ def rounds(lines: Iterable[Line]) -> dict[Name, list[float]]:
     """Return what is compared: each round's ratio to the peer in the same round, or its figure without a peer."""
     found: dict[Name, list[float]] = defaultdict(list)
     for line in lines:
-        ours, theirs = line["rounds"], line["peer_rounds"] or []
+        ours = line["rounds"]
+        theirs = line["peer_rounds"] or []
         paired = len(ours) == len(theirs) and all(theirs)
         name = (line["part"], line["unit"], line["row"], line["peer"], line["scale"])
-        found[name] += [each / other for each, other in zip(ours, theirs, strict=True)] if paired else ours
+        found[name] += (
+            [each / other for each, other in zip(ours, theirs, strict=True)] if paired else ours
+        )
     return found
 
 
 def rank_test(before: Sequence[float], after: Sequence[float]) -> float:
     """Return the two-sided p-value of the exact rank-sum test (Wilcoxon, Mann-Whitney), with midranks for ties."""
     both = sorted([*before, *after])
-    ranks = {value: bisect_left(both, value) + bisect_right(both, value) + 1 for value in both}  # doubled
-    ways: list[Counter[int]] = [Counter({0: 1}), *(Counter() for _ in before)]  # by size and sum of a choice of ranks
+    ranks = {
+        value: bisect_left(both, value) + bisect_right(both, value) + 1 for value in both
+    }  # doubled
+    ways: list[Counter[int]] = [
+        Counter({0: 1}),
+        *(Counter() for _ in before),
+    ]  # by size and sum of a choice of ranks
     for value in both:
         for size in range(len(before), 0, -1):
             for total, count in ways[size - 1].items():
                 ways[size][total + ranks[value]] += count
     middle = len(before) * (len(both) + 1)
     off = abs(sum(ranks[value] for value in before) - middle)
-    return sum(count for total, count in ways[-1].items() if abs(total - middle) >= off) / comb(len(both), len(before))
+    return sum(count for total, count in ways[-1].items() if abs(total - middle) >= off) / comb(
+        len(both), len(before)
+    )
 
 
 class Change(NamedTuple):
@@ -111,11 +131,18 @@ class Change(NamedTuple):
 def compare(before: Iterable[Line], after: Iterable[Line]) -> Iterator[Change]:
     """Yield what became of each row that both have."""
     both = rounds(before), rounds(after)
-    for name, old, new in ((name, both[0][name], both[1][name]) for name in both[0] if name in both[1]):
-        p, ends = rank_test(old, new), (median(old), median(new))
-        verdict = "better" if (ends[1] > ends[0]) == name[1].endswith(_HIGHER_IS_BETTER) else "worse"
+    for name, old, new in (
+        (name, both[0][name], both[1][name]) for name in both[0] if name in both[1]
+    ):
+        p = rank_test(old, new)
+        ends = (median(old), median(new))
+        verdict = (
+            "better" if (ends[1] > ends[0]) == name[1].endswith(_HIGHER_IS_BETTER) else "worse"
+        )
         if p > LEVEL:
-            verdict = "noise" if 2 / comb(len(old) + len(new), len(old)) <= LEVEL else "too few rounds"
+            verdict = (
+                "noise" if 2 / comb(len(old) + len(new), len(old)) <= LEVEL else "too few rounds"
+            )
         yield Change(name, *ends, p, verdict)
 
 
@@ -127,25 +154,42 @@ def render(changes: Iterable[Change]) -> Table:
     for (part, unit, row, peer, _), before, after, p, verdict in changes:
         change = f"{after / before - 1:+.1%}" if before else ""
         style = {"better": "green", "worse": "red"}.get(verdict)
-        cells = (part, f"{unit}, {row}", peer, f"{before:.4g}", f"{after:.4g}", change, f"{p:.3f}", verdict)
+        cells = (
+            part,
+            f"{unit}, {row}",
+            peer,
+            f"{before:.4g}",
+            f"{after:.4g}",
+            change,
+            f"{p:.3f}",
+            verdict,
+        )
         table.add_row(*cells, style=style)
     return table
 
 
 def page(text: str, lines: Sequence[Line]) -> str:
-    """Return a page with each table made anew of the newest line of each row; one without lines stays as it is.
+    """Return a page with each table made anew of the newest line of each row; one without lines
+    stays as it is.
 
-    A table stands between `<!--figures:PART,PART-->` and `<!--end-->`; `machine` is a sentence on when and where.
+    A table stands between `<!--figures:PART,PART-->` and `<!--end-->`; `machine` is a sentence on
+    when and where.
     """
-    newest = {(line["part"], line["unit"], line["row"], line["peer"]): line for line in lines}.values()
+    newest = {
+        (line["part"], line["unit"], line["row"], line["peer"]): line for line in lines
+    }.values()
 
     def table(match: re.Match[str]) -> str:
-        made = "".join(_rows(line for part in match[1].split(",") for line in newest if line["part"] == part))
+        made = "".join(
+            _rows(line for part in match[1].split(",") for line in newest if line["part"] == part)
+        )
         made = _HEAD + made if made else ""
         if match[1] == "machine":
             where = "on {date:.10} at commit {commit} with {scale:.0%} of the data"
             machine = ", ".join(f"{name} {value}" for name, value in lines[-1]["machine"].items())
-            made = f"Measured {'; '.join(dict.fromkeys(map(where.format_map, newest)))}: {machine}.\n"
+            made = (
+                f"Measured {'; '.join(dict.fromkeys(map(where.format_map, newest)))}: {machine}.\n"
+            )
         return f"<!--figures:{match[1]}-->\n\n{made}\n<!--end-->" if made else match[0]
 
     return _TABLE.sub(table, text)
@@ -156,6 +200,8 @@ def _rows(lines: Iterable[Line]) -> Iterator[str]:
     for line in lines:
         what = f"{line['unit']}, {line['row']}"
         ours = f"{what}|{shown(line['ours'])}" if what != before else "|"
-        peer = f"{line['peer']}: {shown(line['theirs'])}|{line['ratio']:.2f}" if line["ratio"] else "|"
+        peer = (
+            f"{line['peer']}: {shown(line['theirs'])}|{line['ratio']:.2f}" if line["ratio"] else "|"
+        )
         yield f"|{ours}|{peer}|\n"
         before = what

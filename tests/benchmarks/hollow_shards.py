@@ -17,15 +17,19 @@ _SAMPLES = 8
 
 
 def make_hollow_shards(cache_dir: Path, urls: Iterable[str], size_bytes: int) -> list[ShardRef]:
-    """Fill a cache folder with sparse files, each with a sidecar of its own; return how plans call them.
+    """Fill a cache folder with sparse files, each with a sidecar of its own; return how plans call
+    them.
 
-    They can be leased, evicted and listed. Whoever reads one finds it damaged: set `--scrub-rate 0`.
+    They can be leased, evicted and listed. Whoever reads one finds it damaged: set `--scrub-rate
+    0`.
     """
-    layout, source = Layout(cache_dir), random.Random(0)
+    layout = Layout(cache_dir)
+    source = random.Random(0)
     for folder in layout.folders():
         folder.mkdir(parents=True, exist_ok=True)
     samples = _index(layout.root / "prototype.tar")
-    # Writing a sidecar flushes it to the disk, which takes a minute for so many; in memory it takes nothing.
+    # Writing a sidecar flushes it to the disk, which takes a minute for so many; in memory it takes
+    # nothing.
     with os.fdopen(os.memfd_create("sidecar"), "rb") as memory:
         in_memory = Path(f"/proc/self/fd/{memory.fileno()}")
         refs = []

@@ -25,15 +25,26 @@ Value = TypeVar("Value")
 
 def command(function: Callable[..., Any], **arguments: Any) -> list[str]:
     """Return the command that calls a function of a module with such arguments, and prints its result as JSON."""
-    return [sys.executable, "-m", __name__, function.__module__, function.__name__, json.dumps(arguments)]
+    return [
+        sys.executable,
+        "-m",
+        __name__,
+        function.__module__,
+        function.__name__,
+        json.dumps(arguments),
+    ]
 
 
-def call(function: Callable[..., Any], env: Mapping[str, str] | None = None, **arguments: Any) -> Any:
+def call(
+    function: Callable[..., Any], env: Mapping[str, str] | None = None, **arguments: Any
+) -> Any:
     """Call a function in a process of its own; return its result. Raises RuntimeError where it fails."""
     return call_together([command(function, **arguments)], env)[0]
 
 
-def call_together(commands: Sequence[Sequence[str]], env: Mapping[str, str] | None = None) -> list[Any]:
+def call_together(
+    commands: Sequence[Sequence[str]], env: Mapping[str, str] | None = None
+) -> list[Any]:
     """Call functions at the same time; return their results. Leaves no process behind, however this ends."""
     with ExitStack() as stack:
         processes = [stack.enter_context(_started(command, env)) for command in commands]
@@ -42,7 +53,9 @@ def call_together(commands: Sequence[Sequence[str]], env: Mapping[str, str] | No
 
 
 @contextmanager
-def _started(command: Sequence[str], env: Mapping[str, str] | None) -> Iterator[subprocess.Popen[str]]:
+def _started(
+    command: Sequence[str], env: Mapping[str, str] | None
+) -> Iterator[subprocess.Popen[str]]:
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             command,
@@ -57,15 +70,22 @@ def _started(command: Sequence[str], env: Mapping[str, str] | None) -> Iterator[
             yield process
             if process.returncode:
                 errors.seek(0)
-                raise RuntimeError(f"{' '.join(command)} exited {process.returncode}:\n{errors.read()[-4000:]}")
+                raise RuntimeError(
+                    f"{' '.join(command)} exited {process.returncode}:\n{errors.read()[-4000:]}"
+                )
         finally:
-            with suppress(ProcessLookupError):  # the usual case: it has ended, and so have its workers
+            with suppress(
+                ProcessLookupError
+            ):  # the usual case: it has ended, and so have its workers
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
 def rate(
-    read: Callable[[], float], expected: float, timed_s: float, clock: Callable[[], float] = time.perf_counter
+    read: Callable[[], float],
+    expected: float,
+    timed_s: float,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> float:
     """Read an epoch unmeasured, with the start of any workers in it, then whole epochs for a while.
 
@@ -78,7 +98,8 @@ def rate(
         return found
 
     checked()
-    got, started_s = 0.0, clock()
+    got = 0.0
+    started_s = clock()
     while (elapsed_s := clock() - started_s) < timed_s:
         got += checked()
     return round(got / elapsed_s, 1)
@@ -87,19 +108,23 @@ def rate(
 def tree_cpu_s(pid: int) -> float:
     """Return the processor time, user and system, of a process and all its children, ended ones included."""
     process = psutil.Process(pid)
-    return sum(sum(member.cpu_times()[:4]) for member in (process, *process.children(recursive=True)))
+    return sum(
+        sum(member.cpu_times()[:4]) for member in (process, *process.children(recursive=True))
+    )
 
 
 def thread_cpu_s(pid: int) -> dict[int, float]:
     """Return the processor time, user and system, of each thread of a process; the main thread's id is `pid`."""
-    return {thread.id: thread.user_time + thread.system_time for thread in psutil.Process(pid).threads()}
+    return {
+        thread.id: thread.user_time + thread.system_time for thread in psutil.Process(pid).threads()
+    }
 
 
 def touch(size_bytes: int) -> None:
     """Write to so much of the free memory, right before others are measured that will.
 
-    A virtual machine may return free memory to its host after a second or two; the first to write to it again then
-    waits for the host, which takes longer than all else that a download does.
+    A virtual machine may return free memory to its host after a second or two; the first to write
+    to it again then waits for the host, which takes longer than all else that a download does.
     """
     with mmap.mmap(-1, size_bytes) as memory:
         memory[:: mmap.PAGESIZE] = bytes(-(-size_bytes // mmap.PAGESIZE))
@@ -129,7 +154,9 @@ class Figure(float):
     rounds: tuple[float, ...]
 
     def __new__(
-        cls, rounds: Iterable[float], summary: Callable[[Sequence[float]], float] = statistics.median
+        cls,
+        rounds: Iterable[float],
+        summary: Callable[[Sequence[float]], float] = statistics.median,
     ) -> "Figure":
         values = tuple(rounds)
         figure = super().__new__(cls, summary(values))
@@ -179,7 +206,8 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line: our figure, next to a peer's of the same kind (best or median) where there is a peer.
+    """One line: our figure, next to a peer's of the same kind (best or median) where there is a
+    peer.
 
     Attributes:
         target: for the ratio where there is a peer, else for the figure; None for what is shown as a mark only.
@@ -211,7 +239,9 @@ class Row:
             "rounds": getattr(self.ours, "rounds", (self.ours,)),
             "peer": self.peer,
             "theirs": self.theirs,
-            "peer_rounds": None if self.theirs is None else getattr(self.theirs, "rounds", (self.theirs,)),
+            "peer_rounds": None
+            if self.theirs is None
+            else getattr(self.theirs, "rounds", (self.theirs,)),
             "ratio": self.ratio,
             "target": None if self.target is None else str(self.target),
             "met": self.met,
@@ -234,7 +264,9 @@ def render(rows: Sequence[tuple[str, Row]], title: str) -> Table:
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
         target = "" if row.target is None else str(row.target)
         what = f"{row.unit}, {row.what}"
-        table.add_row(part, what, shown(row.ours), row.peer or "", shown(row.theirs), ratio, target, verdict)
+        table.add_row(
+            part, what, shown(row.ours), row.peer or "", shown(row.theirs), ratio, target, verdict
+        )
     return table
 
 

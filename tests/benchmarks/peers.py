@@ -48,7 +48,8 @@ def mosaicml() -> Any:
         names = {"": {}, ".datasets": {"VisionDataset": object}, ".transforms": {}}
         for name, contents in (names | {".transforms.functional": {"to_tensor": None}}).items():
             module = ModuleType(f"torchvision{name}")
-            module.__spec__, module.__path__ = ModuleSpec(module.__name__, None), []
+            module.__spec__ = ModuleSpec(module.__name__, None)
+            module.__path__ = []
             vars(module).update(contents)
             sys.modules[module.__name__] = module
     import streaming
@@ -56,7 +57,9 @@ def mosaicml() -> Any:
     return streaming
 
 
-def write_mosaicml(folder: Path, columns: dict[str, str], items: Iterable[dict[str, Any]], **how: Any) -> None:
+def write_mosaicml(
+    folder: Path, columns: dict[str, str], items: Iterable[dict[str, Any]], **how: Any
+) -> None:
     with mosaicml().MDSWriter(out=str(folder), columns=columns, exist_ok=True, **how) as writer:
         for item in items:
             writer.write(item)

@@ -46,7 +46,9 @@ http {{
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     name: str  # in the results
-    env: Mapping[str, str]  # variables by which S3 clients find the server, and trust its certificate
+    env: Mapping[
+        str, str
+    ]  # variables by which S3 clients find the server, and trust its certificate
     pid: int = 0  # of the server, where it is asked for what it costs
 
     @property
@@ -58,7 +60,10 @@ class Endpoint:
 def endpoints(place: Workplace, kind: Kind) -> Iterator[list[Endpoint]]:
     """Serve the kind's shards at `place.url(kind)`; by SeaweedFS alone where nginx is not installed."""
     place.url(kind)
-    found = [Endpoint("SeaweedFS, http", place.store.env()), Endpoint("SeaweedFS, https", place.store.https_env())]
+    found = [
+        Endpoint("SeaweedFS, http", place.store.env()),
+        Endpoint("SeaweedFS, https", place.store.https_env()),
+    ]
     if NGINX is None:
         place.say("no nginx, its rows are left out: apt-get install nginx-light")
         yield found
@@ -69,7 +74,8 @@ def endpoints(place: Workplace, kind: Kind) -> Iterator[list[Endpoint]]:
 
 @contextmanager
 def _nginx(place: Workplace, kind: Kind) -> Iterator[list[Endpoint]]:
-    http, https = free_port(), free_port()
+    http = free_port()
+    https = free_port()
     for path in place.dataset(kind).shards:
         path.read_bytes()  # from now on in the page cache: the disk is not what is measured
     with tempfile.TemporaryDirectory(prefix="shardcache-nginx-") as name:

@@ -20,7 +20,8 @@ from support.stores.seaweedfs import SeaweedFS
 from support.stores.throttled_s3 import ThrottledS3
 
 BUCKET = "benchmark"
-# At one time there are: the tars, their copy in the S3 server, litdata's chunks, a cache and a copy by a peer.
+# At one time there are: the tars, their copy in the S3 server, litdata's chunks, a cache and a copy
+# by a peer.
 _COPIES = 5
 _SLACK_BYTES = 2_000_000_000
 
@@ -35,7 +36,11 @@ class Daemon(daemon.Daemon):
     ready_s: float  # from the start of the process to its first answer; set on entering
 
     def __init__(
-        self, cache_dir: Path, capacity: str, env: Mapping[str, str] | None = None, spawn: daemon.Spawn = daemon.spawn
+        self,
+        cache_dir: Path,
+        capacity: str,
+        env: Mapping[str, str] | None = None,
+        spawn: daemon.Spawn = daemon.spawn,
     ) -> None:
         # Not below the cache folder: the path of a Unix socket has 107 characters at most.
         self._folder = tempfile.TemporaryDirectory(prefix="shardcache-bench-")
@@ -83,7 +88,9 @@ class Workplace:
         self._stack.close()
 
     def say(self, text: str) -> None:
-        self._console.print(f"[dim]{time.monotonic() - self._started_s:5.0f} s[/]  {text}", highlight=False)
+        self._console.print(
+            f"[dim]{time.monotonic() - self._started_s:5.0f} s[/]  {text}", highlight=False
+        )
 
     def check_space(self) -> None:
         data_bytes = sum(kind.shard_count(self.scale) * kind.shard_bytes for kind in KINDS)
@@ -97,7 +104,9 @@ class Workplace:
 
     @cached_property
     def authority(self) -> Authority:
-        return Authority(Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shardcache-tls-"))))
+        return Authority(
+            Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shardcache-tls-")))
+        )
 
     @cached_property
     def store(self) -> SeaweedFS:
@@ -116,7 +125,8 @@ class Workplace:
     def url(self, kind: Kind) -> str:
         """Return the url of the kind's shards in the S3 server, as a prefix that ends in "/"."""
         if kind.name not in self._urls:
-            dataset, store = self.dataset(kind), self.store
+            dataset = self.dataset(kind)
+            store = self.store
             self.say(f"uploading {len(dataset.shards)} shards")
             for path in dataset.shards:
                 store.put(BUCKET, f"{kind.name}/{path.name}", path)
@@ -132,7 +142,9 @@ class Workplace:
         settle()
 
     @contextmanager
-    def daemon(self, capacity: str = "100GB", store: SeaweedFS | ThrottledS3 | None = None) -> Iterator[Daemon]:
+    def daemon(
+        self, capacity: str = "100GB", store: SeaweedFS | ThrottledS3 | None = None
+    ) -> Iterator[Daemon]:
         """A daemon with an empty cache, able to reach a store: the S3 server unless another is given."""
         env = (store or self.store).env()
         with self.folder() as cache_dir, Daemon(cache_dir, capacity, env) as started:

@@ -1,7 +1,8 @@
 """The bytes that leave the store for nodes that share what they fetch, and for nodes that do not.
 
-A daemon fetches parts that seem late once more, and an owner that gets no processor for seconds is late: on a busy
-machine, copies are some more than on a quiet one. The bounds are far from both what is right and what is wrong.
+A daemon fetches parts that seem late once more, and an owner that gets no processor for seconds is
+late: on a busy machine, copies are some more than on a quiet one. The bounds are far from both what
+is right and what is wrong.
 """
 
 import pytest
@@ -18,7 +19,9 @@ FEW = 0.15
 """Less than the share of one node of four."""
 
 
-def test_the_store_sends_everything_once_per_node_without_a_tier(cluster: Cluster, small: Dataset) -> None:
+def test_the_store_sends_everything_once_per_node_without_a_tier(
+    cluster: Cluster, small: Dataset
+) -> None:
     """That is what a tier is for, and shows that bytes are counted."""
     with cluster.nodes(3) as nodes:
         assert cluster.fetch(nodes, small) == pytest.approx(3, rel=0.02)
@@ -37,7 +40,14 @@ def test_a_narrow_link_to_the_store_costs_one_copy(cluster: Cluster, dataset: Da
     If they did not, each part would fail on each node, and three copies would be sent.
     """
     cluster.store.host.limit(10)
-    flags = ("--part-size", "4MiB", "--max-connections", str(len(dataset)), "--max-transfers", str(len(dataset)))
+    flags = (
+        "--part-size",
+        "4MiB",
+        "--max-connections",
+        str(len(dataset)),
+        "--max-transfers",
+        str(len(dataset)),
+    )
     try:
         with cluster.tiered(3, *flags) as (nodes, _):
             assert 0.99 <= cluster.fetch(nodes, dataset) <= 2
@@ -47,7 +57,9 @@ def test_a_narrow_link_to_the_store_costs_one_copy(cluster: Cluster, dataset: Da
         cluster.store.host.limit(MBIT_PER_S)
 
 
-def test_evicted_shards_come_from_the_tier_which_survives_kill_9(cluster: Cluster, dataset: Dataset) -> None:
+def test_evicted_shards_come_from_the_tier_which_survives_kill_9(
+    cluster: Cluster, dataset: Dataset
+) -> None:
     """Nodes whose caches have been emptied fetch nothing from the store; nor after SIGKILL to every nginx."""
     with cluster.tiered(3) as (nodes, tier):
         cluster.fetch(nodes, dataset)
@@ -61,7 +73,9 @@ def test_evicted_shards_come_from_the_tier_which_survives_kill_9(cluster: Cluste
         assert cluster.fetch(nodes, dataset) <= FEW
 
 
-def test_a_node_that_joins_fetches_its_share_and_leaves_for_nothing(cluster: Cluster, dataset: Dataset) -> None:
+def test_a_node_that_joins_fetches_its_share_and_leaves_for_nothing(
+    cluster: Cluster, dataset: Dataset
+) -> None:
     """A fourth node takes over a quarter of the parts; when it leaves, the others still have them."""
     with cluster.tiered(4) as (nodes, tier):
         tier.form(nodes[:3])

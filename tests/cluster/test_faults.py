@@ -12,7 +12,8 @@ from support.cluster.tier import Tier
 
 pytestmark = pytest.mark.slow
 
-# A stall is noticed sooner than by default, and fetching the dataset takes seconds, however fast the machine is.
+# A stall is noticed sooner than by default, and fetching the dataset takes seconds, however fast
+# the machine is.
 PATIENCE_S = 10.0
 SLOWLY = ("--max-bandwidth", "8MB", "--max-connections", "3")
 FAST_MBIT_PER_S = 10_000
@@ -42,7 +43,10 @@ def unplugged(node: Node, _tier: Tier) -> Iterator[None]:
 @pytest.mark.parametrize("loss", [killed, unplugged])
 @pytest.mark.parametrize("state", ["cold", "warm"])
 def test_a_node_is_lost(
-    cluster: Cluster, dataset: Dataset, loss: Callable[[Node, Tier], AbstractContextManager[None]], state: str
+    cluster: Cluster,
+    dataset: Dataset,
+    loss: Callable[[Node, Tier], AbstractContextManager[None]],
+    state: str,
 ) -> None:
     """The others finish, and the store sends again what the lost node had, whether it refuses or is silent."""
     with cluster.tiered(3, *SLOWLY, stall_timeout_s=PATIENCE_S) as (nodes, tier):

@@ -90,12 +90,16 @@ def rewritten(nodes: list[Node], tier: Tier) -> None:
 def test_transfers_outlive_a_reload(
     cluster: Cluster, dataset: Dataset, change: Callable[[list[Node], Tier], None]
 ) -> None:
-    """However often nginx reads its configuration again, what is under way is neither sent again nor fails.
+    """However often nginx reads its configuration again, what is under way is neither sent again
+    nor fails.
 
-    Were it lost, two parts of three would fail on each node, and be sent again. On a busy machine, some seem late.
+    Were it lost, two parts of three would fail on each node, and be sent again. On a busy machine,
+    some seem late.
     """
     with midway(cluster, dataset) as (nodes, tier, round_):
         change(nodes, tier)
         round_.check(nodes, limit_s=LIMIT_S)
         assert round_.sent() <= SENT
-        assert sum(node.daemon.status()["counters"]["tier_failures"] for node in nodes) < len(dataset)
+        assert sum(node.daemon.status()["counters"]["tier_failures"] for node in nodes) < len(
+            dataset
+        )

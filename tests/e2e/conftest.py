@@ -63,7 +63,13 @@ def make(daemon: Daemon, train: str) -> Make:
     """A function that makes the dataset anew, as each process of a job would."""
 
     def make_dataset(url: str = train, **options: Any) -> ShardDataset:
-        chosen = {"shuffle": True, "shuffle_window": 3, "seed": 7, "batch_size": BATCH, "socket": daemon.socket}
+        chosen = {
+            "shuffle": True,
+            "shuffle_window": 3,
+            "seed": 7,
+            "batch_size": BATCH,
+            "socket": daemon.socket,
+        }
         return ShardDataset(url, **chosen | options)
 
     return make_dataset

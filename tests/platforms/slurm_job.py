@@ -1,4 +1,5 @@
-"""A task of a job for `test_slurm`: reads two epochs by Slurm's ranks and writes down the keys that it saw.
+"""A task of a job for `test_slurm`: reads two epochs by Slurm's ranks and writes down the keys that
+it saw.
 
     python slurm_job.py URLS OUT_FOLDER [hold]
 

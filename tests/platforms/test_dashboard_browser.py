@@ -87,14 +87,21 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with GatedStore() as store:
         names = [f"train-{number:06d}.tar" for number in range(6)]
         urls = [
-            store.put(name, make_tar(random_samples(20, {"bin": 9_000}, first=20 * n))) for n, name in enumerate(names)
+            store.put(name, make_tar(random_samples(20, {"bin": 9_000}, first=20 * n)))
+            for n, name in enumerate(names)
         ]
         for name in names[:4]:
             store.let(name)
         for name in names[4:]:
             store.let(name, 1)  # what tells size and version
         daemon = Daemon(
-            tmp_path_factory.mktemp("d"), "--http", f"127.0.0.1:{port}", "--part-size", "65536", "--allow", "http://"
+            tmp_path_factory.mktemp("d"),
+            "--http",
+            f"127.0.0.1:{port}",
+            "--part-size",
+            "65536",
+            "--allow",
+            "http://",
         )
         with daemon, RawSession(daemon, MARKUP) as reader:
             reader.plan(urls, list(range(6)))
@@ -103,25 +110,43 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 def test_page_shows_the_job_and_follows_it_live(browser: ClientConnection, scene: Scene) -> None:
-    """The job reads; then it waits, and the page says so, for which shard, and since when; the store lets go, and it
-    reads again. Nothing is asked of any other server, and the console has nothing to complain of."""
+    """The job reads; then it waits, and the page says so, for which shard, and since when; the
+    store lets go, and it reads again. Nothing is asked of any other server, and the console has
+    nothing to complain of.
+    """
     with opened(browser, scene.url) as page:
         page.until("document.querySelector('#job-rows .now').innerText.includes('reading')")
-        page.until("document.querySelector('#verdict-text').innerText.startsWith('No reader is waiting')")
-        page.until("document.querySelector('#upcoming-rows').innerText.includes('train-000004.tar')")
-        page.until("/of 16 connections\\n.*capacity is/.test(document.querySelector('#limits').innerText)")
+        page.until(
+            "document.querySelector('#verdict-text').innerText.startsWith('No reader is waiting')"
+        )
+        page.until(
+            "document.querySelector('#upcoming-rows').innerText.includes('train-000004.tar')"
+        )
+        page.until(
+            "/of 16 connections\\n.*capacity is/.test(document.querySelector('#limits').innerText)"
+        )
         waiting = threading.Thread(target=scene.reader.take, args=(4,))
         waiting.start()
         said = "document.querySelector('#verdict-text').innerText"
         page.until(f"/1 of 1 (reader is waiting|job is short of data): download/.test({said})")
-        page.until("/waiting, up to .*train-000004.tar/s.test(document.querySelector('#job-rows .now').innerText)")
-        assert "train-000004.tar: downloading" in str(page.evaluate("document.querySelector('#waits').innerText"))
+        page.until(
+            "/waiting, up to .*train-000004.tar/s.test(document.querySelector('#job-rows .now').innerText)"
+        )
+        assert "train-000004.tar: downloading" in str(
+            page.evaluate("document.querySelector('#waits').innerText")
+        )
         page.until("document.querySelector('#verdict.stalled') && true")
-        assert "train-000004.tar" in str(page.evaluate("document.querySelector('#upcoming-rows').innerText"))
+        assert "train-000004.tar" in str(
+            page.evaluate("document.querySelector('#upcoming-rows').innerText")
+        )
         scene.store.let("train-000004.tar")
         waiting.join()
-        page.until("document.querySelector('#verdict-text').innerText.startsWith('No reader is waiting')")
-        assert {url.partition("/dashboard")[0].rstrip("/") for url in page.requested} == {scene.url.rstrip("/")}
+        page.until(
+            "document.querySelector('#verdict-text').innerText.startsWith('No reader is waiting')"
+        )
+        assert {url.partition("/dashboard")[0].rstrip("/") for url in page.requested} == {
+            scene.url.rstrip("/")
+        }
         assert page.complaints == []
 
 
@@ -152,9 +177,12 @@ def test_the_keyboard_reaches_everything(browser: ClientConnection, scene: Scene
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1440, 768, 390])
-def test_axe_finds_nothing_serious(browser: ClientConnection, scene: Scene, dark: bool, width: int) -> None:
-    """Names, roles, contrast, tables and landmarks, in light and dark, wide and narrow; nothing hangs out sideways, and
-    nothing moves."""
+def test_axe_finds_nothing_serious(
+    browser: ClientConnection, scene: Scene, dark: bool, width: int
+) -> None:
+    """Names, roles, contrast, tables and landmarks, in light and dark, wide and narrow; nothing
+    hangs out sideways, and nothing moves.
+    """
     script = (files("axe_core_python") / "axe.min.js").read_text()
     with opened(browser, scene.url, dark=dark, width=width) as page:
         page.evaluate(script)
@@ -166,15 +194,22 @@ def test_axe_finds_nothing_serious(browser: ClientConnection, scene: Scene, dark
         assert page.evaluate("document.getAnimations().length") == 0
 
 
-def test_page_that_needs_a_token_asks_for_it(browser: ClientConnection, tmp_path: Path, scene: Scene) -> None:
+def test_page_that_needs_a_token_asks_for_it(
+    browser: ClientConnection, tmp_path: Path, scene: Scene
+) -> None:
     """A wrong one is refused, the right one opens the page; one that the address brings is taken out of it."""
     (token_file := tmp_path / "token").write_text(TOKEN)
     token_file.chmod(0o600)
     port = free_port()
-    with Daemon(tmp_path, "--http", f"127.0.0.1:{port}", "--http-token-file", str(token_file)), tab(browser) as page:
+    with (
+        Daemon(tmp_path, "--http", f"127.0.0.1:{port}", "--http-token-file", str(token_file)),
+        tab(browser) as page,
+    ):
         page.open(f"http://127.0.0.1:{port}/")
         for token in ("not-the-token", TOKEN):
-            page.until("document.activeElement.id === 'token-text' && document.activeElement.value === ''")
+            page.until(
+                "document.activeElement.id === 'token-text' && document.activeElement.value === ''"
+            )
             page.type(token)
             page.press("Enter")
         page.until("!document.querySelector('#main').hidden")

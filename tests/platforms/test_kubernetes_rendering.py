@@ -17,7 +17,9 @@ from support.cluster.tier import OWNER_PORT
 from support.platforms.rendered import INSTALL, KUBERNETES, LIMIT_S, by_kind, kustomized, objects_of
 from support.programs.processes import printed_by
 
-pytestmark = pytest.mark.skipif(not (shutil.which("helm") and shutil.which("kubectl")), reason=INSTALL)
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("helm") and shutil.which("kubectl")), reason=INSTALL
+)
 # Of monitoring.coreos.com/v1, of which the API knows nothing.
 POD_MONITOR = """
 jobLabel: app.kubernetes.io/name
@@ -38,7 +40,10 @@ CHOICES = {
     "a tier": (("tier",), TIER),
     "a tier and metrics": (("tier", "metrics"), (*TIER, "metrics.enabled=true")),
     "a tier on prepared nodes": (("tier", "prepared-nodes"), (*TIER, "makeFolders=false")),
-    "all": (("metrics", "tier", "prepared-nodes"), (*TIER, "metrics.enabled=true", "makeFolders=false")),
+    "all": (
+        ("metrics", "tier", "prepared-nodes"),
+        (*TIER, "metrics.enabled=true", "makeFolders=false"),
+    ),
 }
 
 
@@ -50,9 +55,11 @@ def templated(*sets: str) -> list[dict[str, Any]]:
 
 
 def comparable(objects: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return them by kind and name, without what two renderers do differently and Kubernetes takes for the same.
+    """Return them by kind and name, without what two renderers do differently and Kubernetes takes
+    for the same.
 
-    That is the order of containers, volumes and mounts, and how the name of a ConfigMap is made from what it holds.
+    That is the order of containers, volumes and mounts, and how the name of a ConfigMap is made
+    from what it holds.
     """
     text = yaml.safe_dump_all(objects)
     found = {
@@ -77,7 +84,11 @@ def overlay(tmp_path: Path) -> Path:
     """A copy of the kustomizations, to which a test may add one; its tier has a store."""
     copy = Path(shutil.copytree(KUBERNETES, tmp_path / "kubernetes"))
     daemonset = copy / "components" / "tier" / "daemonset.yaml"
-    daemonset.write_text(daemonset.read_text().replace('{name: STORE, value: ""}', f"{{name: STORE, value: {STORE}}}"))
+    daemonset.write_text(
+        daemonset.read_text().replace(
+            '{name: STORE, value: ""}', f"{{name: STORE, value: {STORE}}}"
+        )
+    )
     return copy
 
 
@@ -86,7 +97,9 @@ def with_components(kubernetes: Path, names: tuple[str, ...]) -> Path:
     folder = kubernetes / "chosen"
     folder.mkdir(exist_ok=True)
     components = [f"../components/{name}" for name in names]
-    (folder / "kustomization.yaml").write_text(f"resources: [../base]\ncomponents: [{', '.join(components)}]\n")
+    (folder / "kustomization.yaml").write_text(
+        f"resources: [../base]\ncomponents: [{', '.join(components)}]\n"
+    )
     return folder
 
 
@@ -105,7 +118,9 @@ def test_helm_and_kustomize_render_the_same(overlay: Path, choice: str) -> None:
 
 def test_another_config_is_another_template() -> None:
     """Pods are replaced when the config changes: its name, which the template has, is made from what it holds."""
-    daemonset, other = (by_kind(templated(*sets))["DaemonSet"] for sets in ((), ("config=capacity = 1",)))
+    daemonset, other = (
+        by_kind(templated(*sets))["DaemonSet"] for sets in ((), ("config=capacity = 1",))
+    )
     assert daemonset["spec"]["template"] != other["spec"]["template"]
 
 
@@ -117,9 +132,15 @@ def test_the_daemon_has_time_to_end() -> None:
 
 def test_a_second_daemon_shares_nothing() -> None:
     """Under another name no object, label or selector meets those of the first."""
-    first, second = templated(), templated("name=other", "hostPaths.run=/run/other", "hostPaths.cache=/other")
-    assert not {thing["metadata"]["name"] for thing in first} & {thing["metadata"]["name"] for thing in second}
-    selectors = [by_kind(objects)["DaemonSet"]["spec"]["selector"]["matchLabels"] for objects in (first, second)]
+    first = templated()
+    second = templated("name=other", "hostPaths.run=/run/other", "hostPaths.cache=/other")
+    assert not {thing["metadata"]["name"] for thing in first} & {
+        thing["metadata"]["name"] for thing in second
+    }
+    selectors = [
+        by_kind(objects)["DaemonSet"]["spec"]["selector"]["matchLabels"]
+        for objects in (first, second)
+    ]
     assert selectors[0] != selectors[1]
     volumes = by_kind(second)["DaemonSet"]["spec"]["template"]["spec"]["volumes"]
     assert [volume["hostPath"]["path"] for volume in volumes[:2]] == ["/run/other", "/other"]
@@ -128,7 +149,8 @@ def test_a_second_daemon_shares_nothing() -> None:
 def test_components_are_named_in_any_order_that_has_the_folders(overlay: Path) -> None:
     """Metrics and tier do not take each other's rules away; a tier after prepared-nodes is refused, not broken."""
     one, other = (
-        comparable(kustomized(with_components(overlay, names))) for names in (("metrics", "tier"), ("tier", "metrics"))
+        comparable(kustomized(with_components(overlay, names)))
+        for names in (("metrics", "tier"), ("tier", "metrics"))
     )
     assert one == other
     with pytest.raises(subprocess.CalledProcessError):
@@ -136,7 +158,8 @@ def test_components_are_named_in_any_order_that_has_the_folders(overlay: Path) -
 
 
 def test_the_tier_is_confined_as_the_daemon_is(overlay: Path) -> None:
-    """No right, user or volume more; its port is the one that the NetworkPolicy admits, under both numbers.
+    """No right, user or volume more; its port is the one that the NetworkPolicy admits, under both
+    numbers.
 
     The daemon has the folder of its socket, which it may not change.
     """
@@ -146,11 +169,17 @@ def test_the_tier_is_confined_as_the_daemon_is(overlay: Path) -> None:
     assert tier["securityContext"] == daemon["securityContext"]
     policy = found["NetworkPolicy", "shardcache-tier"]["spec"]
     ports = {rule["ports"][0]["port"] for rule in (*policy["ingress"], *policy["egress"])}
-    assert ports == {tier["ports"][0]["containerPort"]} == {tier["ports"][0]["hostPort"]} == {OWNER_PORT}
+    assert (
+        ports
+        == {tier["ports"][0]["containerPort"]}
+        == {tier["ports"][0]["hostPort"]}
+        == {OWNER_PORT}
+    )
     assert not spec.get("hostNetwork")
     assert tier["livenessProbe"]["exec"]["command"][-1] == "shardcache.cluster.nginx_probe"
     (mounted,) = (mount for mount in daemon["volumeMounts"] if mount["name"] == "tier-run")
-    assert (mounted["mountPath"], mounted["readOnly"]) == (str(Path(FRONT).parent), True)
+    assert mounted["mountPath"] == str(Path(FRONT).parent)
+    assert mounted["readOnly"] is True
 
 
 def test_tier_has_its_own_store_and_port() -> None:
@@ -158,7 +187,8 @@ def test_tier_has_its_own_store_and_port() -> None:
     with pytest.raises(subprocess.CalledProcessError):
         templated("tier.enabled=true")
     found = {
-        thing["metadata"]["name"]: thing for thing in templated(*TIER, "tier.port=9181", "tier.extraArgs={--workers=8}")
+        thing["metadata"]["name"]: thing
+        for thing in templated(*TIER, "tier.port=9181", "tier.extraArgs={--workers=8}")
     }
     (tier,) = (
         container
@@ -168,16 +198,31 @@ def test_tier_has_its_own_store_and_port() -> None:
         if container["name"] == "tier"
     )
     assert tier["args"][-2:] == ["--owner-port=9181", "--workers=8"]
-    assert tier["ports"] == [{"name": "tier", "containerPort": 9181, "hostPort": 9181, "protocol": "TCP"}]
-    assert found["shardcache-tier"]["spec"]["ingress"] == [{"ports": [{"protocol": "TCP", "port": 9181}]}]
+    assert tier["ports"] == [
+        {"name": "tier", "containerPort": 9181, "hostPort": 9181, "protocol": "TCP"}
+    ]
+    assert found["shardcache-tier"]["spec"]["ingress"] == [
+        {"ports": [{"protocol": "TCP", "port": 9181}]}
+    ]
 
 
 def test_unused_tier_is_reported() -> None:
     """The notes after an installation say what the config lacks, and nothing if it lacks nothing."""
-    chart, example = KUBERNETES / "chart", KUBERNETES / "examples" / "tier" / "shardcache.toml"
-    install = ["helm", "install", "shardcache", str(chart), "--dry-run=client", "--set", ",".join(TIER)]
+    chart = KUBERNETES / "chart"
+    example = KUBERNETES / "examples" / "tier" / "shardcache.toml"
+    install = [
+        "helm",
+        "install",
+        "shardcache",
+        str(chart),
+        "--dry-run=client",
+        "--set",
+        ",".join(TIER),
+    ]
     unused, used = (
-        subprocess.run([*install, *more], check=True, capture_output=True, text=True).stdout.partition("NOTES:")[2]
+        subprocess.run(
+            [*install, *more], check=True, capture_output=True, text=True
+        ).stdout.partition("NOTES:")[2]
         for more in ((), ("--set-file", f"config={example}"))
     )
     assert "No daemon uses it yet" in unused
@@ -188,7 +233,9 @@ def test_unused_tier_is_reported() -> None:
 def test_the_command_of_the_page_installs_a_tier_that_is_used() -> None:
     """`helm install` of docs/cluster.md gives the tier its store and folder; the daemon's config names its front."""
     root = KUBERNETES.parents[1]
-    (line,) = re.findall(r"^helm install (.*)$", (root / "docs" / "cluster.md").read_text(), re.MULTILINE)
+    (line,) = re.findall(
+        r"^helm install (.*)$", (root / "docs" / "cluster.md").read_text(), re.MULTILINE
+    )
     command = ["helm", "template", *shlex.split(line)]
     done = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
     found = {thing["kind"]: thing for thing in objects_of(done.stdout)}
@@ -205,7 +252,10 @@ def test_the_chart_is_well_formed() -> None:
     chart = str(KUBERNETES / "chart")
     subprocess.run(["helm", "lint", "--strict", "--quiet", chart], check=True, capture_output=True)
     misspelt = subprocess.run(
-        ["helm", "template", chart, "--set", "makeFolder=false"], check=False, capture_output=True, text=True
+        ["helm", "template", chart, "--set", "makeFolder=false"],
+        check=False,
+        capture_output=True,
+        text=True,
     )
     assert misspelt.returncode != 0
     assert "makeFolder" in misspelt.stderr

@@ -23,12 +23,17 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or ""),
 ]
-SHARDS, SAMPLES = 6, 40
+SHARDS = 6
+SAMPLES = 40
 URLS = "s3://training-data/train/{000000..000005}.tar"
 TOKEN = "0123456789abcdef0123456789abcdef"
 IMAGE = {"shardcache": "shardcache", "python": "", "torchrun": "torch.distributed.run"}
 ENV = {"PATH": "/image:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-NOWHERE = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none"}
+NOWHERE = {
+    "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+    "AWS_ACCESS_KEY_ID": "none",
+    "AWS_SECRET_ACCESS_KEY": "none",
+}
 
 
 class Cluster:
@@ -49,8 +54,16 @@ class Cluster:
         }
         for data in objects.values():
             # The example's disk is larger than this machine's.
-            data.update({file: text.replace("3TB", "1GB").replace('"5%"', '"0%"') for file, text in data.items()})
-        objects |= {"shardcache-credentials": dict(credentials), "shardcache-metrics": {"token": TOKEN}}
+            data.update(
+                {
+                    file: text.replace("3TB", "1GB").replace('"5%"', '"0%"')
+                    for file, text in data.items()
+                }
+            )
+        objects |= {
+            "shardcache-credentials": dict(credentials),
+            "shardcache-metrics": {"token": TOKEN},
+        }
         return Node(self._root / f"node-{number}", f"127.83.7.{number}", objects)
 
     @contextmanager
@@ -108,10 +121,15 @@ def test_the_daemon_is_confined(nodes: dict[Node, Container]) -> None:
     check_confined(next(iter(nodes.values())), "/var/cache/shardcache")
 
 
-def test_a_job_on_two_nodes_trains(cluster: Cluster, nodes: dict[Node, Container], store: MotoS3) -> None:
+def test_a_job_on_two_nodes_trains(
+    cluster: Cluster, nodes: dict[Node, Container], store: MotoS3
+) -> None:
     """Both pods read every sample between them, through the socket and the cache folder, each node each byte once."""
-    (first, second), daemons = nodes, list(nodes.values())
-    index = daemons[0].exec("sh", "-c", f"shardcache index '{URLS}' -o /tmp/index.json && cat /tmp/index.json")
+    (first, second) = nodes
+    daemons = list(nodes.values())
+    index = daemons[0].exec(
+        "sh", "-c", f"shardcache index '{URLS}' -o /tmp/index.json && cat /tmp/index.json"
+    )
     store.put("training-data", "train/index.json", index.stdout[index.stdout.index("{") :].encode())
     with cluster.trainer(first, 0) as leader, cluster.trainer(second, 1) as other:
         assert (leader.wait(), other.wait()) == (0, 0), leader.log() + other.log()
@@ -121,13 +139,17 @@ def test_a_job_on_two_nodes_trains(cluster: Cluster, nodes: dict[Node, Container
         found = status(daemon)
         assert found["cache"]["shards"] > 0
         counters = found["counters"]
-        assert counters["origin_bytes"] - counters["hedged_bytes"] <= sum(thing["Size"] for thing in listed)
+        assert counters["origin_bytes"] - counters["hedged_bytes"] <= sum(
+            thing["Size"] for thing in listed
+        )
 
 
 def test_metrics_need_the_token(nodes: dict[Node, Container]) -> None:
     """The pod's address gives metrics to the PodMonitor's token."""
     node = next(iter(nodes))
-    request = urllib.request.Request(f"http://{node.ip}:9300/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+    request = urllib.request.Request(
+        f"http://{node.ip}:9300/metrics", headers={"Authorization": f"Bearer {TOKEN}"}
+    )
     with urllib.request.urlopen(request, timeout=60) as answer:
         assert b"shardcache_" in answer.read()
 

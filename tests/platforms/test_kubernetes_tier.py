@@ -14,7 +14,15 @@ from support.cluster.cluster import NOTHING, ONCE
 from support.cluster.network import Network
 from support.cluster.node import Dataset, Store
 from support.cluster.tier import OWNER_PORT
-from support.cluster.tier_cluster import BUCKET, NODES, SECRET, TierCluster, evict, fetch, tier_status
+from support.cluster.tier_cluster import (
+    BUCKET,
+    NODES,
+    SECRET,
+    TierCluster,
+    evict,
+    fetch,
+    tier_status,
+)
 from support.cluster.tier_nodes import needs_nginx
 from support.platforms.images import HostImage
 from support.platforms.pods import Pod, check_confined, why_no_network, why_not
@@ -76,7 +84,10 @@ def relist(cluster: TierCluster, pods: list[Pod], count: int) -> None:
     for pod in pods:
         pod.volumes.sync()
     digest = Tier(nodes=parse(cluster.objects[NODES]["nodes"]), stores=()).digest
-    eventually(lambda: [node["digest"] for node in tier_status(pods[0])["nodes"]] == [digest] * count, pause_s=0.5)
+    eventually(
+        lambda: [node["digest"] for node in tier_status(pods[0])["nodes"]] == [digest] * count,
+        pause_s=0.5,
+    )
 
 
 def sent(cluster: TierCluster, pods: list[Pod], dataset: Dataset) -> float:
@@ -86,7 +97,9 @@ def sent(cluster: TierCluster, pods: list[Pod], dataset: Dataset) -> float:
     return (cluster.store.host.sent_bytes() - before_bytes) / dataset.size_bytes
 
 
-def test_a_cold_epoch_takes_one_copy_from_the_store(cluster: TierCluster, pods: list[Pod], dataset: Dataset) -> None:
+def test_a_cold_epoch_takes_one_copy_from_the_store(
+    cluster: TierCluster, pods: list[Pod], dataset: Dataset
+) -> None:
     """All nodes fetch all of it at the same time; the second epoch takes nothing."""
     assert 0.99 <= sent(cluster, pods, dataset) <= ONCE
     eventually(lambda: _from_store_bytes(pods[0]) == dataset.size_bytes)
@@ -100,26 +113,40 @@ def _from_store_bytes(pod: Pod) -> int:
 
 def test_both_containers_are_confined(pods: list[Pod]) -> None:
     """Daemon, nginx and what started it run as their own user, without a right, and write to their folders alone."""
-    for name, folder in (("shardcache", "/var/cache/shardcache"), ("tier", "/var/cache/shardcache-tier")):
+    for name, folder in (
+        ("shardcache", "/var/cache/shardcache"),
+        ("tier", "/var/cache/shardcache-tier"),
+    ):
         check_confined(pods[0].containers[name], folder)
-    kind = pods[0].containers["tier"].exec("stat", "--file-system", "--format", "%T", "/run/shardcache-tier").stdout
+    kind = (
+        pods[0]
+        .containers["tier"]
+        .exec("stat", "--file-system", "--format", "%T", "/run/shardcache-tier")
+        .stdout
+    )
     assert kind.strip() == "tmpfs", "signatures are in the names of its files"
     assert "alert" not in pods[0].containers["tier"].log()
 
 
-def test_the_front_is_a_socket_of_the_pod_and_the_owner_the_clusters(cluster: TierCluster, pods: list[Pod]) -> None:
+def test_the_front_is_a_socket_of_the_pod_and_the_owner_the_clusters(
+    cluster: TierCluster, pods: list[Pod]
+) -> None:
     """Only the pod's containers have a front; an owner answers at the node's address, to certificates."""
     (one, two) = (node.host for node in cluster.nodes[:2])
     assert one is not None
     assert two is not None
     listening = pods[0].containers["tier"].exec("cat", "/proc/net/tcp").stdout.splitlines()[1:]
-    ports = {int(line.split()[1].rpartition(":")[2], 16) for line in listening if line.split()[3] == "0A"}
+    ports = {
+        int(line.split()[1].rpartition(":")[2], 16) for line in listening if line.split()[3] == "0A"
+    }
     assert ports == {OWNER_PORT}
     with two.entered():
         assert ssl.get_server_certificate((one.address, OWNER_PORT))
 
 
-def test_a_new_certificate_is_put_to_use(cluster: TierCluster, whole: list[Pod], dataset: Dataset) -> None:
+def test_a_new_certificate_is_put_to_use(
+    cluster: TierCluster, whole: list[Pod], dataset: Dataset
+) -> None:
     """The Secret is replaced by one of the same authority; the nodes present it, and go on to share."""
     host = cluster.nodes[0].host
     assert host is not None
@@ -133,7 +160,9 @@ def test_a_new_certificate_is_put_to_use(cluster: TierCluster, whole: list[Pod],
     cluster.certify()
     for pod in whole:
         pod.volumes.sync()
-    eventually(lambda: presented().split() == cluster.objects[SECRET]["tls.crt"].split(), pause_s=0.5)
+    eventually(
+        lambda: presented().split() == cluster.objects[SECRET]["tls.crt"].split(), pause_s=0.5
+    )
     assert presented().split() != former.split()
     assert sent(cluster, whole, dataset) <= NOTHING
 
@@ -155,12 +184,16 @@ def test_an_nginx_that_hangs_is_found(pods: list[Pod]) -> None:
     assert tier.probe("liveness")
 
 
-def test_a_pod_whose_tier_does_not_start_reads_from_the_store(cluster: TierCluster, dataset: Dataset) -> None:
-    """Neither list nor certificate exists yet: the pod is ready, and the tier waits for the file that it names.
+def test_a_pod_whose_tier_does_not_start_reads_from_the_store(
+    cluster: TierCluster, dataset: Dataset
+) -> None:
+    """Neither list nor certificate exists yet: the pod is ready, and the tier waits for the file
+    that it names.
 
     So it does for a list that has the node.
     """
-    listed, certificate = cluster.objects.pop(NODES), cluster.objects.pop(SECRET)
+    listed = cluster.objects.pop(NODES)
+    certificate = cluster.objects.pop(SECRET)
     try:
         with cluster.pod(cluster.nodes[3], "early") as pod:
             tier = pod.containers["tier"]

@@ -62,7 +62,10 @@ def scraping(folder: Path, target_port: int, token_file: Path, rules: Path) -> I
     """Run a Prometheus that scrapes a daemon's port with a token, and evaluates rules, each second."""
     assert PROGRAM is not None
     config = {
-        "global": {"scrape_interval": f"{SCRAPE_INTERVAL_S}s", "evaluation_interval": f"{SCRAPE_INTERVAL_S}s"},
+        "global": {
+            "scrape_interval": f"{SCRAPE_INTERVAL_S}s",
+            "evaluation_interval": f"{SCRAPE_INTERVAL_S}s",
+        },
         "rule_files": [str(rules)],
         "scrape_configs": [
             {
@@ -74,7 +77,11 @@ def scraping(folder: Path, target_port: int, token_file: Path, rules: Path) -> I
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))  # which is YAML, too
     port = free_port()
-    command = [PROGRAM, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb"]
+    command = [
+        PROGRAM,
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}/tsdb",
+    ]
     command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
     process = logged(command, folder / "prometheus.log", cwd=folder)
     try:
@@ -147,7 +154,10 @@ def test_a_real_prometheus_answers_every_panel(tmp_path: Path) -> None:
     token_file.chmod(0o600)
     port = free_port()
     flags = ("--http", f"127.0.0.1:{port}", "--http-token-file", str(token_file))
-    with Daemon(tmp_path, *flags) as daemon, scraping(tmp_path, port, token_file, RULES) as prometheus:
+    with (
+        Daemon(tmp_path, *flags) as daemon,
+        scraping(tmp_path, port, token_file, RULES) as prometheus,
+    ):
         soon(prometheus, "shardcache_hits_total")
         with RawSession(daemon, job="train") as reader:
             reader.plan(urls, [0])
@@ -155,7 +165,8 @@ def test_a_real_prometheus_answers_every_panel(tmp_path: Path) -> None:
             # A rate needs a sample from before and one from after what it is of.
             soon(prometheus, 'shardcache_job_sessions{job_name="train"} > 0')
             assert len(list(ShardDataset(urls, socket=daemon.socket, job="train"))) == 30
-            # Each in its own time: on a busy machine a scrape may be late, and then nothing is known of its second.
+            # Each in its own time: on a busy machine a scrape may be late, and then nothing is
+            # known of its second.
             for query in panels():
                 if query.where not in SILENT:
                     soon(prometheus, filled_in(query))

@@ -13,9 +13,12 @@ from support.platforms.oci import Mount, Security, runtime_config
 from support.platforms.pods import Container, why_not
 from support.shards.tars import write_shards
 
-SHARDS, SAMPLES = 4, 5
+SHARDS = 4
+SAMPLES = 5
 UID = 1000
-STRICT = Security(UID, UID, (), frozenset(), read_only_root=True, may_gain_privileges=False, confined=True)
+STRICT = Security(
+    UID, UID, (), frozenset(), read_only_root=True, may_gain_privileges=False, confined=True
+)
 WHY_NOT = why_not()
 
 pytestmark = [pytest.mark.platform, pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")]
@@ -49,15 +52,28 @@ def test_processes_of_an_unprivileged_container_share_a_private_daemon(bundle: P
     image = HostImage(bundle / "image", {"python": ""}, "python")
     for name in ("data", "tmp"):
         (bundle / "image" / name).mkdir()
-    mounts = [Mount(bundle / "data", "/data", read_only=True), Mount(bundle / "tmp", "/tmp"), *image.mounts()]
+    mounts = [
+        Mount(bundle / "data", "/data", read_only=True),
+        Mount(bundle / "tmp", "/tmp"),
+        *image.mounts(),
+    ]
     env = {"PATH": "/image:/usr/bin:/bin", "HOME": "/tmp", "SHARDCACHE_MIN_FREE": "0"}
     command = ("python", "-c", READ, "/data/")
     config = runtime_config(image.lay_out(bundle / "rootfs"), command, env, STRICT, mounts)
     (bundle / "config.json").write_text(json.dumps(config))
     with Container(bundle.name, bundle, {}) as container:
         assert container.wait() == 0, container.log()
-        printed = [line.split() for line in container.log().splitlines() if line.startswith("000000 ")]
-    assert [line[:-1] for line in printed] == [[f"{number:06d}" for number in range(SHARDS * SAMPLES)]] * 2
+        printed = [
+            line.split() for line in container.log().splitlines() if line.startswith("000000 ")
+        ]
+    assert [line[:-1] for line in printed] == [
+        [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
+    ] * 2
     (socket,) = {line[-1] for line in printed}
     assert Path(socket).parent == Path(f"/tmp/shardcache-private-{UID}")
-    assert subprocess.run(["pgrep", "--full", f"{bundle}|{socket}"], capture_output=True, check=False).stdout == b""
+    assert (
+        subprocess.run(
+            ["pgrep", "--full", f"{bundle}|{socket}"], capture_output=True, check=False
+        ).stdout
+        == b""
+    )

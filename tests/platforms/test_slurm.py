@@ -51,8 +51,12 @@ def urls(moto_server: MotoS3) -> str:
     rows = [{"url": f"{number}.tar", "nsamples": SAMPLES} for number in range(SHARDS)]
     for number, row in enumerate(rows):
         samples = random_samples(SAMPLES, {"jpg": 100}, first=number * SAMPLES)
-        moto_server.put("slurm", str(row["url"]), make_tar([sample | {"cls": b"1"} for sample in samples]))
-    return moto_server.put("slurm", "index.json", json.dumps({"wids_version": 1, "shardlist": rows}).encode())
+        moto_server.put(
+            "slurm", str(row["url"]), make_tar([sample | {"cls": b"1"} for sample in samples])
+        )
+    return moto_server.put(
+        "slurm", "index.json", json.dumps({"wids_version": 1, "shardlist": rows}).encode()
+    )
 
 
 @pytest.fixture
@@ -65,9 +69,11 @@ def out(cluster: Slurm) -> Iterator[Path]:
 
 def own_daemon_env(cluster: Slurm, moto_server: MotoS3) -> dict[str, str]:
     """Return what a job with its own daemon is told: the node's disk, the daemon's options, credentials."""
-    return {"NODE_DISK": str(cluster.node_disk), "SHARDCACHE_CAPACITY": "1GB", "SHARDCACHE_MIN_FREE": "0"} | (
-        moto_server.env()
-    )
+    return {
+        "NODE_DISK": str(cluster.node_disk),
+        "SHARDCACHE_CAPACITY": "1GB",
+        "SHARDCACHE_MIN_FREE": "0",
+    } | (moto_server.env())
 
 
 def wait_until_all_hold(job: Job, out: Path) -> None:
@@ -92,8 +98,12 @@ def check_epochs(out: Path) -> None:
 def check_nothing_left(cluster: Slurm, job: Job) -> None:
     """No process of a job, and none of its folders on any node; every node takes the next job."""
     assert cluster.processes() == []
-    assert [path for node in NODES for path in cluster.disk(node).glob(f"shardcache-{job.number}*")] == []
-    eventually(lambda: cluster.node_states() == ["idle"] * len(NODES), limit_s=LIMIT_S, pause_s=PAUSE_S)
+    assert [
+        path for node in NODES for path in cluster.disk(node).glob(f"shardcache-{job.number}*")
+    ] == []
+    eventually(
+        lambda: cluster.node_states() == ["idle"] * len(NODES), limit_s=LIMIT_S, pause_s=PAUSE_S
+    )
 
 
 class TestSiteDaemon:
@@ -108,11 +118,16 @@ class TestSiteDaemon:
         check_epochs(out)
         for daemon in daemons.values():
             daemon.await_publication()
-            status, shards = daemon.status(), daemon.shards()
+            status = daemon.status()
+            shards = daemon.shards()
             assert 0 < len(shards) <= SHARDS
-            assert status["counters"]["origin_bytes"] == sum(shard["size_bytes"] for shard in shards)
+            assert status["counters"]["origin_bytes"] == sum(
+                shard["size_bytes"] for shard in shards
+            )
             assert f"train-{job.number}" in [each["name"] for each in status["jobs"]]
-            eventually(lambda daemon=daemon: daemon.sessions() == daemon.leases() == 0, limit_s=LIMIT_S)
+            eventually(
+                lambda daemon=daemon: daemon.sessions() == daemon.leases() == 0, limit_s=LIMIT_S
+            )
         check_nothing_left(cluster, job)
 
     def test_a_job_that_is_cancelled_gives_back_its_leases(
@@ -125,15 +140,25 @@ class TestSiteDaemon:
         job.cancel()
         assert job.wait() == "CANCELLED"
         for daemon in daemons.values():
-            eventually(lambda daemon=daemon: daemon.sessions() == daemon.leases() == 0, limit_s=LIMIT_S)
+            eventually(
+                lambda daemon=daemon: daemon.sessions() == daemon.leases() == 0, limit_s=LIMIT_S
+            )
         check_nothing_left(cluster, job)
 
 
-def test_a_job_brings_its_own_daemons(cluster: Slurm, moto_server: MotoS3, urls: str, out: Path) -> None:
+def test_a_job_brings_its_own_daemons(
+    cluster: Slurm, moto_server: MotoS3, urls: str, out: Path
+) -> None:
     """PyTorch over four tasks reads every sample once an epoch; the daemons go, and the cache that is kept stays."""
     env = own_daemon_env(cluster, moto_server) | {"KEEP_CACHE": f"{cluster.node_disk}/kept"}
     job = cluster.submit(
-        "own-daemon.sbatch", sys.executable, EXAMPLES / "with_torchrun.py", urls, "--out", out / "keys", env=env
+        "own-daemon.sbatch",
+        sys.executable,
+        EXAMPLES / "with_torchrun.py",
+        urls,
+        "--out",
+        out / "keys",
+        env=env,
     )
     assert job.wait() == "COMPLETED", job.said()
     epochs = reports(out / "keys")
@@ -164,7 +189,10 @@ def test_tasks_on_nodes_without_a_daemon_share_a_private_one(
     for node in NODES:
         (cluster.disk(node) / "run").mkdir(mode=0o700)
         (cluster.disk(node) / "scratch").mkdir()
-    variables = {"XDG_RUNTIME_DIR": cluster.node_disk / "run", "SLURM_TMPDIR": cluster.node_disk / "scratch"}
+    variables = {
+        "XDG_RUNTIME_DIR": cluster.node_disk / "run",
+        "SLURM_TMPDIR": cluster.node_disk / "scratch",
+    }
     variables |= {"SHARDCACHE_SOCKET": "", "SHARDCACHE_CONFIG": "", "SHARDCACHE_IDLE_EXIT_S": 10}
     variables |= {"SHARDCACHE_MIN_FREE": 0, **moto_server.env()}
     given = [f"{name}={value}" for name, value in variables.items()]
@@ -177,7 +205,9 @@ def test_tasks_on_nodes_without_a_daemon_share_a_private_one(
     eventually(lambda: cluster.processes() == [], limit_s=LIMIT_S)
 
 
-def test_a_job_whose_daemons_do_not_start_ends(cluster: Slurm, moto_server: MotoS3, urls: str, out: Path) -> None:
+def test_a_job_whose_daemons_do_not_start_ends(
+    cluster: Slurm, moto_server: MotoS3, urls: str, out: Path
+) -> None:
     """It says in which log the reason is, and does not wait for what will never come."""
     env = own_daemon_env(cluster, moto_server) | {"SHARDCACHE_PART_SIZE": "much"}
     job = cluster.submit("own-daemon.sbatch", sys.executable, JOB, urls, out, env=env)
@@ -192,11 +222,19 @@ def test_prolog_and_epilog_cost_no_node(cluster: Slurm) -> None:
     """Without a daemon a job runs all the same, and what killed daemons of users left goes with it."""
     folder = f"{cluster.node_disk}/shardcache-$SLURM_JOB_ID"
     told = cluster.run(
-        "srun", "--nodes=2", "sh", "-c", f'mkdir "{folder}" && touch "{folder}/left"; echo $SHARDCACHE_SOCKET'
+        "srun",
+        "--nodes=2",
+        "sh",
+        "-c",
+        f'mkdir "{folder}" && touch "{folder}/left"; echo $SHARDCACHE_SOCKET',
     )
     assert told.split() == [f"{cluster.node_disk}/s.sock"] * len(NODES)
     for node in NODES:
-        eventually(lambda node=node: not list(cluster.disk(node).glob("shardcache-*")), limit_s=LIMIT_S)
+        eventually(
+            lambda node=node: not list(cluster.disk(node).glob("shardcache-*")), limit_s=LIMIT_S
+        )
         assert (cluster.disk(node) / "told-to-start").exists()
         assert "no daemon answers" in (cluster.disk(node) / "told").read_text()
-    eventually(lambda: cluster.node_states() == ["idle"] * len(NODES), limit_s=LIMIT_S, pause_s=PAUSE_S)
+    eventually(
+        lambda: cluster.node_states() == ["idle"] * len(NODES), limit_s=LIMIT_S, pause_s=PAUSE_S
+    )

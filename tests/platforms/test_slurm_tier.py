@@ -36,7 +36,8 @@ start_daemon=(true)
 tier={disk}/run/front.sock
 start_tier=({disk}/start-tier)
 """
-# A service manager's part: the command outlives the prolog, and has nothing of the job's environment.
+# A service manager's part: the command outlives the prolog, and has nothing of the job's
+# environment.
 START_TIER = """#!/bin/sh
 setsid env --ignore-environment {python} -m shardcache cluster run {options} </dev/null >{folder}/tier.log 2>&1 &
 echo $! >{folder}/tier.pid
@@ -100,13 +101,18 @@ def daemons(cluster: Slurm, store: ThrottledS3) -> Iterator[list[Daemon]]:
 
 def warm(cluster: Slurm, example: str, env: dict[str, str] | None = None) -> Job:
     """Have every task of a job fetch all shards to its node; it succeeds."""
-    job = cluster.submit(example, "shardcache", "warm", f"s3://data/{{0..{SHARDS - 1}}}.tar", env=env)
+    job = cluster.submit(
+        example, "shardcache", "warm", f"s3://data/{{0..{SHARDS - 1}}}.tar", env=env
+    )
     assert job.wait() == "COMPLETED", job.said() + logs(cluster, job)
     return job
 
 
 def logs(cluster: Slurm, job: Job) -> str:
-    return "".join(path.read_text() for path in (cluster.root / "scripts").glob(f"shardcache-{job.number}-*.log"))
+    return "".join(
+        path.read_text()
+        for path in (cluster.root / "scripts").glob(f"shardcache-{job.number}-*.log")
+    )
 
 
 def test_all_jobs_share_what_the_sites_tier_has_fetched(
@@ -136,8 +142,17 @@ def test_all_jobs_share_what_the_sites_tier_has_fetched(
 def own_tier(cluster: Slurm, store: ThrottledS3) -> dict[str, str]:
     """Return what a job is told that brings daemons and tier."""
     disk = str(cluster.node_disk)
-    daemon = {"NODE_DISK": disk, "NODE_MEMORY": disk, "SHARDCACHE_CAPACITY": "1GB", "SHARDCACHE_MIN_FREE": "0"}
-    tier = {"TIER_STORE": store.endpoint_url, "TIER_NODES": LIST, "TIER_OPTIONS": "--user root --min-free 1MB"}
+    daemon = {
+        "NODE_DISK": disk,
+        "NODE_MEMORY": disk,
+        "SHARDCACHE_CAPACITY": "1GB",
+        "SHARDCACHE_MIN_FREE": "0",
+    }
+    tier = {
+        "TIER_STORE": store.endpoint_url,
+        "TIER_NODES": LIST,
+        "TIER_OPTIONS": "--user root --min-free 1MB",
+    }
     return daemon | tier | store.env()
 
 
@@ -146,12 +161,20 @@ def check_nothing_left(cluster: Slurm, job: Job) -> None:
     assert cluster.processes() == []
     assert not any(is_served(job, node) for node in NODES)
     folders = [*map(cluster.disk, NODES), cluster.root / "scripts"]
-    assert [path for folder in folders for path in folder.glob(f"shardcache-{job.number}*") if path.is_dir()] == []
+    assert [
+        path
+        for folder in folders
+        for path in folder.glob(f"shardcache-{job.number}*")
+        if path.is_dir()
+    ] == []
 
 
 def is_served(job: Job, node: str) -> bool:
     """Return True if a node's part of a job's own tier listens."""
-    with suppress(OSError), socket.create_connection((ADDRESSES[node], 10_000 + job.number % 10_000), timeout=5):
+    with (
+        suppress(OSError),
+        socket.create_connection((ADDRESSES[node], 10_000 + job.number % 10_000), timeout=5),
+    ):
         return True
     return False
 

@@ -13,7 +13,8 @@ from support.programs.pages import recipe
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import MotoS3
 
-UNIT, SOCKET = "shardcache.service", "/run/shardcache/shardcache.sock"
+UNIT = "shardcache.service"
+SOCKET = "/run/shardcache/shardcache.sock"
 REASON = why_not()
 # A manager that is busy, and a node that is: what is waited for comes in seconds.
 LIMIT_S = 120.0
@@ -60,7 +61,9 @@ def test_only_training_ranks_are_served(machine: Machine, url: str) -> None:
         assert machine.run("stat", "--format=%U:%G", path) == "shardcache:training\n"
     machine.run("md5sum", tar, user="alice")
     machine.run("md5sum", tar, user="bob", fails=True)
-    assert "Permission denied" in machine.run("cat", "/etc/shardcache/environment", user="shardcache", fails=True)
+    assert "Permission denied" in machine.run(
+        "cat", "/etc/shardcache/environment", user="shardcache", fails=True
+    )
     assert "may not use" in machine.run("shardcache", "status", user="bob", fails=True)
     eventually(lambda: "1 shards" in machine.property(UNIT, "StatusText"), limit_s=LIMIT_S)
     [evicted] = asked(machine, "evict", url)
@@ -72,7 +75,8 @@ def test_worker_process_starts_on_demand(machine: Machine, url: str) -> None:
     asked(machine, "warm", url)
     tar = cached(machine)
     machine.run("systemctl", "stop", UNIT)
-    assert (machine.state(UNIT), machine.state("shardcache.socket")) == ("inactive", "active")
+    assert machine.state(UNIT) == "inactive"
+    assert machine.state("shardcache.socket") == "active"
     [shard] = asked(machine, "ls")
     assert shard["url"] == url
     assert machine.state(UNIT) == "active"
@@ -125,18 +129,30 @@ def test_the_cache_may_go_to_another_group(machine: Machine, url: str) -> None:
     assert asked(machine, "ls", user="bob")[0]["url"] == url
     machine.run("md5sum", cached(machine), user="bob")
     assert "may not use" in machine.run("shardcache", "status", user="alice", fails=True)
-    machine.run("rm", f"/etc/systemd/system/{UNIT}.d/group.conf", "/etc/systemd/system/shardcache.socket.d/group.conf")
+    machine.run(
+        "rm",
+        f"/etc/systemd/system/{UNIT}.d/group.conf",
+        "/etc/systemd/system/shardcache.socket.d/group.conf",
+    )
 
 
-def test_a_disk_credentials_and_a_port_as_the_docs_say(machine: Machine, url: str, moto_server: MotoS3) -> None:
+def test_a_disk_credentials_and_a_port_as_the_docs_say(
+    machine: Machine, url: str, moto_server: MotoS3
+) -> None:
     """The daemon keeps its shards on the other disk, signs with the profile of the file, and answers by TCP."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     machine.write("/etc/shardcache/environment", f"AWS_ENDPOINT_URL={moto_server.endpoint_url}")
-    secrets = "[default]\naws_access_key_id = test\naws_secret_access_key = test\nregion = us-east-1\n"
+    secrets = (
+        "[default]\naws_access_key_id = test\naws_secret_access_key = test\nregion = us-east-1\n"
+    )
     machine.write("/etc/shardcache/aws-credentials", secrets)
-    machine.run("install", "-d", "-o", "shardcache", "-g", "training", "-m", "750", "/nvme/shardcache")
-    machine.run("sh", "-c", """echo 'cache_dir = "/nvme/shardcache"' >> /etc/shardcache/shardcache.toml""")
+    machine.run(
+        "install", "-d", "-o", "shardcache", "-g", "training", "-m", "750", "/nvme/shardcache"
+    )
+    machine.run(
+        "sh", "-c", """echo 'cache_dir = "/nvme/shardcache"' >> /etc/shardcache/shardcache.toml"""
+    )
     change(machine, UNIT, "disk", recipe("ReadWritePaths"))
     change(machine, UNIT, "credentials", recipe("LoadCredential"))
     change(machine, "shardcache.socket", "port", recipe("ListenStream").replace("9300", str(port)))
@@ -145,4 +161,5 @@ def test_a_disk_credentials_and_a_port_as_the_docs_say(machine: Machine, url: st
     assert asked(machine, "warm", url)[-1]["event"] == "done"
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/status") as answer:
         cache = json.load(answer)["cache"]
-    assert (cache["dir"], cache["shards"]) == ("/nvme/shardcache", 1)
+    assert cache["dir"] == "/nvme/shardcache"
+    assert cache["shards"] == 1

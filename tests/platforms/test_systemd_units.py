@@ -13,18 +13,22 @@ from support import ROOT
 DEPLOY = ROOT / "deploy" / "systemd"
 
 pytestmark = pytest.mark.skipif(
-    shutil.which("systemd-analyze") is None, reason="no systemd-analyze here: apt-get install systemd"
+    shutil.which("systemd-analyze") is None,
+    reason="no systemd-analyze here: apt-get install systemd",
 )
 
 
-DAEMON, TIER = ("shardcache.service", "shardcache.socket"), ("shardcache-tier.service",)
+DAEMON = ("shardcache.service", "shardcache.socket")
+TIER = ("shardcache-tier.service",)
 
 
 def analyze(command: str, names: Iterable[str], folder: Path) -> str:
     """Run systemd-analyze over units with a program that is there; it finds nothing wrong. Return all it prints."""
     for name in names:
         text = (DEPLOY / name).read_text()
-        (folder / name).write_text(text.replace("/opt/shardcache/bin/shardcache", shutil.which("true") or ""))
+        (folder / name).write_text(
+            text.replace("/opt/shardcache/bin/shardcache", shutil.which("true") or "")
+        )
     done = subprocess.run(
         ("systemd-analyze", "--no-pager", *command.split(), *names),
         cwd=folder,
@@ -46,7 +50,9 @@ def test_systemd_understands_every_line(names: tuple[str, ...], tmp_path: Path) 
 
 def test_the_exposure_is_what_the_docs_say(tmp_path: Path) -> None:
     """The score in the docs is the one that systemd gives the daemon, or worse; the tier is as well locked up."""
-    match = re.search(r"exposure of \*\*([\d.]+)\*\*", (ROOT / "docs" / "deploy-systemd.md").read_text())
+    match = re.search(
+        r"exposure of \*\*([\d.]+)\*\*", (ROOT / "docs" / "deploy-systemd.md").read_text()
+    )
     assert match is not None
     for name, threshold in ((DAEMON[0], round(float(match[1]) * 10)), (TIER[0], 20)):
         said = analyze(f"security --offline=true --threshold={threshold}", [f"./{name}"], tmp_path)

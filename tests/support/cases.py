@@ -14,7 +14,8 @@ def first_quick(values: Iterable[Any], count: int = 1) -> list[Any]:
     For cases that differ in little from each other, and each of which starts a daemon or processes.
     """
     return [
-        pytest.param(value, marks=[] if number < count else pytest.mark.slow) for number, value in enumerate(values)
+        pytest.param(value, marks=[] if number < count else pytest.mark.slow)
+        for number, value in enumerate(values)
     ]
 
 

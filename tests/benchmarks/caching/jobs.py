@@ -1,13 +1,15 @@
-"""Several jobs on one node: how often a dataset crosses the network, with room for all of it and for half.
+"""Several jobs on one node: how often a dataset crosses the network, with room for all of it and
+for half.
 
-With half of it, the cache has room for half the dataset and for the shard that each reader holds in its hands. Offline
-MIN (Belady, A study of replacement algorithms for a virtual-storage computer, IBM Systems Journal 5(2), 1966) gets all
-of that room and the very sequence of reads that happened: the order in which the workers of both jobs came to the first
-sample of each shard. It may evict what a reader still holds, which no real cache may.
+With half of it, the cache has room for half the dataset and for the shard that each reader holds in
+its hands. Offline MIN (Belady, A study of replacement algorithms for a virtual-storage computer,
+IBM Systems Journal 5(2), 1966) gets all of that room and the very sequence of reads that happened:
+the order in which the workers of both jobs came to the first sample of each shard. It may evict
+what a reader still holds, which no real cache may.
 
-Shards are shuffled, but their samples not mixed. Thus a read is one event, and a reader holds one shard. With a window
-it would hold many, each from its first sample to its last, none of which MIN could evict: the figure would tell how
-wide the window is, and not how well the cache decides.
+Shards are shuffled, but their samples not mixed. Thus a read is one event, and a reader holds one
+shard. With a window it would hold many, each from its first sample to its last, none of which MIN
+could evict: the figure would tell how wide the window is, and not how well the cache decides.
 """
 
 from benchmarks.data import LARGE, Kind
@@ -16,8 +18,11 @@ from benchmarks.measure import Row, Target, call_together, command
 from benchmarks.workplace import Workplace
 from shardcache.plan.replay import Read, furthest_next, misses
 
-JOBS, EPOCHS = 3, 2
-HALF_JOBS, HALF_EPOCHS, HALF_SHARDS = 2, 6, 100
+JOBS = 3
+EPOCHS = 2
+HALF_JOBS = 2
+HALF_EPOCHS = 6
+HALF_SHARDS = 100
 
 _SHARD_BYTES = 10_000_000
 _STAGGER_EPOCHS = 0.4  # the second job comes when the first is this far into its first epoch
@@ -25,16 +30,26 @@ _STAGGER_EPOCHS = 0.4  # the second job comes when the first is this far into it
 
 def sharing(place: Workplace) -> list[Row]:
     """Return the bytes that the store sent to jobs on a cache of the whole dataset, next to the dataset's."""
-    url, dataset = place.url(LARGE), place.dataset(LARGE)
+    url = place.url(LARGE)
+    dataset = place.dataset(LARGE)
     with place.daemon() as daemon:
-        jobs = [command(read, url=url, socket=str(daemon.socket), job=f"job-{number}") for number in range(JOBS)]
+        jobs = [
+            command(read, url=url, socket=str(daemon.socket), job=f"job-{number}")
+            for number in range(JOBS)
+        ]
         for seen in call_together(jobs):
             if seen != (wanted := [EPOCHS * dataset.samples, dataset.samples]):
-                raise RuntimeError(f"a job saw {seen} samples and distinct ones instead of {wanted}")
+                raise RuntimeError(
+                    f"a job saw {seen} samples and distinct ones instead of {wanted}"
+                )
         origin_bytes = daemon.get("/v1/status")["counters"]["origin_bytes"]
     place.say(f"{JOBS} jobs × {EPOCHS} epochs: {origin_bytes / 1e6:,.0f} MB from the store")
     what = f"from the store, {JOBS} jobs × {EPOCHS} epochs"
-    return [Row("MB", what, origin_bytes / 1e6, "the dataset", dataset.tar_bytes / 1e6, Target("=", 1.0))]
+    return [
+        Row(
+            "MB", what, origin_bytes / 1e6, "the dataset", dataset.tar_bytes / 1e6, Target("=", 1.0)
+        )
+    ]
 
 
 def read(url: str, socket: str, job: str) -> tuple[int, int]:
@@ -55,13 +70,20 @@ def read(url: str, socket: str, job: str) -> tuple[int, int]:
 def half(place: Workplace) -> list[Row]:
     """Return the bytes that the store sent, from one run."""
     # The number of shards decides what MIN can do, so the scale changes their size.
-    kind = Kind("half", "100 KB", (("jpg", 100_000),), HALF_SHARDS * _SHARD_BYTES, round(_SHARD_BYTES * place.scale))
+    kind = Kind(
+        "half",
+        "100 KB",
+        (("jpg", 100_000),),
+        HALF_SHARDS * _SHARD_BYTES,
+        round(_SHARD_BYTES * place.scale),
+    )
     dataset = place.dataset(kind)
     shard_bytes = dataset.tar_bytes // len(dataset.shards)
     room = len(dataset.shards) // 2 + HALF_JOBS * WORKERS
     epoch_s = dataset.samples / SAMPLES_PER_S
     with place.far_store(dataset) as store, place.folder() as folder:
-        # The half shard is for what the cache keeps next to the tars, and too small for one more of them.
+        # The half shard is for what the cache keeps next to the tars, and too small for one more of
+        # them.
         with place.daemon(f"{int((room + 0.5) * shard_bytes)}", store) as daemon:
             jobs = [
                 command(
@@ -81,7 +103,10 @@ def half(place: Workplace) -> list[Row]:
             for number, found in enumerate(call_together(jobs)):
                 place.say(f"job {number}: {Course(**found)}")
             store_bytes = store.stats().sent_bytes
-        begun = sorted((float(at), url) for at, url in map(str.split, (folder / "reads").read_text().splitlines()))
+        begun = sorted(
+            (float(at), url)
+            for at, url in map(str.split, (folder / "reads").read_text().splitlines())
+        )
     # MIN may evict at once what a reader still holds: each read ends when it begins.
     reads = [Read(at, 0, 0, number, url, end_s=at) for number, (at, url) in enumerate(begun)]
     best = sum(1 for _ in misses(reads, furthest_next(reads), room)) * shard_bytes

@@ -1,8 +1,10 @@
-"""Worth of each mechanism that decides about a request: cold epochs with one of them replaced by a trivial one.
+"""Worth of each mechanism that decides about a request: cold epochs with one of them replaced by a
+trivial one.
 
-`PYTHONPATH=tests python -m benchmarks.downloads.ablation` prints the time that readers waited, the median of
-interleaved rounds, and how it changes without a mechanism. The product has no switches for this: each daemon is this
-very program, told by a variable to replace a collaborator in its own memory.
+`PYTHONPATH=tests python -m benchmarks.downloads.ablation` prints the time that readers waited, the
+median of interleaved rounds, and how it changes without a mechanism. The product has no switches
+for this: each daemon is this very program, told by a variable to replace a collaborator in its own
+memory.
 """
 
 import logging
@@ -34,7 +36,8 @@ from support.programs.cli import chosen
 from support.programs.daemon import spawn
 from support.stores.throttled_s3 import ThrottledS3
 
-# An eighth of everything: a part takes as long as one of 8 MiB at 60 MB/s, and hardly any processor time.
+# An eighth of everything: a part takes as long as one of 8 MiB at 60 MB/s, and hardly any processor
+# time.
 KIND = Kind("ablation", "25 KB", (("jpg", 25_000),), 9 * 8 * 2**20, 8 * 2**20)
 PART_BYTES = 2**20
 STORE = {"first_byte_s": 0.03, "connection_bytes_per_s": 7.5e6, "total_bytes_per_s": 21e6}
@@ -131,8 +134,11 @@ def _read(job: Job, urls: list[str], socket: Path, start_s: float) -> float:
     logging.getLogger("shardcache_client").setLevel(logging.ERROR)
     time.sleep(max(0.0, start_s + job.after_s - time.monotonic()))
     asked_s = time.monotonic()
-    waited_s, count = 0.0, 0
-    dataset = ShardDataset(urls, socket=str(socket), job=job.name, epochs=1, shuffle=False, rank=0, world_size=1)
+    waited_s = 0.0
+    count = 0
+    dataset = ShardDataset(
+        urls, socket=str(socket), job=job.name, epochs=1, shuffle=False, rank=0, world_size=1
+    )
     for count, _sample in enumerate(dataset, 1):
         if count % BATCH_SAMPLES == 0:
             waited_s += time.monotonic() - asked_s
@@ -153,12 +159,15 @@ def _run(mechanism: str, jobs: Sequence[Job], data: Dataset, store: ThrottledS3)
         ProcessPoolExecutor(len(readers), multiprocessing.get_context("fork")) as pool,
     ):
         daemon.warm(urls[8])
-        before, start_s = store.stats(), time.monotonic() + 0.05
+        before = store.stats()
+        start_s = time.monotonic() + 0.05
         reads = [
             pool.submit(_read, job, [urls[shard] for shard in shards], daemon.socket, start_s)
             for job, shards in readers
         ]
-        waited = [(job.counts, read.result()) for (job, _), read in zip(readers, reads, strict=True)]
+        waited = [
+            (job.counts, read.result()) for (job, _), read in zip(readers, reads, strict=True)
+        ]
         after = store.stats()
     waited_s = sum(seconds for counts, seconds in waited if counts)
     return Outcome(waited_s, after.requests - before.requests, after.refused - before.refused)
@@ -170,14 +179,21 @@ def _run(mechanism: str, jobs: Sequence[Job], data: Dataset, store: ThrottledS3)
 @click.option("--mechanisms", default=",".join(MECHANISMS), help="mechanisms, with commas between")
 def main(rounds: int, only: str, mechanisms: str) -> None:
     with ExitStack() as stack:
-        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ablation-", dir="/dev/shm")))
+        root = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="ablation-", dir="/dev/shm"))
+        )
         data = make_tars(KIND, 1.0, root, print)
         for scenario in chosen(only, SCENARIOS):
             moods, jobs = SCENARIOS[scenario]
             store = stack.enter_context(ThrottledS3(root, **STORE, **moods))
-            contenders = {name: partial(_run, name, jobs, data, store) for name in chosen(mechanisms, MECHANISMS)}
+            contenders = {
+                name: partial(_run, name, jobs, data, store)
+                for name in chosen(mechanisms, MECHANISMS)
+            }
             tries = interleaved(contenders, print, rounds)
-            waited_s, requests, refused = (median_of(tries, name) for name in ("waited_s", "requests", "refused"))
+            waited_s, requests, refused = (
+                median_of(tries, name) for name in ("waited_s", "requests", "refused")
+            )
             for name, waits_s in waited_s.items():
                 change = 1e2 * (waits_s / waited_s["all"] - 1)
                 counts = f"{requests[name]:.0f} requests, {refused[name]:.0f} refused"

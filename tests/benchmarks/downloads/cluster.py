@@ -1,7 +1,9 @@
-"""A cold epoch on the nodes of a cluster: each for itself, and with a tier between them and the store.
+"""A cold epoch on the nodes of a cluster: each for itself, and with a tier between them and the
+store.
 
-All nodes fetch the same shards in the same order at the same time, by `shardcache warm`; the store's link is narrow.
-The store, the nodes and the link share this machine's processors: bytes carry over to other machines, seconds do not.
+All nodes fetch the same shards in the same order at the same time, by `shardcache warm`; the
+store's link is narrow. The store, the nodes and the link share this machine's processors: bytes
+carry over to other machines, seconds do not.
 """
 
 import time
@@ -18,7 +20,9 @@ from support.cluster.node import Dataset, Node
 NODES = 3
 SHARDS = 16
 
-ALONE, MTLS, PLAIN = "no tier", "tier, mTLS", "tier, plain"
+ALONE = "no tier"
+MTLS = "tier, mTLS"
+PLAIN = "tier, plain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,9 @@ def measure(place: Workplace) -> list[Row]:
             PLAIN: partial(_tiered, cluster, dataset, tls=False),
         }
         tries = interleaved(contenders, place.say, place.rounds)
-    wall_s, copies, cpu = (median_of(tries, figure) for figure in ("wall_s", "copies", "cpu_s_per_gb"))
+    wall_s, copies, cpu = (
+        median_of(tries, figure) for figure in ("wall_s", "copies", "cpu_s_per_gb")
+    )
     epoch = f"for a cold epoch, {NODES} nodes, store link {MBIT_PER_S} Mbit/s"
     return [
         Row("s", epoch, wall_s[MTLS], ALONE, wall_s[ALONE], Target("≤", 0.7)),
@@ -68,7 +74,8 @@ def _tiered(cluster: Cluster, dataset: Dataset, *, tls: bool) -> Epoch:
 
 def _epoch(cluster: Cluster, nodes: Sequence[Node], dataset: Dataset, pids: Sequence[int]) -> Epoch:
     settle()
-    before_s, started_s = sum(map(tree_cpu_s, pids)), time.perf_counter()
+    before_s = sum(map(tree_cpu_s, pids))
+    started_s = time.perf_counter()
     with cluster.fetching(nodes, dataset) as round_:
         round_.wait()
         wall_s = time.perf_counter() - started_s

@@ -1,12 +1,13 @@
-"""A cold epoch from a store that is far away, with a training step of a fixed length, next to webdataset.
+"""A cold epoch from a store that is far away, with a training step of a fixed length, next to
+webdataset.
 
-The clock runs from `iter(loader)` to the end of the iteration: for every contender the start of the loader's workers
-counts, the import of its packages and the construction of its dataset do not. The daemon's cache is empty, and no
-contender finds what it reads from local disk in memory. All shuffle their shards and read the samples of each as they
-were written.
+The clock runs from `iter(loader)` to the end of the iteration: for every contender the start of the
+loader's workers counts, the import of its packages and the construction of its dataset do not. The
+daemon's cache is empty, and no contender finds what it reads from local disk in memory. All shuffle
+their shards and read the samples of each as they were written.
 
-Whatever is read, the main process takes each batch out of a pipe, and its step does not run meanwhile: the row
-next to samples from memory shows how much of the waiting is that.
+Whatever is read, the main process takes each batch out of a pipe, and its step does not run
+meanwhile: the row next to samples from memory shows how much of the waiting is that.
 """
 
 import time
@@ -27,7 +28,9 @@ BATCH_SAMPLES = 32
 WORKERS = 2
 SAMPLES_PER_S = 1000.0
 OURS = "shardcache"
-LOCAL, STREAMED, CACHED = "webdataset, local disk", "webdataset, streamed", "webdataset, its cache"
+LOCAL = "webdataset, local disk"
+STREAMED = "webdataset, streamed"
+CACHED = "webdataset, its cache"
 MEMORY = "samples from memory"
 
 
@@ -51,9 +54,7 @@ class Course:
 
     def __str__(self) -> str:
         waited = f"waited {self.waiting_percent:.1f} % of {self.wall_s:.1f} s"
-        return (
-            f"{waited}, first batch after {self.first_batch_s:.2f} s, {self.store_bytes / 1e6:,.0f} MB from the store"
-        )
+        return f"{waited}, first batch after {self.first_batch_s:.2f} s, {self.store_bytes / 1e6:,.0f} MB from the store"
 
 
 def measure(place: Workplace) -> list[Row]:
@@ -66,15 +67,30 @@ def measure(place: Workplace) -> list[Row]:
         MEMORY: partial(_train, place, "memory", ""),
     }
     tries = interleaved(contenders, place.say, place.rounds)
-    waiting, first_s = median_of(tries, "waiting_percent"), median_of(tries, "first_batch_s")
-    waits, first = f"of a cold epoch spent waiting, {WORKERS} workers", "to the first batch"
+    waiting = median_of(tries, "waiting_percent")
+    first_s = median_of(tries, "first_batch_s")
+    waits = f"of a cold epoch spent waiting, {WORKERS} workers"
+    first = "to the first batch"
     store_mb = Figure(one.store_bytes / 1e6 for one in tries[OURS])
     return [
         Row("%", waits, waiting[OURS], LOCAL, waiting[LOCAL], Target("≤", 1.0)),
-        *(Row("%", waits, waiting[OURS], peer, waiting[peer]) for peer in (STREAMED, CACHED, MEMORY)),
+        *(
+            Row("%", waits, waiting[OURS], peer, waiting[peer])
+            for peer in (STREAMED, CACHED, MEMORY)
+        ),
         Row("s", first, first_s[OURS], target=Target("≤", 0.5)),
-        *(Row("s", first, first_s[OURS], peer, first_s[peer]) for peer in (LOCAL, STREAMED, CACHED)),
-        Row("MB", "from the store", store_mb, "the dataset", place.dataset(LARGE).tar_bytes / 1e6, Target("=", 1)),
+        *(
+            Row("s", first, first_s[OURS], peer, first_s[peer])
+            for peer in (LOCAL, STREAMED, CACHED)
+        ),
+        Row(
+            "MB",
+            "from the store",
+            store_mb,
+            "the dataset",
+            place.dataset(LARGE).tar_bytes / 1e6,
+            Target("=", 1),
+        ),
     ]
 
 
@@ -95,7 +111,10 @@ def streamed(place: Workplace, **how: Any) -> Course:
     """Train with webdataset, which reads through `pipe:curl`."""
     dataset = place.dataset(LARGE)
     with place.far_store(dataset) as store:
-        return _sent(_train(place, "webdataset", store.http_url(dataset.folder.name, dataset.names), **how), store)
+        return _sent(
+            _train(place, "webdataset", store.http_url(dataset.folder.name, dataset.names), **how),
+            store,
+        )
 
 
 def _cached(place: Workplace) -> Course:
@@ -108,7 +127,11 @@ def _sent(course: Course, store: ThrottledS3) -> Course:
 
 
 def _train(place: Workplace, contender: str, source: str, **how: Any) -> Course:
-    return Course(**call(train, contender=contender, source=source, samples=place.dataset(LARGE).samples, **how))
+    return Course(
+        **call(
+            train, contender=contender, source=source, samples=place.dataset(LARGE).samples, **how
+        )
+    )
 
 
 class Logged(IterableDataset[Any]):
@@ -157,7 +180,8 @@ def train(
     start_after_s: float = 0.0,
     reads: str = "",
 ) -> Course:
-    """Train with a step of a fixed length. Raises RuntimeError where an epoch gives another number of samples.
+    """Train with a step of a fixed length. Raises RuntimeError where an epoch gives another number
+    of samples.
 
     Args:
         contender: "shardcache", "webdataset" or "memory", for no reading at all.
@@ -174,7 +198,12 @@ def train(
     if contender == "shardcache":
         from shardcache_client.dataset import ShardDataset
 
-        how: dict[str, Any] = {"epochs": epochs, "batch_size": BATCH_SAMPLES, "job": job, "socket": socket}
+        how: dict[str, Any] = {
+            "epochs": epochs,
+            "batch_size": BATCH_SAMPLES,
+            "job": job,
+            "socket": socket,
+        }
         dataset = ShardDataset(source, shuffle=True, shuffle_window=0, seed=seed, **how)
     elif contender == "webdataset":
         from webdataset import WebDataset
@@ -192,7 +221,13 @@ def train(
 
 def loader_of(dataset: Any) -> DataLoader[Any]:
     """Return torch's own loader of lists of samples."""
-    return DataLoader(dataset, batch_size=BATCH_SAMPLES, collate_fn=list, num_workers=WORKERS, persistent_workers=True)
+    return DataLoader(
+        dataset,
+        batch_size=BATCH_SAMPLES,
+        collate_fn=list,
+        num_workers=WORKERS,
+        persistent_workers=True,
+    )
 
 
 def read_epoch(loader: DataLoader[Any], samples: int, before: Course) -> Course:
@@ -200,7 +235,8 @@ def read_epoch(loader: DataLoader[Any], samples: int, before: Course) -> Course:
 
     Raises RuntimeError where it gives another number of samples.
     """
-    read, waited_s = 0, 0.0
+    read = 0
+    waited_s = 0.0
     started_s = asked_s = time.perf_counter()
     first_batch_s = before.first_batch_s
     for batch in loader:
@@ -212,4 +248,8 @@ def read_epoch(loader: DataLoader[Any], samples: int, before: Course) -> Course:
     ended_s = time.perf_counter()
     if read != samples:
         raise RuntimeError(f"a job read {read} samples, the dataset has {samples}")
-    return Course(before.wall_s + ended_s - started_s, before.waited_s + waited_s + ended_s - asked_s, first_batch_s)
+    return Course(
+        before.wall_s + ended_s - started_s,
+        before.waited_s + waited_s + ended_s - asked_s,
+        first_batch_s,
+    )

@@ -1,8 +1,8 @@
 """Other programs that download objects into files, one process per download.
 
-`AWS_…` variables name the endpoint, the credentials and the trusted authority; all programs check certificates. s5cmd
-downloads eight objects at a time, each in parts of its own choice; the others eight parts of 8 MiB. The time to import
-a library and to set up its client is not counted.
+`AWS_…` variables name the endpoint, the credentials and the trusted authority; all programs check
+certificates. s5cmd downloads eight objects at a time, each in parts of its own choice; the others
+eight parts of 8 MiB. The time to import a library and to set up its client is not counted.
 """
 
 import asyncio
@@ -57,7 +57,15 @@ def download(**task: Any) -> Spent:
 
 def _s5cmd(task: Task) -> Spent:
     endpoint = ["--endpoint-url", os.environ["AWS_ENDPOINT_URL"]]  # not read from the environment
-    command = [str(_s5cmd_program()), "--log", "error", *endpoint, "--numworkers", str(REQUESTS), "run"]
+    command = [
+        str(_s5cmd_program()),
+        "--log",
+        "error",
+        *endpoint,
+        "--numworkers",
+        str(REQUESTS),
+        "run",
+    ]
     copies = "".join(f"cp s3://{task.bucket}/{key} {task.path(key)}\n" for key in task.objects)
     started_s = time.perf_counter()
     with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as process:
@@ -75,7 +83,9 @@ def _s5cmd_program() -> Path:
     """Return the Go program itself: the script of that name is Python, and its start would count as s5cmd's."""
     files = distribution("s5cmd").files or []
     inside = next(
-        file for file in files if file.parent.name == "bin" and file.stem == "s5cmd" and "s5cmd/" in str(file)
+        file
+        for file in files
+        if file.parent.name == "bin" and file.stem == "s5cmd" and "s5cmd/" in str(file)
     )
     return Path(str(inside.locate())).resolve()
 
@@ -93,7 +103,8 @@ def _watch(process: subprocess.Popen[str]) -> float:
 def _awscrt(task: Task) -> Spent:
     from awscrt import auth, http, io, s3
 
-    endpoint, tls = urlsplit(os.environ["AWS_ENDPOINT_URL"]), None
+    endpoint = urlsplit(os.environ["AWS_ENDPOINT_URL"])
+    tls = None
     if endpoint.scheme == "https":
         context = io.TlsContextOptions()
         context.override_default_trust_store_from_path(ca_filepath=os.environ["AWS_CA_BUNDLE"])
@@ -108,8 +119,12 @@ def _awscrt(task: Task) -> Spent:
     )
 
     def get(key: str) -> s3.S3Request:
-        request = http.HttpRequest("GET", f"/{task.bucket}/{key}", http.HttpHeaders([("host", endpoint.netloc)]))
-        return client.make_request(type=s3.S3RequestType.GET_OBJECT, request=request, recv_filepath=task.path(key))
+        request = http.HttpRequest(
+            "GET", f"/{task.bucket}/{key}", http.HttpHeaders([("host", endpoint.netloc)])
+        )
+        return client.make_request(
+            type=s3.S3RequestType.GET_OBJECT, request=request, recv_filepath=task.path(key)
+        )
 
     def download() -> None:
         for request in [get(key) for key in task.objects]:
@@ -125,7 +140,9 @@ def _obstore(task: Task) -> Spent:
     endpoint_url = os.environ["AWS_ENDPOINT_URL"]
     tls = urlsplit(endpoint_url).scheme == "https"
     trusted = {"root_certificate": Path(os.environ["AWS_CA_BUNDLE"]).read_bytes()} if tls else {}
-    store = S3Store(task.bucket, endpoint=endpoint_url, client_options={"allow_http": not tls, **trusted})
+    store = S3Store(
+        task.bucket, endpoint=endpoint_url, client_options={"allow_http": not tls, **trusted}
+    )
     free = asyncio.Semaphore(REQUESTS)
 
     async def get_part(key: str, file: int, start: int, end: int) -> None:
@@ -150,11 +167,20 @@ def _obstore(task: Task) -> Spent:
 
 
 def _spent(download: Callable[[], None]) -> Spent:
-    before, cpu_s, started_s = thread_cpu_s(os.getpid()), time.process_time(), time.perf_counter()
+    before = thread_cpu_s(os.getpid())
+    cpu_s = time.process_time()
+    started_s = time.perf_counter()
     download()
-    wall_s, cpu_s = time.perf_counter() - started_s, time.process_time() - cpu_s
+    wall_s = time.perf_counter() - started_s
+    cpu_s = time.process_time() - cpu_s
     after = thread_cpu_s(os.getpid())
-    return Spent(wall_s, cpu_s, max(spent_s - before.get(thread, 0.0) for thread, spent_s in after.items()))
+    return Spent(
+        wall_s, cpu_s, max(spent_s - before.get(thread, 0.0) for thread, spent_s in after.items())
+    )
 
 
-TOOLS: Mapping[str, Callable[[Task], Spent]] = {"s5cmd": _s5cmd, "awscrt": _awscrt, "obstore": _obstore}
+TOOLS: Mapping[str, Callable[[Task], Spent]] = {
+    "s5cmd": _s5cmd,
+    "awscrt": _awscrt,
+    "obstore": _obstore,
+}

@@ -1,7 +1,8 @@
 """A tier of many nodes: who owns what, and how much of the nodes' lines is in use.
 
-`python -m benchmarks.downloads.egress` prints the figures of docs/cluster.md. It simulates decisions, by the real ring,
-and the daemon's own rules and limits of time for late parts; no byte is moved, and no packet lost.
+`python -m benchmarks.downloads.egress` prints the figures of docs/cluster.md. It simulates
+decisions, by the real ring, and the daemon's own rules and limits of time for late parts; no byte
+is moved, and no packet lost.
 """
 
 from collections.abc import Iterator
@@ -22,14 +23,19 @@ CONNECTIONS = 16
 STALL_TIMEOUT_S = 20.0
 FAIL_TIMEOUT_S = 10.0
 LINE_BYTES_PER_S = 1.25e9
-PER_SHARD, PER_PART = "owners of shards", "owners of parts"
+PER_SHARD = "owners of shards"
+PER_PART = "owners of parts"
 _STORE = "https://s3.eu-central-1.amazonaws.com"
 _STEPS_PER_PART = 2
 _HORIZON = 1500
 
 
 def ring(nodes: int) -> Ring:
-    listed = parse(",".join(f"10.{number // 62500}.{number // 250 % 250}.{number % 250}" for number in range(nodes)))
+    listed = parse(
+        ",".join(
+            f"10.{number // 62500}.{number // 250 % 250}.{number % 250}" for number in range(nodes)
+        )
+    )
     return Ring(Tier(nodes=listed, stores=(Upstream.parse(_STORE),)))
 
 
@@ -44,12 +50,14 @@ def loads(nodes: int, *, whole: bool = False) -> "np.typing.NDArray[np.float64]"
 
 
 def hot_spot(nodes: int, shards: int, *, whole: bool, own_orders: bool) -> str:
-    """Let all nodes fetch the same shards from a warm tier at the same time; return the share of their lines in use.
+    """Let all nodes fetch the same shards from a warm tier at the same time; return the share of
+    their lines in use.
 
-    Time is counted in parts at line rate. An owner shares its line equally among its requests; so does a node that
-    would get more than its own.
+    Time is counted in parts at line rate. An owner shares its line equally among its requests; so
+    does a node that would get more than its own.
     """
-    random, total = np.random.default_rng(1), min(shards, _HORIZON // PARTS + 1) * PARTS
+    random = np.random.default_rng(1)
+    total = min(shards, _HORIZON // PARTS + 1) * PARTS
     owners = ring(nodes).owners(keys(shards, whole=whole)).reshape(shards, PARTS)
     order = [
         random.permutation(shards)[: _HORIZON // PARTS + 1]
@@ -58,33 +66,47 @@ def hot_spot(nodes: int, shards: int, *, whole: bool, own_orders: bool) -> str:
         for _ in range(nodes)
     ]
     sequence = np.array([owners[each].reshape(-1) for each in order])
-    part_s, limits = PART_BYTES / LINE_BYTES_PER_S, [Hedging(0.03) for _ in range(nodes)]
+    part_s = PART_BYTES / LINE_BYTES_PER_S
+    limits = [Hedging(0.03) for _ in range(nodes)]
     rows = np.repeat(np.arange(nodes), CONNECTIONS).reshape(nodes, -1)
     place = np.tile(np.arange(CONNECTIONS), (nodes, 1))
-    left, took, begun, asked, moved = np.ones(place.shape), 0.0, np.zeros(place.shape), 0, 0.0
+    left = np.ones(place.shape)
+    took = 0.0
+    begun = np.zeros(place.shape)
+    asked = 0
+    moved = 0.0
     while (busy := place < total).any() and took < _HORIZON:
         to = sequence[rows, np.minimum(place, total - 1)]
         rates = np.where(busy, 1 / np.bincount(to[busy], minlength=nodes).clip(1)[to], 0.0)
         rates /= np.maximum(1, rates.sum(axis=1, keepdims=True))
         sent = np.minimum(rates / _STEPS_PER_PART, left)
-        left, took, moved = left - sent, took + 1 / _STEPS_PER_PART, moved + sent[busy].sum()
+        left = left - sent
+        took = took + 1 / _STEPS_PER_PART
+        moved = moved + sent[busy].sum()
         for node, slot in np.argwhere(busy & (left <= 1e-9)):
             limits[node].record_time(PART_BYTES, (took - begun[node, slot]) * part_s)
         late = busy & (left > 0) & ((took - begun) * part_s >= 0.04 * STALL_TIMEOUT_S)
         if int(took * _STEPS_PER_PART) % 64 == 0:
             asked += sum(
-                _is_late(limits[node], rates[node], left[node, slot], (took - begun[node, slot]) * part_s)
+                _is_late(
+                    limits[node], rates[node], left[node, slot], (took - begun[node, slot]) * part_s
+                )
                 for node, slot in np.argwhere(late)
             )
         done = busy & (left <= 1e-9)
         following = place.max(axis=1, keepdims=True) + np.cumsum(done, axis=1)
-        place, left, begun = np.where(done, following, place), np.where(done, 1.0, left), np.where(done, took, begun)
+        place = np.where(done, following, place)
+        left = np.where(done, 1.0, left)
+        begun = np.where(done, took, begun)
     return f"{moved / nodes / took:.3f} of the lines, {took * part_s:.1f} s, {asked} requests past the tier"
 
 
-def _is_late(hedging: Hedging, rates: "np.typing.NDArray[np.float64]", left: float, elapsed_s: float) -> bool:
+def _is_late(
+    hedging: Hedging, rates: "np.typing.NDArray[np.float64]", left: float, elapsed_s: float
+) -> bool:
     """Return whether a daemon requests a part from the store as well."""
-    usual_s, received = hedging.usual_s(PART_BYTES, STALL_TIMEOUT_S), int((1 - left) * PART_BYTES)
+    usual_s = hedging.usual_s(PART_BYTES, STALL_TIMEOUT_S)
+    received = int((1 - left) * PART_BYTES)
     others = list(rates[rates > 0] * LINE_BYTES_PER_S)
     left_s = hedging.left_s(PART_BYTES, received, elapsed_s, usual_s, others, STALL_TIMEOUT_S)
     return left_s is not None and hedging.spend()
@@ -99,17 +121,23 @@ def waiting(nodes: int, silent: float = 0.01) -> float:
 def main() -> None:
     for nodes in (64, 1000, 4000):
         for name, found in ((PER_SHARD, loads(nodes, whole=True)), (PER_PART, loads(nodes))):
-            print(f"{nodes} nodes, {name}: {found.max():.2f} of the mean at most, {(found == 0).sum()} own nothing")
+            print(
+                f"{nodes} nodes, {name}: {found.max():.2f} of the mean at most, {(found == 0).sum()} own nothing"
+            )
     for nodes, shards in ((5, 32), (1000, SHARDS), (1000, 1)):
         for whole, own in ((True, False), (False, False), (False, True)):
-            what = f"{PER_SHARD if whole else PER_PART}, {'an order per node' if own else 'one order'}"
+            what = (
+                f"{PER_SHARD if whole else PER_PART}, {'an order per node' if own else 'one order'}"
+            )
             print(
                 f"{nodes} nodes, {shards} shards, {what}:",
                 hot_spot(nodes, shards, whole=whole, own_orders=own),
                 flush=True,
             )
     for nodes in (1000, 10_000):
-        print(f"{nodes} nodes, 1 % of them silent: {waiting(nodes):.1f} of {CONNECTIONS} connections wait")
+        print(
+            f"{nodes} nodes, 1 % of them silent: {waiting(nodes):.1f} of {CONNECTIONS} connections wait"
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""The first batch over a daemon that has just started, and over a private one, next to webdataset by `pipe:curl`.
+"""The first batch over a daemon that has just started, and over a private one, next to webdataset
+by `pipe:curl`.
 
-The training process has imported everything before. Then the daemon is started, and the process trains as soon as it
-serves; or it makes its dataset, which starts a private daemon. There, the clock runs from the construction of the
-dataset, so that the start of the daemon counts, too. The store is far away, as in `cold`.
+The training process has imported everything before. Then the daemon is started, and the process
+trains as soon as it serves; or it makes its dataset, which starts a private daemon. There, the
+clock runs from the construction of the dataset, so that the start of the daemon counts, too. The
+store is far away, as in `cold`.
 """
 
 import tempfile
@@ -15,12 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.data import LARGE
-from benchmarks.downloads.cold import BATCH_SAMPLES, STREAMED, Course, loader_of, read_epoch, streamed
+from benchmarks.downloads.cold import (
+    BATCH_SAMPLES,
+    STREAMED,
+    Course,
+    loader_of,
+    read_epoch,
+    streamed,
+)
 from benchmarks.measure import Figure, Row, Target, call, interleaved, median_of
 from benchmarks.workplace import Daemon, Workplace
 from support.programs.daemon import private_home
 
-FRESH, PRIVATE = "a daemon that has just started", "a private daemon"
+FRESH = "a daemon that has just started"
+PRIVATE = "a private daemon"
 
 
 def measure(place: Workplace) -> list[Row]:
@@ -32,10 +42,14 @@ def measure(place: Workplace) -> list[Row]:
     }
     tries = interleaved(contenders, place.say, place.rounds)
     first_s = median_of(tries, "first_batch_s")
-    later_s = {name: Figure((one.waited_s - one.first_batch_s for one in some), max) for name, some in tries.items()}
+    later_s = {
+        name: Figure((one.waited_s - one.first_batch_s for one in some), max)
+        for name, some in tries.items()
+    }
     rows: list[Row] = []
     for name in (FRESH, PRIVATE):
-        first, later = f"to the first batch, {name}", f"waited after the first batch, slowest epoch, {name}"
+        first = f"to the first batch, {name}"
+        later = f"waited after the first batch, slowest epoch, {name}"
         target = Target("≤", 0.2) if name == FRESH else None
         rows += [
             Row("s", first, first_s[name], target=target),
@@ -50,7 +64,9 @@ def _fresh(place: Workplace) -> Course:
     dataset = place.dataset(LARGE)
     with place.far_store(dataset) as store, place.folder() as cache_dir:
         url = f"s3://{dataset.folder.name}/{dataset.names}"
-        found = call(train, store.env(), source=url, samples=dataset.samples, cache_dir=str(cache_dir))
+        found = call(
+            train, store.env(), source=url, samples=dataset.samples, cache_dir=str(cache_dir)
+        )
         return Course(**found)
 
 

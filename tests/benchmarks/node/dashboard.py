@@ -1,4 +1,5 @@
-"""The dashboard of a node with many shards and readers: how soon a browser shows it, and what it costs to watch.
+"""The dashboard of a node with many shards and readers: how soon a browser shows it, and what it
+costs to watch.
 
 The readers do not read: they declare plans, take shards at a modest pace and give them back.
 """
@@ -21,14 +22,17 @@ from support.monitoring.chromium import PROGRAM, chromium, opened, tab
 from support.monitoring.dashboard import follow
 from support.network.ports import free_port
 
-SHARDS, JOBS, READERS = 10_000, 8, 8
-LOADS, PAGES = 7, 10
+SHARDS = 10_000
+JOBS = 8
+READERS = 8
+LOADS = 7
+PAGES = 10
 
 _SHARD_BYTES = 4096
 _SHARD_S = 2.0
 _WATCHED_S = 30.0
-# Runs before the page's own scripts: notes when the last of what is waited for was drawn, in seconds since the start
-# of the navigation. What is drawn shows with the next frame.
+# Runs before the page's own scripts: notes when the last of what is waited for was drawn, in
+# seconds since the start of the navigation. What is drawn shows with the next frame.
 _STOPWATCH = """
 new MutationObserver(() => {
     if (window.shown || document.querySelectorAll("#job-rows tr").length < JOBS) return;
@@ -43,19 +47,31 @@ def measure(place: Workplace) -> list[Row]:
     if PROGRAM is None:
         place.say("no Chromium: apt-get install chromium")
         return []
-    shards, address = max(JOBS * READERS, round(SHARDS * place.scale)), f"127.0.0.1:{free_port()}"
+    shards = max(JOBS * READERS, round(SHARDS * place.scale))
+    address = f"127.0.0.1:{free_port()}"
     # What is made up would not stand up to being read again.
     env = {"SHARDCACHE_HTTP": address, "SHARDCACHE_SCRUB_RATE": "0"}
     jobs = [Job(f"job-{number}", READERS, _SHARD_S, shards=shards) for number in range(JOBS)]
     with place.folder() as folder:
         place.say(f"making up {shards:,} shards")
-        refs = make_hollow_shards(folder, [URL.format("imagenet", number) for number in range(shards)], _SHARD_BYTES)
-        with Daemon(folder, "1TB", env) as daemon, reading(daemon, refs, *jobs), chromium() as browser:
+        refs = make_hollow_shards(
+            folder, [URL.format("imagenet", number) for number in range(shards)], _SHARD_BYTES
+        )
+        with (
+            Daemon(folder, "1TB", env) as daemon,
+            reading(daemon, refs, *jobs),
+            chromium() as browser,
+        ):
             _load(browser, address)  # the first one after the daemon's start has more to wait for
             shown_s = [_load(browser, address) for _ in range(LOADS)]
-            contenders = {pages: partial(_watch, daemon, browser, address, pages) for pages in (0, 1, PAGES)}
-            percents = interleaved(contenders, lambda text: place.say(f"pages: {text} %"), place.rounds)
-    what, limit = f"{shards:,} shards, {JOBS * READERS} readers", Target("≤", 5.0)
+            contenders = {
+                pages: partial(_watch, daemon, browser, address, pages) for pages in (0, 1, PAGES)
+            }
+            percents = interleaved(
+                contenders, lambda text: place.say(f"pages: {text} %"), place.rounds
+            )
+    what = f"{shards:,} shards, {JOBS * READERS} readers"
+    limit = Target("≤", 5.0)
     rows = [Row("s", f"until shown, {what}", Figure(shown_s), target=Target("≤", 1.0))]
     for pages in (1, PAGES):
         # More than in the same round without a page: the machine's own load drifts.
@@ -81,14 +97,16 @@ def _watch(daemon: Daemon, browser: ClientConnection, address: str, pages: int) 
             stack.enter_context(opened(browser, f"http://{address}/"))
         for _ in range(pages - 1):
             stack.enter_context(_onlooker(address))
-        before_s, began_s = tree_cpu_s(daemon.pid), time.perf_counter()
+        before_s = tree_cpu_s(daemon.pid)
+        began_s = time.perf_counter()
         time.sleep(_WATCHED_S)
         return 1e2 * (tree_cpu_s(daemon.pid) - before_s) / (time.perf_counter() - began_s)
 
 
 @contextmanager
 def _onlooker(address: str) -> Iterator[None]:
-    stop, began = threading.Event(), threading.Event()
+    stop = threading.Event()
+    began = threading.Event()
 
     def look() -> None:
         with closing(follow(partial(HTTPConnection, address))) as events:

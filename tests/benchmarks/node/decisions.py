@@ -1,7 +1,9 @@
-"""Cost of a decision at any number of shards: a few look-ups and heaps, no scan. No bytes, no sockets.
+"""Cost of a decision at any number of shards: a few look-ups and heaps, no scan. No bytes, no
+sockets.
 
-A decision is all that the schedule does when a reader is done with a shard: it notes so, names the shard to fetch and
-the one to evict for it, and takes note of both. Each process has many sessions over one schedule.
+A decision is all that the schedule does when a reader is done with a shard: it notes so, names the
+shard to fetch and the one to evict for it, and takes note of both. Each process has many sessions
+over one schedule.
 """
 
 import math
@@ -17,23 +19,33 @@ from benchmarks.measure import Figure, Row, Target, call, interleaved
 from benchmarks.workplace import Workplace
 from shardcache.plan.schedule import SameName, Schedule
 
-# Whatever else a machine does makes a process slower, never faster: so many tries, and the best of them.
+# Whatever else a machine does makes a process slower, never faster: so many tries, and the best of
+# them.
 REPEATS = 5
 MEDIAN_US = 100.0
 
-FEW, USUAL, MANY = 1_000, 10_000, 100_000  # shards, of which the cache holds half
-JOBS, READERS = 8, 8  # readers of each job, all of them over the same shards
+# shards, of which the cache holds half
+FEW = 1_000
+USUAL = 10_000
+MANY = 100_000
+# readers of each job, all of them over the same shards
+JOBS = 8
+READERS = 8
 _EPOCHS = 2
-# Two epochs of 1,000 shards are 16,000 reads of 8 jobs: there, too, all that is measured lies in the first epoch.
+# Two epochs of 1,000 shards are 16,000 reads of 8 jobs: there, too, all that is measured lies in
+# the first epoch.
 _WARM_UP = 3_000
 _DECISIONS = 4_000
-# What was in the cache before the plans came is sorted in while victims are chosen; only then it costs what it costs.
+# What was in the cache before the plans came is sorted in while victims are chosen; only then it
+# costs what it costs.
 _WARM_UP_PER_SHARD = 0.2
 
 
 def measure(place: Workplace) -> list[Row]:
     """Return what decisions cost by the number of shards, the best of several processes each."""
-    contenders = {shards: partial(call, decision_us, shards=shards) for shards in (FEW, USUAL, MANY)}
+    contenders = {
+        shards: partial(call, decision_us, shards=shards) for shards in (FEW, USUAL, MANY)
+    }
     tries = interleaved(contenders, place.say, max(place.rounds, round(REPEATS * place.scale)))
     best_us = {shards: Figure(costs_us, min) for shards, costs_us in tries.items()}
     logarithmic = Target("≤", round(math.log(MANY) / math.log(FEW), 2))
@@ -47,7 +59,12 @@ def measure(place: Workplace) -> list[Row]:
             )
             for shards, cost_us in best_us.items()
         ),
-        Row("times", f"{MANY:,} shards / {FEW:,} shards", best_us[MANY] / best_us[FEW], target=logarithmic),
+        Row(
+            "times",
+            f"{MANY:,} shards / {FEW:,} shards",
+            best_us[MANY] / best_us[FEW],
+            target=logarithmic,
+        ),
     ]
 
 
@@ -86,11 +103,14 @@ class Crowd:
     def decide(self) -> float | None:
         """Let the next reader finish a shard, and do what follows; return the microseconds it took.
 
-        What follows: it goes on to its next shard, the soonest missing shard is found, what makes room for it is
-        chosen and evicted, and it arrives. None where nothing in the cache is needed later than what is missing.
+        What follows: it goes on to its next shard, the soonest missing shard is found, what makes
+        room for it is chosen and evicted, and it arrives. None where nothing in the cache is needed
+        later than what is missing.
         """
-        reader, schedule = next(self._turns), self._schedule
-        # All readers together finish one shard after another, evenly, and each takes about a second for one.
+        reader = next(self._turns)
+        schedule = self._schedule
+        # All readers together finish one shard after another, evenly, and each takes about a second
+        # for one.
         self._now_s += 1 / (JOBS * READERS)
         started_s = time.perf_counter()
         schedule.tick(self._now_s)

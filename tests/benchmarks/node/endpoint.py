@@ -1,8 +1,9 @@
-"""The S3 endpoint: other loaders' jobs through it, with and without; and what its answers cost, beside nginx's.
+"""The S3 endpoint: other loaders' jobs through it, with and without; and what its answers cost,
+beside nginx's.
 
-The jobs download into folders of their own, as they do without the endpoint; the store is far away, and counts what it
-sends. Answers are those of cached objects, of files that the kernel has in memory: nginx sends the same files without
-asking who wants them, and checks no signature.
+The jobs download into folders of their own, as they do without the endpoint; the store is far away,
+and counts what it sends. Answers are those of cached objects, of files that the kernel has in
+memory: nginx sends the same files without asking who wants them, and checks no signature.
 """
 
 import json
@@ -20,7 +21,17 @@ from urllib.parse import urlsplit
 from benchmarks.data import LARGE, SHARD_BYTES, samples
 from benchmarks.downloads.download import MEMORY
 from benchmarks.downloads.downloaders import Spent, download
-from benchmarks.measure import Row, Target, call, call_together, command, interleaved, median_of, medians, tree_cpu_s
+from benchmarks.measure import (
+    Row,
+    Target,
+    call,
+    call_together,
+    command,
+    interleaved,
+    median_of,
+    medians,
+    tree_cpu_s,
+)
 from benchmarks.node.small_ranges import RANGE_BYTES, answers_per_s
 from benchmarks.peers import write_mosaicml
 from benchmarks.servers import Endpoint, endpoints
@@ -30,7 +41,8 @@ from support.stores import aws_env
 from support.stores.throttled_s3 import ThrottledS3
 
 JOBS = 3
-OURS, NGINX = "shardcache", "nginx's static files"
+OURS = "shardcache"
+NGINX = "nginx's static files"
 ALONE = "without the endpoint"
 _RANGES = 256  # that are asked for in turn
 _TIMED_S = 5.0
@@ -85,7 +97,10 @@ def _jobs(place: Workplace, loader: str, read: Callable[..., int], folder: Path)
 def _run(place: Workplace, read: Callable[..., int], url: str, env: Mapping[str, str]) -> None:
     """Run the jobs at the same time, each with a folder of its own. Raises RuntimeError if one misses a sample."""
     with place.folder() as folder:
-        jobs = [command(read, url=url, folder=str(folder / f"{number}"), seed=number) for number in range(JOBS)]
+        jobs = [
+            command(read, url=url, folder=str(folder / f"{number}"), seed=number)
+            for number in range(JOBS)
+        ]
         for seen in call_together(jobs, env):
             if seen != (wanted := place.dataset(LARGE).samples):
                 raise RuntimeError(f"a job saw {seen} distinct samples instead of {wanted}")
@@ -101,15 +116,21 @@ def _read_litdata(url: str, folder: str, seed: int) -> int:
     # It does not say to obstore that an endpoint may be plain HTTP, and has no option for that.
     downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
     place = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]}
-    dataset = StreamingDataset(url, cache_dir=folder, shuffle=True, seed=seed, storage_options=place)
-    return len({sample["__key__"] for sample in dataset if len(sample["jpg"]) == LARGE.sample_bytes})
+    dataset = StreamingDataset(
+        url, cache_dir=folder, shuffle=True, seed=seed, storage_options=place
+    )
+    return len(
+        {sample["__key__"] for sample in dataset if len(sample["jpg"]) == LARGE.sample_bytes}
+    )
 
 
 def _read_mosaicml(url: str, folder: str, seed: int) -> int:
     """Read an epoch with streaming; return the number of distinct samples."""
     from benchmarks.peers import mosaicml
 
-    dataset = mosaicml().StreamingDataset(remote=url, local=folder, shuffle=True, shuffle_seed=seed, batch_size=8)
+    dataset = mosaicml().StreamingDataset(
+        remote=url, local=folder, shuffle=True, shuffle_seed=seed, batch_size=8
+    )
     return len({sample["key"] for sample in dataset if len(sample["jpg"]) == LARGE.sample_bytes})
 
 
@@ -141,7 +162,8 @@ def _env(daemon: Daemon) -> dict[str, str]:
 def _answers(place: Workplace) -> Iterator[Row]:
     """Yield what s5cmd and small ranges get of cached objects, from the endpoint and from nginx."""
     url = place.url(LARGE)
-    # On the filesystem of nginx's files: the kernel sends those of tmpfs page by page, at up to twice the cost.
+    # On the filesystem of nginx's files: the kernel sends those of tmpfs page by page, at up to
+    # twice the cost.
     with endpoints(place, LARGE) as found, place.folder() as cache_dir:
         nginx = found[0]
         if nginx.pid == 0:
@@ -161,15 +183,24 @@ def _copies(place: Workplace, ours: Endpoint, nginx: Endpoint) -> Iterator[Row]:
         ("cpu_s_per_gb", "CPU-s/GB", Target("≤", 1.5)),
     ):
         found = median_of(tries, figure)
-        what = f"{'of the server, ' if unit == 'CPU-s/GB' else ''}s5cmd cp of cached objects of 64 MiB"
+        what = (
+            f"{'of the server, ' if unit == 'CPU-s/GB' else ''}s5cmd cp of cached objects of 64 MiB"
+        )
         yield Row(unit, what, found[OURS], NGINX, found[NGINX], target)
 
 
 def _copy(place: Workplace, endpoint: Endpoint) -> Served:
-    objects = {f"{LARGE.name}/{path.name}": path.stat().st_size for path in place.dataset(LARGE).shards}
+    objects = {
+        f"{LARGE.name}/{path.name}": path.stat().st_size for path in place.dataset(LARGE).shards
+    }
     with tempfile.TemporaryDirectory(prefix="shardcache-bench-", dir=MEMORY) as folder:
         before_s = tree_cpu_s(endpoint.pid)
-        how: dict[str, Any] = {"tool": "s5cmd", "bucket": BUCKET, "objects": objects, "folder": folder}
+        how: dict[str, Any] = {
+            "tool": "s5cmd",
+            "bucket": BUCKET,
+            "objects": objects,
+            "folder": folder,
+        }
         spent = Spent(**call(download, endpoint.env, **how))
         cpu_s = tree_cpu_s(endpoint.pid) - before_s
     return Served(sum(objects.values()), spent.wall_s, cpu_s)
@@ -200,10 +231,17 @@ def _rate(address: str, requests: list[str]) -> float:
     with tempfile.NamedTemporaryFile("w") as file:
         json.dump(requests, file)
         file.flush()
-        return float(call(answers_per_s, host=host, port=int(port), requests=file.name, timed_s=_TIMED_S))
+        return float(
+            call(answers_per_s, host=host, port=int(port), requests=file.name, timed_s=_TIMED_S)
+        )
 
 
 def _request(target: str, headers: Mapping[str, str]) -> str:
     """Return a request as it is sent."""
-    lines = [f"GET {target} HTTP/1.1", *(f"{name}: {text}" for name, text in headers.items()), "", ""]
+    lines = [
+        f"GET {target} HTTP/1.1",
+        *(f"{name}: {text}" for name, text in headers.items()),
+        "",
+        "",
+    ]
     return "\r\n".join(lines)

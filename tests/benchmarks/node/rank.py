@@ -1,7 +1,9 @@
-"""`python -m benchmarks.node.rank INDEX SOCKET FOLDER RANK READERS`: readers of a job of 64, forked by their rank.
+"""`python -m benchmarks.node.rank INDEX SOCKET FOLDER RANK READERS`: readers of a job of 64, forked
+by their rank.
 
-It imports what a training script without torch does, and begins once the folder has a file `go`. Each reader writes how
-long its dataset and first sample took, and stays until there is a file `end`.
+It imports what a training script without torch does, and begins once the folder has a file `go`.
+Each reader writes how long its dataset and first sample took, and stays until there is a file
+`end`.
 """
 
 import json
@@ -15,7 +17,12 @@ from shardcache_client.reader import ShardReader
 READERS = 64
 
 if __name__ == "__main__":
-    index, socket, folder, rank, readers = sys.argv[1], sys.argv[2], Path(sys.argv[3]), *map(int, sys.argv[4:])
+    index, socket, folder, rank, readers = (
+        sys.argv[1],
+        sys.argv[2],
+        Path(sys.argv[3]),
+        *map(int, sys.argv[4:]),
+    )
     (folder / f"{rank}.ready").touch()
     while not (folder / "go").exists():
         time.sleep(0.01)
@@ -27,9 +34,15 @@ if __name__ == "__main__":
             os.environ |= {"RANK": str(number % READERS), "WORLD_SIZE": str(READERS)}
             samples = iter(reader)
             next(samples)
-            peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
+            peak = next(
+                line
+                for line in Path("/proc/self/status").read_text().splitlines()
+                if "VmHWM" in line
+            )
             first = {"made_s": made_s, "at_s": time.time(), "first_s": time.time() - begun_s}
-            (folder / f".{number}").write_text(json.dumps(first | {"bytes": int(peak.split()[1]) * 1024}))
+            (folder / f".{number}").write_text(
+                json.dumps(first | {"bytes": int(peak.split()[1]) * 1024})
+            )
             (folder / f".{number}").rename(folder / f"{number}.json")
             while not (folder / "end").exists():
                 time.sleep(0.1)

@@ -32,7 +32,12 @@ def measure(place: Workplace) -> list[Row]:
         settle()
         starts = [_start(place, cache_dir, count) for _ in range(place.rounds)]
     return [
-        Row("s", f"until ready, {count:,} shards", Figure((s.ready_s for s in starts), min), target=Target("≤", 2.0)),
+        Row(
+            "s",
+            f"until ready, {count:,} shards",
+            Figure((s.ready_s for s in starts), min),
+            target=Target("≤", 2.0),
+        ),
         Row(
             "MB",
             "of the daemon at its peak",

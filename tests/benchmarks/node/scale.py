@@ -1,7 +1,9 @@
-"""Many readers of one job over a hundred thousand shards: their first samples, and what their plans cost the daemon.
+"""Many readers of one job over a hundred thousand shards: their first samples, and what their plans
+cost the daemon.
 
-All shards are one small tar, which nginx serves under as many names. Each rank is a process that makes the dataset from
-an index file and forks its readers. The cache holds a few shards for each, so that fetching ends soon.
+All shards are one small tar, which nginx serves under as many names. Each rank is a process that
+makes the dataset from an index file and forks its readers. The cache holds a few shards for each,
+so that fetching ends soon.
 """
 
 import json
@@ -23,7 +25,8 @@ from support.cluster.tier import Nginx
 from support.network.ports import free_port
 from support.shards.tars import write_shards
 
-SHARDS, RANKS = 100_000, 8
+SHARDS = 100_000
+RANKS = 8
 _SAMPLES = 4  # of each shard
 _CAPACITY = "20MB"
 _CONFIG = """
@@ -58,7 +61,9 @@ def measure(place: Workplace) -> list[Row]:
     what = f"{READERS} readers, {shards:,} shards"
     return [
         Row(unit, f"{name}, {what}", Figure(each[at] for each in rounds), target=Target("≤", limit))
-        for at, ((unit, _, name), limit) in enumerate((name.partition(" "), limit) for name, limit in TARGETS.items())
+        for at, ((unit, _, name), limit) in enumerate(
+            (name.partition(" "), limit) for name, limit in TARGETS.items()
+        )
     ]
 
 
@@ -66,7 +71,8 @@ def measure(place: Workplace) -> list[Row]:
 def _store(shards: int) -> Iterator[str]:
     """Serve the shards; yield the url of their index."""
     with tempfile.TemporaryDirectory(prefix="shardcache-scale-") as name:
-        folder, port = Path(name), free_port()
+        folder = Path(name)
+        port = free_port()
         folder.chmod(0o755)
         (path,) = write_shards(folder, 1, _SAMPLES)
         config = folder / "nginx.conf"
@@ -74,22 +80,33 @@ def _store(shards: int) -> Iterator[str]:
         with Nginx(None, config, [("127.0.0.1", port)]):
             url = f"http://127.0.0.1:{port}"
             with urlopen(Request(f"{url}/train/000000.tar", method="HEAD")) as answer:
-                version, size_bytes = answer.headers["ETag"], path.stat().st_size
-            urls = (f"{url}/train/laion-high-resolution-{number:06d}.tar" for number in range(shards))
+                version = answer.headers["ETag"]
+                size_bytes = path.stat().st_size
+            urls = (
+                f"{url}/train/laion-high-resolution-{number:06d}.tar" for number in range(shards)
+            )
             refs = (ShardRef(each, version, size_bytes, _SAMPLES) for each in urls)
             (folder / "index.json").write_text(shardlist.write(refs))
             yield f"{url}/index.json"
 
 
 def _round(place: Workplace, index: str) -> list[float]:
-    """Return the figures of `TARGETS`, of readers that start together, and of one that starts when all have begun.
+    """Return the figures of `TARGETS`, of readers that start together, and of one that starts when
+    all have begun.
 
     The start of the interpreters does not count, nor that of the daemon.
     """
-    with place.folder() as cache_dir, tempfile.TemporaryDirectory() as name, Daemon(cache_dir, _CAPACITY) as daemon:
+    with (
+        place.folder() as cache_dir,
+        tempfile.TemporaryDirectory() as name,
+        Daemon(cache_dir, _CAPACITY) as daemon,
+    ):
         time.sleep(PREPARED_S)
-        folder, idle_bytes, idle_s = Path(name), peak_bytes(daemon.pid), thread_cpu_s(daemon.pid)[daemon.pid]
-        where, readers = (index, str(daemon.socket), str(folder)), READERS // RANKS
+        folder = Path(name)
+        idle_bytes = peak_bytes(daemon.pid)
+        idle_s = thread_cpu_s(daemon.pid)[daemon.pid]
+        where = (index, str(daemon.socket), str(folder))
+        readers = READERS // RANKS
         command = [sys.executable, "-m", "benchmarks.node.rank", *where]
         ranks = [subprocess.Popen([*command, str(rank), str(readers)]) for rank in range(RANKS)]
         while len(list(folder.glob("*.ready"))) < RANKS:
@@ -100,13 +117,21 @@ def _round(place: Workplace, index: str) -> list[float]:
         loop_s = thread_cpu_s(daemon.pid)[daemon.pid] - idle_s
         ranks.append(subprocess.Popen([*command, str(READERS), "1"]))
         joined = _first(folder, READERS)
-        lag_s, more_bytes = daemon.status()["loop_lag"]["max_s"], peak_bytes(daemon.pid) - idle_bytes
+        lag_s = daemon.status()["loop_lag"]["max_s"]
+        more_bytes = peak_bytes(daemon.pid) - idle_bytes
         (folder / "end").touch()
         for rank in ranks:
             rank.wait()
-    figures = [max(first["at_s"] for first in firsts) - begun_s, joined["first_s"], loop_s, 1e3 * lag_s]
+    figures = [
+        max(first["at_s"] for first in firsts) - begun_s,
+        joined["first_s"],
+        loop_s,
+        1e3 * lag_s,
+    ]
     figures += [more_bytes / 1e6, joined["made_s"], joined["bytes"] / 1e6]
-    place.say("; ".join(f"{figure:.2f} {name}" for figure, name in zip(figures, TARGETS, strict=True)))
+    place.say(
+        "; ".join(f"{figure:.2f} {name}" for figure, name in zip(figures, TARGETS, strict=True))
+    )
     return figures
 
 

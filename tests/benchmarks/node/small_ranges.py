@@ -60,7 +60,8 @@ class _Connection(asyncio.Protocol):
 
 
 def answers_per_s(host: str, port: int, requests: str, timed_s: float) -> float:
-    """Return how many answers came in a second. Raises RuntimeError for one that is no part of an object.
+    """Return how many answers came in a second. Raises RuntimeError for one that is no part of an
+    object.
 
     Args:
         requests: JSON file of the requests, which are sent again and again.

@@ -1,8 +1,10 @@
-"""Batches of decoded JPEGs, as a training loop gets them: ours next to webdataset's, litdata's and MosaicML's loaders.
+"""Batches of decoded JPEGs, as a training loop gets them: ours next to webdataset's, litdata's and
+MosaicML's loaders.
 
-Each contender reads the same files, kept in its own format on this disk, and gives batches of 224 × 224 crops as uint8
-tensors; ours by threads, and by worker processes as the others. webdataset decodes by its own "rgb8" (Pillow); litdata
-and MosaicML, which leave it to the user, by simplejpeg, as ours does.
+Each contender reads the same files, kept in its own format on this disk, and gives batches of 224 ×
+224 crops as uint8 tensors; ours by threads, and by worker processes as the others. webdataset
+decodes by its own "rgb8" (Pillow); litdata and MosaicML, which leave it to the user, by simplejpeg,
+as ours does.
 """
 
 import io
@@ -18,9 +20,12 @@ from benchmarks.workplace import Workplace
 from support.shards.reading import write_index
 from support.shards.tars import make_tar
 
-WORKERS, BATCH = 2, 64
-SIDE, CROP = 256, 224
-SHARDS, SHARD_SAMPLES = 4, 768
+WORKERS = 2
+BATCH = 64
+SIDE = 256
+CROP = 224
+SHARDS = 4
+SHARD_SAMPLES = 768
 PROCESSES = "shardcache, worker processes"
 _TIMED_S = 6.0
 _EDGE = (SIDE - CROP) // 2
@@ -34,10 +39,14 @@ def measure(place: Workplace) -> list[Row]:
     what = f"JPEGs of {SIDE} × {SIDE} decoded and cropped, batches of {BATCH}, {WORKERS} workers"
     with place.warmed(sources["shardcache"]) as daemon:
         contenders = {
-            name: partial(call, images_per_s, contender=name, source=source, socket=str(daemon.socket))
+            name: partial(
+                call, images_per_s, contender=name, source=source, socket=str(daemon.socket)
+            )
             for name, source in sources.items()
         }
-        return compared(contenders, place.say, place.rounds, "images/s", what, {"litdata": Target("≥", 1.4)})
+        return compared(
+            contenders, place.say, place.rounds, "images/s", what, {"litdata": Target("≥", 1.4)}
+        )
 
 
 def samples(shard: int) -> Iterator[Sample]:
@@ -46,8 +55,12 @@ def samples(shard: int) -> Iterator[Sample]:
 
     source = np.random.default_rng(shard)
     for number in range(SHARD_SAMPLES):
-        smooth = Image.fromarray(source.integers(0, 256, (8, 8, 3), dtype=np.uint8)).resize((SIDE, SIDE))
-        noisy = np.clip(np.asarray(smooth, dtype=np.int16) + source.integers(-8, 9, (SIDE, SIDE, 3)), 0, 255)
+        smooth = Image.fromarray(source.integers(0, 256, (8, 8, 3), dtype=np.uint8)).resize(
+            (SIDE, SIDE)
+        )
+        noisy = np.clip(
+            np.asarray(smooth, dtype=np.int16) + source.integers(-8, 9, (SIDE, SIDE, 3)), 0, 255
+        )
         file = io.BytesIO()
         Image.fromarray(noisy.astype(np.uint8)).save(file, "JPEG", quality=90)
         yield f"{shard:03d}{number:04d}", file.getvalue(), number % 10
@@ -61,7 +74,10 @@ def _write(place: Workplace) -> dict[str, str]:
     tars.mkdir(parents=True, exist_ok=True)
     shards = [list(samples(shard)) for shard in range(SHARDS)]
     for number, shard in enumerate(shards):
-        members = [{"__key__": key, "jpg": image, "cls": str(label).encode()} for key, image, label in shard]
+        members = [
+            {"__key__": key, "jpg": image, "cls": str(label).encode()}
+            for key, image, label in shard
+        ]
         (tars / f"{number}.tar").write_bytes(make_tar(members))
     items = [{"image": image, "label": label} for shard in shards for _, image, label in shard]
     peers.write_litdata(root / "litdata", items)
@@ -100,7 +116,12 @@ def _crop_ours(sample: dict[str, Any]) -> tuple[Any, int]:
 def _webdataset(source: str) -> Any:
     import webdataset as wds
 
-    dataset = wds.WebDataset(source, shardshuffle=SHARDS).shuffle(1_000).decode("rgb8").to_tuple("jpg", "cls")
+    dataset = (
+        wds.WebDataset(source, shardshuffle=SHARDS)
+        .shuffle(1_000)
+        .decode("rgb8")
+        .to_tuple("jpg", "cls")
+    )
     batches = dataset.map_tuple(_crop, int).batched(BATCH)
     return wds.WebLoader(batches, batch_size=None, num_workers=WORKERS, persistent_workers=True)
 
@@ -125,7 +146,9 @@ def _simplejpeg(contender: str, source: str) -> Any:
             sample = super().__getitem__(index)
             return _crop(simplejpeg.decode_jpeg(sample["image"])), sample["label"]
 
-    return Loader(Crops(**where, shuffle=True), batch_size=BATCH, num_workers=WORKERS, persistent_workers=True)
+    return Loader(
+        Crops(**where, shuffle=True), batch_size=BATCH, num_workers=WORKERS, persistent_workers=True
+    )
 
 
 def _crop(pixels: Any) -> Any:

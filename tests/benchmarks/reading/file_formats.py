@@ -32,7 +32,9 @@ class _Files:
             yield from self.read(path)
 
 
-def _write(folder: Path, items: Iterable[Item], suffix: str, write: Callable[[Path, Iterable[Item]], None]) -> None:
+def _write(
+    folder: Path, items: Iterable[Item], suffix: str, write: Callable[[Path, Iterable[Item]], None]
+) -> None:
     folder.mkdir(parents=True)
     left = iter(items)
     number = 0
@@ -120,7 +122,9 @@ def _read_tfrecord(path: Path) -> Iterator[Any]:
         "text": tf.io.FixedLenFeature([], tf.string),
     }
     records = tf.data.TFRecordDataset(str(path))
-    yield from records.map(lambda record: tf.io.parse_single_example(record, features)).as_numpy_iterator()
+    yield from records.map(
+        lambda record: tf.io.parse_single_example(record, features)
+    ).as_numpy_iterator()
 
 
 def _write_array_record(path: Path, items: Iterable[Item], record: Callable[[Item], bytes]) -> None:
@@ -163,11 +167,17 @@ def _contest(
     write: Callable[[Path, Iterable[Item]], None],
     read: Callable[[Path], Iterator[Any]],
 ) -> Contest:
-    return Contest(library, partial(_write, suffix=suffix, write=write), "", partial(_Files, read=read))
+    return Contest(
+        library, partial(_write, suffix=suffix, write=write), "", partial(_Files, read=read)
+    )
 
 
-def _array_record(record: Callable[[Item], bytes], read: Callable[[Path], Iterator[Any]]) -> Contest:
-    return _contest("array_record", ".array_record", partial(_write_array_record, record=record), read)
+def _array_record(
+    record: Callable[[Item], bytes], read: Callable[[Path], Iterator[Any]]
+) -> Contest:
+    return _contest(
+        "array_record", ".array_record", partial(_write_array_record, record=record), read
+    )
 
 
 def _lines(fields: Callable[[Item], Item]) -> Contest:
@@ -180,7 +190,9 @@ CONTESTS = {
     "JSON Lines of 40 small fields": _lines(partial(_small_fields, count=40)),
     "JSON Lines of one large field": _lines(_large_field),
     "stored zips": _contest("zipfile", ".zip", _write_zip, _read_zip),
-    "parquet files": Contest("datasets", partial(_write, suffix=".parquet", write=_write_parquet), "", _read_parquet),
+    "parquet files": Contest(
+        "datasets", partial(_write, suffix=".parquet", write=_write_parquet), "", _read_parquet
+    ),
     "TFRecord files": _contest("tensorflow", ".tfrecord", _write_tfrecord, _read_tfrecord),
     "ArrayRecord files": _array_record(_example, _read_examples),
     "ArrayRecord files of plain bytes": _array_record(_image, _read_array_record),

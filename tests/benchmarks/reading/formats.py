@@ -1,6 +1,7 @@
 """Shards of other formats, read warm by one process: ours next to each format's own loader.
 
-Both give every column as a value. Per second of CPU, as some loaders sleep. Another format is one more `Contest`.
+Both give every column as a value. Per second of CPU, as some loaders sleep. Another format is one
+more `Contest`.
 """
 
 import time
@@ -31,7 +32,9 @@ def _write_mds(folder: Path, items: Iterable[Item]) -> None:
 
 
 def _read_mds(folder: str) -> Iterable[Any]:
-    return peers.mosaicml().StreamingDataset(local=folder, shuffle=False, batch_size=8, predownload=100_000)
+    return peers.mosaicml().StreamingDataset(
+        local=folder, shuffle=False, batch_size=8, predownload=100_000
+    )
 
 
 def _write_litdata(folder: Path, items: Iterable[Item]) -> None:
@@ -49,7 +52,11 @@ def items(count: int) -> Iterable[Item]:
     """Yield samples of an image's bytes, a number and a text: the same each time."""
     source = Random(0)
     for number in range(count):
-        yield {"image": source.randbytes(_IMAGE_BYTES), "label": number, "text": f"caption number {number}"}
+        yield {
+            "image": source.randbytes(_IMAGE_BYTES),
+            "label": number,
+            "text": f"caption number {number}",
+        }
 
 
 def measure(place: Workplace) -> list[Row]:

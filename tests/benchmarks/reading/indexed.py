@@ -1,4 +1,5 @@
-"""Scattered samples by their numbers, from a store that is far away: cold, and again from local disk.
+"""Scattered samples by their numbers, from a store that is far away: cold, and again from local
+disk.
 
 Next to them, what each costs without a table of samples: the fetching of its whole shard.
 """
@@ -20,7 +21,8 @@ from support.stores.throttled_s3 import ThrottledS3
 SAMPLES = 8_000
 BATCH_SAMPLES = 256
 BY_SHARDS_SAMPLES = 20
-OURS, BY_SHARDS = "shardcache", "whole shards"
+OURS = "shardcache"
+BY_SHARDS = "whole shards"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,13 @@ def measure(place: Workplace) -> Iterator[Row]:
     again = median_of(tries, "again_per_s")
     fetched = median_of(tries, "fetched")
     what = f"scattered samples of {LARGE.label}, batches of {BATCH_SAMPLES}"
-    yield Row("samples/s", f"cold, {what}", cold[OURS], BY_SHARDS, cold[BY_SHARDS], Target("≥", 1.0))
+    yield Row(
+        "samples/s", f"cold, {what}", cold[OURS], BY_SHARDS, cold[BY_SHARDS], Target("≥", 1.0)
+    )
     yield Row("samples/s", f"again, {what}", again[OURS], BY_SHARDS, again[BY_SHARDS])
-    yield Row("bytes", "from the store for each byte read", fetched[OURS], BY_SHARDS, fetched[BY_SHARDS])
+    yield Row(
+        "bytes", "from the store for each byte read", fetched[OURS], BY_SHARDS, fetched[BY_SHARDS]
+    )
     yield Row("MB", "more memory of the reader", Figure(one.grown_mb for one in tries[OURS]))
 
 
@@ -92,7 +98,9 @@ def read(socket: str, index: str, count: int) -> Scattered:
     """Read samples at random numbers, twice, in batches."""
     from shardcache_client.reader import ShardReader
 
-    with ShardReader(index, socket=socket, decode=lambda sample: len(sample["jpg"])).indexed() as samples:
+    with ShardReader(
+        index, socket=socket, decode=lambda sample: len(sample["jpg"])
+    ).indexed() as samples:
         numbers = random.Random(7).sample(range(len(samples)), count)
         samples[numbers[:1]]
         before_mb = _memory_mb()

@@ -1,6 +1,8 @@
-"""Batches from DataLoader workers, as bytes and with zero copy: as the workers gather them, and at the trainer.
+"""Batches from DataLoader workers, as bytes and with zero copy: as the workers gather them, and at
+the trainer.
 
-In `batches` only the size of a batch reaches the trainer, so that reading is measured; in `handover` the samples do.
+In `batches` only the size of a batch reaches the trainer, so that reading is measured; in
+`handover` the samples do.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +19,10 @@ WORKERS = 2
 BATCH = 32
 _TIMED_S = 3.0
 
-BYTES, ZERO_COPY, WEBDATASET, LITDATA = "shardcache", "zero_copy", "webdataset", "litdata"
+BYTES = "shardcache"
+ZERO_COPY = "zero_copy"
+WEBDATASET = "webdataset"
+LITDATA = "litdata"
 _FORMS = {BYTES: ("bytes", Target("≥", 0.9)), ZERO_COPY: ("zero copy", Target("≥", 1.1))}
 _PEERS = {WEBDATASET: Target("≥", 5.0), LITDATA: Target("≥", 5.0), BYTES: None}
 USES = {False: "left alone", True: "every byte read"}
@@ -43,20 +48,35 @@ def handover(place: Workplace) -> Iterator[Row]:
 
 
 def _handed_over(place: Workplace, daemon: Daemon, read: bool) -> list[Row]:
-    contenders = _contenders(place, daemon, handed_mb_per_s, (ZERO_COPY, BYTES, WEBDATASET, LITDATA), read=read)
-    tries = interleaved(contenders, lambda text: place.say(f"{USES[read]} · {text} MB/s"), place.rounds)
+    contenders = _contenders(
+        place, daemon, handed_mb_per_s, (ZERO_COPY, BYTES, WEBDATASET, LITDATA), read=read
+    )
+    tries = interleaved(
+        contenders, lambda text: place.say(f"{USES[read]} · {text} MB/s"), place.rounds
+    )
     best = {name: Figure(rates, max) for name, rates in tries.items()}
     what = f"{LARGE.label} × {BATCH}, {WORKERS} workers, {USES[read]}"
-    return [Row("MB/s", what, best[ZERO_COPY], f"{peer}, bytes", best[peer], target) for peer, target in _PEERS.items()]
+    return [
+        Row("MB/s", what, best[ZERO_COPY], f"{peer}, bytes", best[peer], target)
+        for peer, target in _PEERS.items()
+    ]
 
 
 def _contenders(
-    place: Workplace, daemon: Daemon, measured: Callable[..., float], names: Iterable[str], **how: Any
+    place: Workplace,
+    daemon: Daemon,
+    measured: Callable[..., float],
+    names: Iterable[str],
+    **how: Any,
 ) -> dict[str, Callable[[], float]]:
-    dataset, url = place.dataset(LARGE), place.url(LARGE)
+    dataset = place.dataset(LARGE)
+    url = place.url(LARGE)
     sources = {WEBDATASET: str(dataset.folder), LITDATA: str(place.litdata(LARGE))}
     how |= {"samples": dataset.samples, "socket": str(daemon.socket)}
-    return {name: partial(call, measured, contender=name, source=sources.get(name, url), **how) for name in names}
+    return {
+        name: partial(call, measured, contender=name, source=sources.get(name, url), **how)
+        for name in names
+    }
 
 
 def gathered_per_s(contender: str, source: str, socket: str, samples: int) -> float:
@@ -70,7 +90,8 @@ def handed_mb_per_s(contender: str, source: str, socket: str, samples: int, read
     import numpy as np
 
     def as_bytes(sample: dict[str, Any]) -> dict[str, Any]:
-        # Its samples hold memoryviews, which no queue can pickle: whoever does not decode in the workers does this.
+        # Its samples hold memoryviews, which no queue can pickle: whoever does not decode in the
+        # workers does this.
         return sample | {EXTENSION: bytes(sample[EXTENSION])}
 
     if contender == LITDATA:

@@ -14,7 +14,8 @@ from support.shards.packed import groups, in_step
 from support.shards.text_lengths import WORDS, draw_lengths
 
 SAMPLES = 40_960
-MAX_TOKENS, WINDOW = 8_192, 512
+MAX_TOKENS = 8_192
+WINDOW = 512
 RANKS = 8
 MAX_PADDING_PERCENT = 3.0
 MIN_SAMPLES_PER_CPU_S = 100_000

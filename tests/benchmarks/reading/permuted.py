@@ -1,9 +1,10 @@
-"""A permutation of all samples from a store that is far away: waiting, bytes, and how well samples are mixed.
+"""A permutation of all samples from a store that is far away: waiting, bytes, and how well samples
+are mixed.
 
-Next to a window of shards, and what peers have: webdataset's shuffle buffer, and the order "py1e" of MosaicML's
-Streaming, each at the size that its documentation names. The mixing is that of an epoch of numbers, of which no bytes
-are read: how far apart neighbours of a shard come, as a share of what they do in a permutation drawn at random, a third
-of all samples.
+Next to a window of shards, and what peers have: webdataset's shuffle buffer, and the order "py1e"
+of MosaicML's Streaming, each at the size that its documentation names. The mixing is that of an
+epoch of numbers, of which no bytes are read: how far apart neighbours of a shard come, as a share
+of what they do in a permutation drawn at random, a third of all samples.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +26,8 @@ from shardcache_client.order.sequences.scatter import ScatteredOrder
 from support.programs.cli import shardcache
 from support.stores.throttled_s3 import ThrottledS3
 
-GLOBAL, WINDOW = "global", "window of 8"
+GLOBAL = "global"
+WINDOW = "window of 8"
 _BUFFER = 1_000
 _PY1E_BLOCK = 1 << 18  # the default of shuffle_block_size
 _SEED = 7
@@ -61,7 +63,9 @@ def _share(served: Served) -> float:
 def permuted(shards: int) -> Served:
     """The first epoch in our order of all samples."""
     order = ScatteredOrder([SHARD_SAMPLES] * shards, Shuffle(_SEED, None))
-    numbers = (shard * SHARD_SAMPLES + number for shard, number in order.samples_between(0, order.samples))
+    numbers = (
+        shard * SHARD_SAMPLES + number for shard, number in order.samples_between(0, order.samples)
+    )
     return np.fromiter(numbers, np.int64, order.samples)
 
 
@@ -90,11 +94,18 @@ def _reading(place: Workplace) -> Iterator[Row]:
     waiting = median_of(tries, "waiting_percent")
     first_s = median_of(tries, "first_batch_s")
     sent_mb = {name: Figure(each.store_bytes / 1e6 for each in tries[name]) for name in tries}
-    what = f"of a cold epoch of {LARGE.label} samples spent waiting, all permuted, {WORKERS} workers"
+    what = (
+        f"of a cold epoch of {LARGE.label} samples spent waiting, all permuted, {WORKERS} workers"
+    )
     yield Row("%", what, waiting[GLOBAL], WINDOW, waiting[WINDOW])
     yield Row("s", "to the first batch, all permuted", first_s[GLOBAL], WINDOW, first_s[WINDOW])
     yield Row(
-        "MB", "from the store, all permuted", sent_mb[GLOBAL], "the dataset", dataset.tar_bytes / 1e6, Target("=", 1)
+        "MB",
+        "from the store, all permuted",
+        sent_mb[GLOBAL],
+        "the dataset",
+        dataset.tar_bytes / 1e6,
+        Target("=", 1),
     )
 
 
@@ -113,7 +124,9 @@ def _index(place: Workplace, dataset: Dataset, store: ThrottledS3) -> str:
 def _cold(place: Workplace, store: ThrottledS3, index: str, samples: int, order: object) -> Course:
     with place.daemon(store=store) as daemon:
         before_bytes = store.stats().sent_bytes
-        course = Course(**call(train, socket=str(daemon.socket), index=index, samples=samples, order=order))
+        course = Course(
+            **call(train, socket=str(daemon.socket), index=index, samples=samples, order=order)
+        )
         return replace(course, store_bytes=store.stats().sent_bytes - before_bytes)
 
 
@@ -121,6 +134,8 @@ def train(socket: str, index: str, samples: int, order: Literal["global"] | bool
     """Train one epoch with a step of a fixed length."""
     from shardcache_client.dataset import ShardDataset
 
-    dataset = ShardDataset(index, shuffle=order, seed=_SEED, batch_size=BATCH_SAMPLES, epochs=1, socket=socket)
+    dataset = ShardDataset(
+        index, shuffle=order, seed=_SEED, batch_size=BATCH_SAMPLES, epochs=1, socket=socket
+    )
     loader: Any = dataset.loader(num_workers=WORKERS, collate_fn=list)
     return read_epoch(loader, samples, Course())

@@ -1,6 +1,7 @@
 """Mixing of an epoch: ours next to webdataset's shuffle buffer of 5,000. No bytes are read.
 
-One reader goes through shards of equal size. webdataset's own stages run for real, over numbers in place of samples.
+One reader goes through shards of equal size. webdataset's own stages run for real, over numbers in
+place of samples.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,8 @@ from shardcache_client.order.sequences.mixes import Mix
 from shardcache_client.order.sequences.permutations import Shuffle
 from shardcache_client.order.sequences.rounds import Order
 
-SAMPLES, SHARD_SAMPLES = 500_000, 2_500
+SAMPLES = 500_000
+SHARD_SAMPLES = 2_500
 WINDOW = 8
 BUFFER = 5_000
 _SEED = 7
@@ -31,15 +33,24 @@ def measure(place: Workplace) -> list[Row]:
     shards = max(_LEAST_SHARDS, round(SAMPLES * place.scale) // SHARD_SAMPLES)
     figures = [apart(serve(shards)) for serve in (ours, webdataset)]
     what = f"between neighbours, shards of {SHARD_SAMPLES:,}, window {WINDOW}"
-    return [Row("samples apart", what, figures[0], f"webdataset shuffle({BUFFER})", figures[1], Target("≥", 1.0))]
+    return [
+        Row(
+            "samples apart",
+            what,
+            figures[0],
+            f"webdataset shuffle({BUFFER})",
+            figures[1],
+            Target("≥", 1.0),
+        )
+    ]
 
 
 def apart(served: Served) -> float:
     """Return how many places lie between two samples that follow each other in a shard, on average.
 
-    In a buffer, a sample waits for a time that is distributed exponentially, so that two neighbours come a buffer's
-    size apart; in a window its time is uniform, and they come a third of the window's samples apart. Raises ValueError
-    where a sample was not served exactly once.
+    In a buffer, a sample waits for a time that is distributed exponentially, so that two neighbours
+    come a buffer's size apart; in a window its time is uniform, and they come a third of the
+    window's samples apart. Raises ValueError where a sample was not served exactly once.
     """
     samples = np.arange(len(served))
     if not np.array_equal(np.sort(served), samples):
@@ -60,12 +71,16 @@ def _mixed(mix: Mix) -> Iterator[int]:
     @lru_cache(mix.window)
     def samples(piece: int) -> Sequence[int]:
         first = mix.pieces[piece].shard * SHARD_SAMPLES
-        return [first + number for number in mix.pieces[piece].numbers(SHARD_SAMPLES, permuted=True)]
+        return [
+            first + number for number in mix.pieces[piece].numbers(SHARD_SAMPLES, permuted=True)
+        ]
 
     for step in range(mix.steps):
         parts = [mix.part(piece, step, samples(piece)) for piece in mix.pieces_at(step)]
         come = [iter(part) for part in parts]
-        yield from (next(come[place]) for place in mix.interleaved(step, [len(part) for part in parts]))
+        yield from (
+            next(come[place]) for place in mix.interleaved(step, [len(part) for part in parts])
+        )
 
 
 def webdataset(shards: int, buffer: int = BUFFER) -> Served:

@@ -1,8 +1,10 @@
-"""A `Table` of millions of rows beside shards: making it, looking its rows up, and the memory that both take.
+"""A `Table` of millions of rows beside shards: making it, looking its rows up, and the memory that
+both take.
 
-Two processes make the dataset at the same time, as two ranks of a node do. One of them makes the table, from one object
-of a store through a daemon; then both read samples, whose keys are those of rows at random. `TABLE_ROWS=100000000` in
-the environment measures a table of 100 million rows, which takes 10 GB of disk.
+Two processes make the dataset at the same time, as two ranks of a node do. One of them makes the
+table, from one object of a store through a daemon; then both read samples, whose keys are those of
+rows at random. `TABLE_ROWS=100000000` in the environment measures a table of 100 million rows,
+which takes 10 GB of disk.
 """
 
 import ctypes
@@ -26,7 +28,8 @@ from support.shards.tars import make_tar
 ROWS = int(os.environ.get("TABLE_ROWS", 1_000_000))
 _BATCH_ROWS = 1_000_000
 _CLASSES = 21_841
-_SHARDS, _SHARD_SAMPLES = 8, 25_000
+_SHARDS = 8
+_SHARD_SAMPLES = 25_000
 _LOOKUPS = 1_000_000
 _PROCESSES = 2
 _SAMPLE_S = 0.05
@@ -48,11 +51,14 @@ def measure(place: Workplace) -> Iterator[Row]:
         yield from _of_table(place, f"s3://{BUCKET}/tables/{path.name}", shards, rows, size_bytes)
 
 
-def _of_table(place: Workplace, table: str, shards: str, rows: int, size_bytes: int) -> Iterator[Row]:
+def _of_table(
+    place: Workplace, table: str, shards: str, rows: int, size_bytes: int
+) -> Iterator[Row]:
     with place.daemon() as daemon, place.folder() as node:
         time.sleep(PREPARED_S)
         daemon.warm(shards)
-        idle_bytes, idle_fetched = peak_bytes(daemon.pid), daemon.status()["counters"]["origin_bytes"]
+        idle_bytes = peak_bytes(daemon.pid)
+        idle_fetched = daemon.status()["counters"]["origin_bytes"]
         arguments = {"table": table, "shards": shards, "socket": str(daemon.socket), "rows": rows}
         tasks = [command(read, seed=seed, **arguments) for seed in range(_PROCESSES)]
         found = call_together(tasks, {"TMPDIR": str(node), **place.store.env()})
@@ -64,20 +70,45 @@ def _of_table(place: Workplace, table: str, shards: str, rows: int, size_bytes: 
         raise RuntimeError(f"{maker['made'] + other['made']} processes made the table")
 
     def row(unit: str, what: str, figure: float, target: Target | None = None) -> Row:
-        return Row(unit, f"{what}, {rows:,} rows, {table.rpartition('.')[2]}", figure, target=target)
+        return Row(
+            unit, f"{what}, {rows:,} rows, {table.rpartition('.')[2]}", figure, target=target
+        )
 
     yield row("times its bytes", "fetched from the store", fetched / size_bytes, Target("=", 1.0))
     yield row("s", "until the dataset is made by the process that makes the table", maker["open_s"])
     yield row("CPU-s", "of that process until then", maker["open_cpu_s"])
     yield row("s", "until it is made by another one, at the same time", other["open_s"])
-    yield row("MB", "more heap of the process that makes the table, at its peak", maker["made_heap"], Target("≤", 100))
-    yield row("MB", "more heap of the other process, after all its reads", other["read_heap"], Target("≤", 100))
+    yield row(
+        "MB",
+        "more heap of the process that makes the table, at its peak",
+        maker["made_heap"],
+        Target("≤", 100),
+    )
+    yield row(
+        "MB",
+        "more heap of the other process, after all its reads",
+        other["read_heap"],
+        Target("≤", 100),
+    )
     yield row("MB", "more memory of the daemon, at its peak", daemon_bytes / 1e6)
-    yield row("samples/s", "joined with rows at random, in each process", min(each["samples_s"] for each in found))
-    yield row("/s", f"{_LOOKUPS:,} rows looked up at random, in each process", min(each["rows_s"] for each in found))
+    yield row(
+        "samples/s",
+        "joined with rows at random, in each process",
+        min(each["samples_s"] for each in found),
+    )
+    yield row(
+        "/s",
+        f"{_LOOKUPS:,} rows looked up at random, in each process",
+        min(each["rows_s"] for each in found),
+    )
     yield row("MB", "the table on the disk", max(each["file"] for each in found))
     resident = max(found, key=lambda each: each["index_resident"] + each["rows_resident"])
-    yield row("MB", "of its index in the page cache after that", resident["index_resident"], Target("≤", 2_000))
+    yield row(
+        "MB",
+        "of its index in the page cache after that",
+        resident["index_resident"],
+        Target("≤", 2_000),
+    )
     yield row("MB", "of its rows in the page cache after that", resident["rows_resident"])
 
 
@@ -138,7 +169,8 @@ def read(table: str, shards: str, socket: str, rows: int, seed: int) -> dict[str
 
     made = _Made()
     heap = _Heap()
-    begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
+    begun_s = time.perf_counter()
+    begun_cpu_s = time.process_time()
     with heap.sampled():
         dataset = Joined({"": ShardDataset(shards, socket=socket), "row": Table(table, key="key")})
     found = {
@@ -154,7 +186,8 @@ def read(table: str, shards: str, socket: str, rows: int, seed: int) -> dict[str
         begun_s = time.perf_counter()
         joined = sum(1 for sample in dataset if "row.label" in sample)
         found["samples_s"] = joined / (time.perf_counter() - begun_s)
-        index, rng = RowIndex(path), random.Random(seed)
+        index = RowIndex(path)
+        rng = random.Random(seed)
         keys = [_key(rng.randrange(rows)) for _ in range(_LOOKUPS)]
         begun_s = time.perf_counter()
         for key in keys:
@@ -225,7 +258,8 @@ def _resident_pages(path: Path) -> Any:
     mapped = numpy.memmap(path, mode="r")
     pages = numpy.zeros(-(-len(mapped) // mmap.PAGESIZE), numpy.uint8)
     libc = ctypes.CDLL(None, use_errno=True)
-    address, length = ctypes.c_void_p(mapped.ctypes.data), ctypes.c_size_t(len(mapped))
+    address = ctypes.c_void_p(mapped.ctypes.data)
+    length = ctypes.c_size_t(len(mapped))
     if libc.mincore(address, length, ctypes.c_void_p(pages.ctypes.data)):
         raise OSError(ctypes.get_errno(), "mincore")
     return pages & 1

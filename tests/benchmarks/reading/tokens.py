@@ -1,7 +1,8 @@
-"""Blocks of tokens for a language model, read by one process: ours next to litdata's and MosaicML's.
+"""Blocks of tokens for a language model, read by one process: ours next to litdata's and
+MosaicML's.
 
-Per second of CPU, as MosaicML's reader often sleeps. Ours and litdata's are cut from documents when they are read;
-MosaicML's were packed when they were written. All read local files in random order.
+Per second of CPU, as MosaicML's reader often sleeps. Ours and litdata's are cut from documents when
+they are read; MosaicML's were packed when they were written. All read local files in random order.
 """
 
 import time
@@ -16,7 +17,9 @@ from benchmarks import peers
 from benchmarks.measure import Row, Target, call, compared, rate
 from benchmarks.workplace import Workplace
 
-LENGTH, DOCUMENTS, LONGEST = 2_048, 40_000, 3_000
+LENGTH = 2_048
+DOCUMENTS = 40_000
+LONGEST = 3_000
 _SHARD_BYTES = 32 * 1024**2
 _TIMED_S = 4.0
 
@@ -27,11 +30,22 @@ def measure(place: Workplace) -> list[Row]:
     what = f"shuffled blocks of {LENGTH:,}, one process"
     with place.warmed(sources["shardcache"]) as daemon:
         contenders = {
-            name: partial(call, million_tokens_per_cpu_s, contender=name, source=source, socket=str(daemon.socket))
+            name: partial(
+                call,
+                million_tokens_per_cpu_s,
+                contender=name,
+                source=source,
+                socket=str(daemon.socket),
+            )
             for name, source in sources.items()
         }
         return compared(
-            contenders, place.say, place.rounds, "million tokens/CPU-s", what, {"litdata": Target("≥", 1.0)}
+            contenders,
+            place.say,
+            place.rounds,
+            "million tokens/CPU-s",
+            what,
+            {"litdata": Target("≥", 1.0)},
         )
 
 
@@ -48,9 +62,15 @@ def _write(place: Workplace) -> dict[str, str]:
     tokens = np.concatenate(documents)
     blocks = tokens[: len(tokens) // LENGTH * LENGTH].reshape(-1, LENGTH)
     columns = {"tokens": f"ndarray:uint16:{LENGTH}"}
-    peers.write_mosaicml(root / "mosaicml", columns, ({"tokens": block} for block in blocks), size_limit=_SHARD_BYTES)
+    peers.write_mosaicml(
+        root / "mosaicml", columns, ({"tokens": block} for block in blocks), size_limit=_SHARD_BYTES
+    )
     ours = f"file://{root}/shardcache/index.json"
-    return {"shardcache": ours, "litdata": str(root / "litdata"), "mosaicml": str(root / "mosaicml")}
+    return {
+        "shardcache": ours,
+        "litdata": str(root / "litdata"),
+        "mosaicml": str(root / "mosaicml"),
+    }
 
 
 def _write_ours(folder: Path, documents: Iterable[Any]) -> None:
@@ -65,7 +85,12 @@ def _write_litdata(folder: Path, documents: Iterable[Any]) -> None:
     import torch
     from litdata import TokensLoader
 
-    peers.write_litdata(folder, map(torch.from_numpy, documents), chunk_bytes=_SHARD_BYTES, item_loader=TokensLoader())
+    peers.write_litdata(
+        folder,
+        map(torch.from_numpy, documents),
+        chunk_bytes=_SHARD_BYTES,
+        item_loader=TokensLoader(),
+    )
 
 
 def million_tokens_per_cpu_s(contender: str, source: str, socket: str) -> float:
@@ -83,8 +108,15 @@ def _dataset(contender: str, source: str, socket: str) -> Any:
 
         return peers.litdata(source, item_loader=TokensLoader(block_size=LENGTH), shuffle=True)
     if contender == "mosaicml":
-        return peers.mosaicml().StreamingDataset(local=source, shuffle=True, batch_size=8, predownload=100_000)
+        return peers.mosaicml().StreamingDataset(
+            local=source, shuffle=True, batch_size=8, predownload=100_000
+        )
     from shardcache_client.dataset import ShardDataset
     from shardcache_client.samples.token_blocks import TokenBlocks
 
-    return ShardDataset(source, shuffle=True, tokens=TokenBlocks(LENGTH, member="tok", dtype="uint16"), socket=socket)
+    return ShardDataset(
+        source,
+        shuffle=True,
+        tokens=TokenBlocks(LENGTH, member="tok", dtype="uint16"),
+        socket=socket,
+    )

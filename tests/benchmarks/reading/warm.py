@@ -10,13 +10,19 @@ from benchmarks.data import KINDS, LARGE, SMALL, Kind
 from benchmarks.measure import Row, Target, call, compared, rate
 from benchmarks.workplace import Daemon, Workplace
 
-OURS, LITDATA, WEBDATASET = "shardcache", "litdata", "webdataset"
+OURS = "shardcache"
+LITDATA = "litdata"
+WEBDATASET = "webdataset"
 UNSHUFFLED = "unshuffled"
 _SHUFFLED_ROUNDS = 5  # a ratio nearer to its target than tries are to each other
 # The largest window needs more shards than it mixes, and the small samples' own are too few.
 _MANY_BYTES = 16 * 1024 * 1024
 MANY = replace(
-    SMALL, name="many", label=f"{SMALL.label} in 16 MiB shards", dataset_bytes=40 * _MANY_BYTES, shard_bytes=_MANY_BYTES
+    SMALL,
+    name="many",
+    label=f"{SMALL.label} in 16 MiB shards",
+    dataset_bytes=40 * _MANY_BYTES,
+    shard_bytes=_MANY_BYTES,
 )
 WINDOW = 8
 _TIMED_S = 1.5  # short epochs are repeated until this much was timed
@@ -48,12 +54,17 @@ def _beside_others(place: Workplace, kind: Kind, daemon: Daemon) -> list[Row]:
 def _shuffled(place: Workplace, kind: Kind, daemon: Daemon) -> list[Row]:
     ours = _task(place, kind, daemon)
     tasks = {OURS: ours | {"window": WINDOW}, UNSHUFFLED: ours}
-    rounds, what = max(place.rounds, _SHUFFLED_ROUNDS), f"shuffled with window {WINDOW}, {kind.label}"
+    rounds = max(place.rounds, _SHUFFLED_ROUNDS)
+    what = f"shuffled with window {WINDOW}, {kind.label}"
     return _compared(place, tasks, rounds, what, {UNSHUFFLED: Target("≥", 0.7)})
 
 
 def _compared(
-    place: Workplace, tasks: Mapping[str, Task], rounds: int, what: str, targets: Mapping[str, Target]
+    place: Workplace,
+    tasks: Mapping[str, Task],
+    rounds: int,
+    what: str,
+    targets: Mapping[str, Target],
 ) -> list[Row]:
     contenders = {name: partial(call, samples_per_s, **task) for name, task in tasks.items()}
     return compared(contenders, place.say, rounds, "samples/s", what, targets)
@@ -89,13 +100,16 @@ def samples_per_s(
         window: number of shards that ours mixes; 0 does not shuffle.
     """
     dataset = _dataset(contender, source, socket, window)
-    keys, seen_bytes = set(), 0
+    keys = set()
+    seen_bytes = 0
     for sample in dataset:
         keys.add(sample["__key__"])
         seen_bytes += sum(len(sample[extension]) for extension in extensions)
     if (len(keys), seen_bytes) != (samples, payload_bytes):
         given = f"{len(keys)} samples of {seen_bytes} bytes"
-        raise RuntimeError(f"{contender} gave {given}, the dataset has {samples} of {payload_bytes}")
+        raise RuntimeError(
+            f"{contender} gave {given}, the dataset has {samples} of {payload_bytes}"
+        )
     return rate(lambda: _read(dataset, extensions), samples, _TIMED_S)
 
 
@@ -114,5 +128,7 @@ def _read(samples: Iterable[Mapping[str, Any]], extensions: Sequence[str]) -> in
     number = 0
     for number, sample in enumerate(samples, 1):  # noqa: B007
         for extension in extensions:
-            bytes(sample[extension])  # as whoever decodes it must; costs nothing where it is `bytes` already
+            bytes(
+                sample[extension]
+            )  # as whoever decodes it must; costs nothing where it is `bytes` already
     return number

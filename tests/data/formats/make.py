@@ -186,7 +186,10 @@ def write_litdata() -> None:
         values.append({name: describe(value) for name, value in sample.items()})
     (folder / "values.json").write_text(json.dumps(values, indent=0))
     cache = write("rows", [litdata_row(number) for number in range(SAMPLES)], compression="zstd")
-    values = [{name: describe(value) for name, value in cache[number].items()} for number in range(SAMPLES)]
+    values = [
+        {name: describe(value) for name, value in cache[number].items()}
+        for number in range(SAMPLES)
+    ]
     (folder / "rows_values.json").write_text(json.dumps(values, indent=0))
     pairs = [(number, bytes([number])) for number in range(SAMPLES)]
     write("tuples", pairs)

@@ -1,6 +1,8 @@
-"""Writes the files of this folder, by TensorFlow and array_record: `pip install tensorflow-cpu array_record`.
+"""Writes the files of this folder, by TensorFlow and array_record: `pip install tensorflow-cpu
+array_record`.
 
-Each has the same Examples, of which `EXAMPLES` of tests/unit/shared/formats/test_record_files.py has the values.
+Each has the same Examples, of which `EXAMPLES` of tests/unit/shared/formats/test_record_files.py
+has the values.
 """
 
 import lzma
@@ -12,14 +14,22 @@ import tensorflow as tf
 from array_record.python.array_record_module import ArrayRecordWriter
 
 FOLDER = Path(__file__).parent
-OPTIONS = {"zstd": "group_size:1", "groups": "group_size:4,zstd", "plain": "group_size:1,uncompressed"}
+OPTIONS = {
+    "zstd": "group_size:1",
+    "groups": "group_size:4,zstd",
+    "plain": "group_size:1,uncompressed",
+}
 OPTIONS |= {"brotli": "group_size:4,brotli", "transposed": "group_size:4,transpose:true"}
 
 
 def example(number: int) -> bytes:
     def feature(**values: Any) -> tf.train.Feature:
         kind, found = values.popitem()
-        message = {"bytes_list": tf.train.BytesList, "float_list": tf.train.FloatList, "int64_list": tf.train.Int64List}
+        message = {
+            "bytes_list": tf.train.BytesList,
+            "float_list": tf.train.FloatList,
+            "int64_list": tf.train.Int64List,
+        }
         return tf.train.Feature(**{kind: message[kind](value=found)})
 
     features = {
@@ -29,7 +39,9 @@ def example(number: int) -> bytes:
         "tokens": feature(int64_list=range(number * 100, number * 100 + 40)),
         "names": feature(bytes_list=[b"a", b"b"]),
     }
-    encoded: bytes = tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+    encoded: bytes = tf.train.Example(
+        features=tf.train.Features(feature=features)
+    ).SerializeToString()
     return encoded
 
 

@@ -23,7 +23,9 @@ Batches = list[list[str]]
 
 def load(dataset: ShardDataset[Any], threads: int) -> ShardLoader[list[str]]:
     """Return a loader of lists of keys, whose batches so many threads make; this one if there are none."""
-    return dataset.loader(batch_size=BATCH, num_workers=threads, workers="threads", collate_fn=keys_of)
+    return dataset.loader(
+        batch_size=BATCH, num_workers=threads, workers="threads", collate_fn=keys_of
+    )
 
 
 @pytest.fixture(params=first_quick([3, 0, 1]), ids=lambda threads: f"{threads} threads")
@@ -52,7 +54,12 @@ def test_substitutes_are_the_same_for_any_threads(daemon: Daemon, tmp_path: Path
 
     def read(threads: int, skip: int = 0) -> Batches:
         dataset = ShardDataset(
-            index, shuffle=True, seed=3, socket=daemon.socket, decode=decode, on_error=ignore_and_continue
+            index,
+            shuffle=True,
+            seed=3,
+            socket=daemon.socket,
+            decode=decode,
+            on_error=ignore_and_continue,
         )
         loader = load(dataset, threads)
         loader.skip(skip)
@@ -142,13 +149,19 @@ def test_stage_that_is_left_logs_what_it_has_refused(
         assert "epoch 0: skipped 2 samples longer than max_tokens" in caplog.text
 
 
-def test_ranks_of_which_one_had_an_empty_batch_are_out_of_step(daemon: Daemon, tmp_path: Path, threads: int) -> None:
+def test_ranks_of_which_one_had_an_empty_batch_are_out_of_step(
+    daemon: Daemon, tmp_path: Path, threads: int
+) -> None:
     """Uneven ranks leave bad samples out: the state of the rank that knows is not enough, those of all are exact."""
     url = write_indexed(tmp_path, [BATCH] * 6)
     (tmp_path / "0.tar").unlink()
 
     def rank(number: int) -> ShardLoader[list[str]]:
-        options: dict[str, Any] = {"even": None, "on_error": ignore_and_continue, "socket": daemon.socket}
+        options: dict[str, Any] = {
+            "even": None,
+            "on_error": ignore_and_continue,
+            "socket": daemon.socket,
+        }
         return load(ShardDataset(url, rank=number, world_size=2, **options), threads)
 
     loaders = [rank(number) for number in range(2)]
@@ -166,7 +179,9 @@ def test_ranks_of_which_one_had_an_empty_batch_are_out_of_step(daemon: Daemon, t
     assert read == dict.fromkeys([f"{number:06d}" for number in range(BATCH, 6 * BATCH)], 1)
 
 
-def test_errors_come_in_the_place_of_their_batch(daemon: Daemon, tmp_path: Path, threads: int) -> None:
+def test_errors_come_in_the_place_of_their_batch(
+    daemon: Daemon, tmp_path: Path, threads: int
+) -> None:
     """Whoever makes it; those before it are yielded."""
     dataset = ShardDataset(spoilt(tmp_path), socket=daemon.socket)
     batches = iter(load(dataset, threads))
@@ -181,13 +196,19 @@ def test_a_handler_can_end_the_epoch(daemon: Daemon, tmp_path: Path, threads: in
     assert [len(batch) for batch in load(dataset, threads)] == [BATCH, BATCH, BATCH]
 
 
-def test_data_without_any_good_sample_is_an_error(daemon: Daemon, tmp_path: Path, threads: int) -> None:
+def test_data_without_any_good_sample_is_an_error(
+    daemon: Daemon, tmp_path: Path, threads: int
+) -> None:
     """Found after each place was tried once, even in an endless epoch's first batch."""
 
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("no image")
 
-    options: dict[str, Any] = {"socket": daemon.socket, "decode": decode, "on_error": ignore_and_continue}
+    options: dict[str, Any] = {
+        "socket": daemon.socket,
+        "decode": decode,
+        "on_error": ignore_and_continue,
+    }
     dataset = ShardDataset(write_indexed(tmp_path, [3, 4]), **options)
     with pytest.raises(ShardError, match="rank 0 cannot read any sample in epoch 0"):
         next(iter(load(dataset, threads)))
@@ -245,7 +266,9 @@ def test_substitutes_are_of_shards_that_are_open(daemon: Daemon, tmp_path: Path)
     found = [key for batch in load(dataset, 0) for key in batch]
     assert len(found) == 800
     assert set(found) == {f"{number:06d}" for number in range(0, 800, 10)}
-    shards_read = sum(job["shards_done"] for job in daemon.status()["jobs"] if job["name"] == "open")
+    shards_read = sum(
+        job["shards_done"] for job in daemon.status()["jobs"] if job["name"] == "open"
+    )
     assert shards_read < 800
 
 
@@ -256,7 +279,9 @@ def test_sample_that_cannot_be_pickled_is_an_error(daemon: Daemon, tmp_path: Pat
     def spoil(sample: dict[str, Any]) -> Any:
         return threading.Lock() if sample["__key__"] == "000005" else sample
 
-    batches = iter(dataset.map(spoil).loader(batch_size=2, num_workers=1, workers="processes", collate_fn=list))
+    batches = iter(
+        dataset.map(spoil).loader(batch_size=2, num_workers=1, workers="processes", collate_fn=list)
+    )
     assert keys_of(next(batches)) == ["000000", "000001"]
     assert keys_of(next(batches)) == ["000002", "000003"]
     with pytest.raises(TypeError, match=r"cannot pickle '_thread.lock' object"):

@@ -33,7 +33,10 @@ def texts(folder: Path, daemon: Daemon) -> str:
     draw = random.Random(7)
     for number in range(8):
         samples = [
-            {"__key__": key, "txt": b"x" * min(1 + int(draw.lognormvariate(3 + number / 8, 0.7)), MAX_TOKENS)}
+            {
+                "__key__": key,
+                "txt": b"x" * min(1 + int(draw.lognormvariate(3 + number / 8, 0.7)), MAX_TOKENS),
+            }
             for key in KEYS[number * SAMPLES // 8 : (number + 1) * SAMPLES // 8]
         ]
         (source / f"{number}.tar").write_bytes(make_tar(samples))
@@ -55,18 +58,22 @@ def described(samples: list[dict[str, Any]]) -> list[tuple[str, int]]:
 def batches(socket: object, urls: str) -> LengthBatches:
     """Return what all loaders of this test read."""
     ds = ShardDataset(urls, shuffle=True, seed=7, socket=str(socket), job="length-job")
-    return batch_by_length(ds, MAX_TOKENS, length, sort_buffer=40, collate=described, timeout_s=GUARD_S)
+    return batch_by_length(
+        ds, MAX_TOKENS, length, sort_buffer=40, collate=described, timeout_s=GUARD_S
+    )
 
 
 def train(socket: str, urls: str) -> dict[str, Any]:
-    """Be one rank: read an epoch by workers that are forked, leave another after some steps, and resume that by workers
-    that are spawned.
+    """Be one rank: read an epoch by workers that are forked, leave another after some steps, and
+    resume that by workers that are spawned.
     """
     dist.init_process_group("gloo")
 
     def loader(start_method: str) -> Any:
         loaded = batches(socket, urls)
-        return StatefulDataLoader(loaded, batch_size=None, num_workers=2, multiprocessing_context=start_method)
+        return StatefulDataLoader(
+            loaded, batch_size=None, num_workers=2, multiprocessing_context=start_method
+        )
 
     def read(loader: Iterable[Any], steps: int | None = None) -> list[Any]:
         taken = []
@@ -75,8 +82,13 @@ def train(socket: str, urls: str) -> dict[str, Any]:
             dist.all_reduce(ones(1))  # no rank begins a step before all have begun the one before
         return taken
 
-    first, second = loader("fork"), loader("spawn")
-    seen: dict[str, Any] = {"whole": read(first), "begun": read(first, STEPS), "state": first.state_dict()}
+    first = loader("fork")
+    second = loader("spawn")
+    seen: dict[str, Any] = {
+        "whole": read(first),
+        "begun": read(first, STEPS),
+        "state": first.state_dict(),
+    }
     second.load_state_dict(seen["state"])
     return seen | {"rest": read(second)}
 
@@ -87,9 +99,12 @@ def keys(*parts: list[Any]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than this machine has processors
+@pytest.mark.filterwarnings(
+    "ignore:This DataLoader will create"
+)  # more workers than this machine has processors
 def test_ranks_train_in_step_and_resume_exactly(daemon: Daemon, texts: str) -> None:
-    """Two ranks of two workers get equally many batches and each sample once, over a whole epoch and a resumed one.
+    """Two ranks of two workers get equally many batches and each sample once, over a whole epoch
+    and a resumed one.
 
     What was left is also read once by one rank with three workers, given the states of both ranks.
     """

@@ -44,8 +44,18 @@ def make(daemon: Daemon, train: list[str], request: pytest.FixtureRequest) -> Ma
     kind = getattr(request, "param", "dataset")
 
     def make_dataset(rank: int = 0, world_size: int = 1, **options: Any) -> ShardDataset:
-        chosen: dict[str, Any] = {"global_batch_size": GLOBAL, "canonical_nodes": 2, "socket": daemon.socket, "seed": 7}
-        chosen |= {"rank": rank, "world_size": world_size, "shuffle": True, "shuffle_window": 3} | options
+        chosen: dict[str, Any] = {
+            "global_batch_size": GLOBAL,
+            "canonical_nodes": 2,
+            "socket": daemon.socket,
+            "seed": 7,
+        }
+        chosen |= {
+            "rank": rank,
+            "world_size": world_size,
+            "shuffle": True,
+            "shuffle_window": 3,
+        } | options
         if kind == "dataset":
             return ShardDataset(train[0], **chosen)
         sources = {name: ShardDataset(url, **chosen) for name, url in zip("ab", train, strict=True)}
@@ -56,7 +66,9 @@ def make(daemon: Daemon, train: list[str], request: pytest.FixtureRequest) -> Ma
 
 def stateful(dataset: ShardDataset, workers: int) -> Any:
     """Return a StatefulDataLoader of the rank's batches."""
-    return StatefulDataLoader(dataset, batch_size=dataset.batch_size, num_workers=workers, collate_fn=list)
+    return StatefulDataLoader(
+        dataset, batch_size=dataset.batch_size, num_workers=workers, collate_fn=list
+    )
 
 
 def plain(dataset: ShardDataset, workers: int) -> Any:
@@ -87,7 +99,9 @@ def whole(make: Make, epoch: int = 0) -> list[Batch]:
     indirect=["make"],
 )
 @pytest.mark.slow
-def test_ranks_and_workers_do_not_change_global_batches(make: Make, world_size: int, workers: int) -> None:
+def test_ranks_and_workers_do_not_change_global_batches(
+    make: Make, world_size: int, workers: int
+) -> None:
     """1, 2 and 8 ranks without and with workers yield the same bytes in the same batches, in two epochs."""
     loaders = [plain(make(rank, world_size), workers) for rank in range(world_size)]
     assert [len(loader) for loader in loaders] == [BATCHES] * world_size
@@ -110,14 +124,21 @@ def test_run_resumes_with_the_next_global_batch_on_any_job(
     make: Make, load: Any, before: tuple[int, int], after: tuple[int, int]
 ) -> None:
     """From the state of one rank, twice: the sequence of batches is that of a run without interruption."""
-    expected, taken, state = whole(make), 0, ""
+    expected = whole(make)
+    taken = 0
+    state = ""
     for (world_size, workers), count in ((before, 4), (after, 5), (before, 3)):
         datasets = [make(rank, world_size) for rank in range(world_size)]
         loaders = [load(dataset, workers) for dataset in datasets]
         for dataset, loader in zip(datasets, loaders, strict=True):
             if state:  # torchdata's loader takes only the state of as many workers
-                (loader if load is stateful and before == after else dataset).load_state_dict(json.loads(state))
-        assert together([islice(loader, count) for loader in loaders]) == expected[taken : taken + count]
+                (loader if load is stateful and before == after else dataset).load_state_dict(
+                    json.loads(state)
+                )
+        assert (
+            together([islice(loader, count) for loader in loaders])
+            == expected[taken : taken + count]
+        )
         taken += count
         state = json.dumps(loaders[0].state_dict())
 
@@ -126,7 +147,8 @@ def test_run_resumes_with_the_next_global_batch_on_any_job(
 @pytest.mark.parametrize("load", first_quick([stateful, own]))
 def test_state_of_one_loader_resumes_with_another(make: Make, load: Any) -> None:
     """Though a plain loader begins with its first worker, whichever worker's turn it was."""
-    expected, saving = whole(make), load(make(), 2)
+    expected = whole(make)
+    saving = load(make(), 2)
     assert list(islice(saving, 3)) == expected[:3]
     second = make()
     second.load_state_dict(saving.state_dict())
@@ -139,11 +161,18 @@ def test_a_sample_that_is_skipped_moves_no_batch_of_others(daemon: Daemon, tmp_p
     url = write_indexed(tmp_path, COUNTS)
     samples = random_samples(41, {"bin": 200}, first=56)
     (tmp_path / "3.tar").write_bytes(make_tar([*samples[:20], samples[20], *samples[20:]]))
-    options: dict[str, Any] = {"global_batch_size": GLOBAL, "on_error": ignore_and_continue, "socket": daemon.socket}
+    options: dict[str, Any] = {
+        "global_batch_size": GLOBAL,
+        "on_error": ignore_and_continue,
+        "socket": daemon.socket,
+    }
     ranks = [ShardDataset(url, rank=rank, world_size=2, **options) for rank in range(2)]
     read = together([iter(plain(rank, 2)) for rank in ranks])
     keys = [[sample["__key__"] for sample in batch] for batch in read]
-    assert keys[:4] == [[f"{number:06d}" for number in range(start, start + GLOBAL)] for start in range(0, 64, GLOBAL)]
+    assert keys[:4] == [
+        [f"{number:06d}" for number in range(start, start + GLOBAL)]
+        for start in range(0, 64, GLOBAL)
+    ]
     assert [len(batch) for batch in keys] == [GLOBAL] * BATCHES
     assert "000076" not in chain.from_iterable(keys)
 
@@ -159,7 +188,9 @@ def test_substitutes_are_the_same_on_any_number_of_ranks(make: Make) -> None:
         return sample
 
     def job(ranks: int) -> list[list[str]]:
-        datasets = [make(rank, ranks, decode=decode, on_error=ignore_and_continue) for rank in range(ranks)]
+        datasets = [
+            make(rank, ranks, decode=decode, on_error=ignore_and_continue) for rank in range(ranks)
+        ]
         batches = together([iter(own(dataset, 0)) for dataset in datasets])
         return [[sample["__key__"] for sample in batch] for batch in batches]
 
@@ -199,7 +230,9 @@ def test_loaders_that_would_change_global_batches_are_refused(make: Make) -> Non
     """Ranks that do not divide them; a loader with batches of another size, or in another order."""
     with pytest.raises(ConfigError, match="cannot be divided among 3 ranks"):
         next(iter(make(0, 3)))
-    with pytest.raises(ConfigError, match="the loader's batch_size is 4, each rank's part of a global batch 8"):
+    with pytest.raises(
+        ConfigError, match="the loader's batch_size is 4, each rank's part of a global batch 8"
+    ):
         make(0, 2).loader(batch_size=4)
     with pytest.raises(ConfigError, match="in_order=False"):
         make(0, 2).loader(num_workers=2, in_order=False)

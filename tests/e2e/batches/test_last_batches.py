@@ -41,7 +41,9 @@ def epochs_of(make_loader: Callable[[], ShardLoader[Batch]]) -> list[list[Batch]
 
 @workers
 @pytest.mark.parametrize("options", first_quick([{}, {"drop_last": True}]))
-def test_last_batch_of_a_resumed_epoch_is_read_once(make: Make, workers: int, options: dict[str, Any]) -> None:
+def test_last_batch_of_a_resumed_epoch_is_read_once(
+    make: Make, workers: int, options: dict[str, Any]
+) -> None:
     """A loop over `loader.remaining` batches reads the one that is left, and then whole epochs."""
     epochs = epochs_of(lambda: load(make(), workers, **options))
     saving = load(make(), workers, **options)

@@ -51,15 +51,20 @@ def test_blocks_have_what_attention_takes(make: Make) -> None:
         assert sum(lengths) <= MAX_TOKENS
         assert block["cu_seqlens"].dtype == block["positions"].dtype == torch.int32
         assert block["cu_seqlens"].diff().tolist() == lengths
-        assert block["positions"].tolist() == [place for length in lengths for place in range(length)]
+        assert block["positions"].tolist() == [
+            place for length in lengths for place in range(length)
+        ]
         assert block["max_seqlen"] == max(lengths)
-        assert block["tokens"].tolist() == [each for sample in block["samples"] for each in tokens(sample)]
+        assert block["tokens"].tolist() == [
+            each for sample in block["samples"] for each in tokens(sample)
+        ]
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_blocks_are_the_same_for_any_workers(make: Make, kind: dict[str, Any]) -> None:
     """Two epochs, of different orders."""
-    alone, others = packed(make()).loader(num_workers=0), packed(make()).loader(**kind)
+    alone = packed(make()).loader(num_workers=0)
+    others = packed(make()).loader(**kind)
     first = [keys(alone), keys(alone)]
     assert [keys(others), keys(others)] == first
     assert first[0] != first[1]
@@ -90,15 +95,25 @@ def test_several_blocks_come_as_a_list(make: Make) -> None:
 
 def test_mixtures_and_filtered_samples_are_packed(make: Make) -> None:
     """Each sample that is left, once."""
-    sources = {"even": make().subset(range(0, len(KEYS), 2)), "odd": make().subset(range(1, len(KEYS), 2))}
+    sources = {
+        "even": make().subset(range(0, len(KEYS), 2)),
+        "odd": make().subset(range(1, len(KEYS), 2)),
+    }
     mixture = Mixture(sources).filter(lambda sample: int(sample["__key__"]) % 3 > 0)
-    assert sorted(chain(*keys(packed(mixture).loader(num_workers=0)))) == [key for key in KEYS if int(key) % 3]
+    assert sorted(chain(*keys(packed(mixture).loader(num_workers=0)))) == [
+        key for key in KEYS if int(key) % 3
+    ]
 
 
 @pytest.mark.parametrize("kind", first_quick(KINDS[:3]))
-def test_blocks_per_source_have_one_source_and_resume_exactly(make: Make, kind: dict[str, Any]) -> None:
+def test_blocks_per_source_have_one_source_and_resume_exactly(
+    make: Make, kind: dict[str, Any]
+) -> None:
     """Each names it; after any number of blocks, a state continues with the very next one."""
-    sources = {"even": make().subset(range(0, len(KEYS), 2)), "odd": make().subset(range(1, len(KEYS), 2))}
+    sources = {
+        "even": make().subset(range(0, len(KEYS), 2)),
+        "odd": make().subset(range(1, len(KEYS), 2)),
+    }
 
     def blocks() -> ShardDataset[Any]:
         return Mixture(sources).pack(MAX_TOKENS, tokens=tokens, window=24, per_source=True)
@@ -145,7 +160,9 @@ def read_as_rank(socket: str, urls: str) -> dict[str, Any]:
     dist.init_process_group("gloo")
 
     def blocks() -> ShardDataset[Any]:
-        dataset = ShardDataset(urls, shuffle=True, shuffle_window=3, seed=7, socket=socket, job="packing-job")
+        dataset = ShardDataset(
+            urls, shuffle=True, shuffle_window=3, seed=7, socket=socket, job="packing-job"
+        )
         return packed(dataset.filter(is_kept))
 
     loader = blocks().loader(num_workers=0)
@@ -157,7 +174,13 @@ def read_as_rank(socket: str, urls: str) -> dict[str, Any]:
     states = [None] * dist.get_world_size()
     dist.all_gather_object(states, state)
     resumed.load_state_dict(states)
-    return {"whole": begun, "begun": begun_again, "left": keys(iterator), "rest": keys(resumed), "state": state}
+    return {
+        "whole": begun,
+        "begun": begun_again,
+        "left": keys(iterator),
+        "rest": keys(resumed),
+        "state": state,
+    }
 
 
 def is_kept(sample: dict[str, Any]) -> bool:
@@ -166,11 +189,15 @@ def is_kept(sample: dict[str, Any]) -> bool:
 
 
 @pytest.mark.slow
-def test_ranks_get_equally_many_blocks_and_resume_exactly(daemon: Daemon, train: str, make: Make) -> None:
+def test_ranks_get_equally_many_blocks_and_resume_exactly(
+    daemon: Daemon, train: str, make: Make
+) -> None:
     """Two ranks, from the states of both; and what they have left is read once by a single one."""
     ranks = torchrun(read_as_rank, daemon.socket, train)
     assert len({len(rank["whole"]) for rank in ranks}) == 1
-    assert {key for rank in ranks for key in chain(*rank["whole"])} == {key for key in KEYS if int(key) % 3}
+    assert {key for rank in ranks for key in chain(*rank["whole"])} == {
+        key for key in KEYS if int(key) % 3
+    }
     assert [rank["rest"] for rank in ranks] == [rank["left"] for rank in ranks]
 
     alone = packed(make().filter(is_kept)).loader(num_workers=0)

@@ -23,7 +23,10 @@ MAX_SCRIPT_LINES = 120
 @pytest.fixture(scope="module")
 def kitchen() -> Iterator[Daemon]:
     """The daemon that serves all projects."""
-    with tempfile.TemporaryDirectory(prefix="shardcache-cookbook-") as root, Daemon(Path(root)) as daemon:
+    with (
+        tempfile.TemporaryDirectory(prefix="shardcache-cookbook-") as root,
+        Daemon(Path(root)) as daemon,
+    ):
         yield daemon
 
 
@@ -51,9 +54,15 @@ def test_the_kubernetes_job_mounts_what_the_daemonset_has() -> None:
     job, service = yaml.safe_load_all((COOKBOOK / "kubernetes" / "job.yaml").read_text())
     pod = job["spec"]["template"]["spec"]
     mounted = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
-    on_node = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+    on_node = {
+        volume["name"]: volume["hostPath"]["path"]
+        for volume in pod["volumes"]
+        if "hostPath" in volume
+    }
     assert {name: mounted[name] for name in on_node} == on_node
-    daemonset = "".join(path.read_text() for path in (ROOT / "deploy" / "kubernetes").rglob("*.yaml"))
+    daemonset = "".join(
+        path.read_text() for path in (ROOT / "deploy" / "kubernetes").rglob("*.yaml")
+    )
     for path in on_node.values():
         assert path in daemonset
     assert service["spec"]["selector"] == job["spec"]["template"]["metadata"]["labels"]

@@ -29,7 +29,9 @@ from support.stores.buckets import Bucket, MotoS3
 
 NAMES = ("docs/how-do-i.md", "docs/making-shards.md")
 PAGES = {name: (ROOT / name).read_text() for name in (*NAMES, "docs/coming-from.md")}
-QUESTIONS = dict(re.findall(r"^### (.+?)\n(.*?)(?=^##|\Z)", PAGES["docs/how-do-i.md"], re.MULTILINE | re.DOTALL))
+QUESTIONS = dict(
+    re.findall(r"^### (.+?)\n(.*?)(?=^##|\Z)", PAGES["docs/how-do-i.md"], re.MULTILINE | re.DOTALL)
+)
 
 pytestmark = pytest.mark.slow
 
@@ -63,21 +65,30 @@ def before_and_after(moto_server: MotoS3) -> Iterator[Place]:
     """The scripts of the page for users of other loaders, the shards that they read, and a daemon."""
     moto_server.make_bucket("first-steps")
     for shard in range(16):
-        samples = [{"__key__": f"{shard}-{number}", "bin": b"pixels", "cls": b"1"} for number in range(20)]
+        samples = [
+            {"__key__": f"{shard}-{number}", "bin": b"pixels", "cls": b"1"} for number in range(20)
+        ]
         moto_server.put("first-steps", f"train-{shard:06d}.tar", make_tar(samples))
     env = moto_server.env()
-    with tempfile.TemporaryDirectory(prefix="shardcache-docs-") as root, Daemon(Path(root), env=env) as daemon:
+    with (
+        tempfile.TemporaryDirectory(prefix="shardcache-docs-") as root,
+        Daemon(Path(root), env=env) as daemon,
+    ):
         (Path(root) / "aws").write_text(AWS.format(python=sys.executable))
         (Path(root) / "aws").chmod(0o755)
         path = f"{root}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         env = clean_environment({"PATH": path, "SHARDCACHE_SOCKET": str(daemon.socket)})
-        place = Place(Path(root), {name: value for name, value in env.items() if not name.startswith("AWS_")})
+        place = Place(
+            Path(root), {name: value for name, value in env.items() if not name.startswith("AWS_")}
+        )
         place.write_scripts("docs/coming-from.md")
         yield place
 
 
 @pytest.mark.parametrize("loader", re.findall(r"# before_(\w+)\.py", PAGES["docs/coming-from.md"]))
-def test_scripts_before_and_after_read_the_same(before_and_after: Place, moto_server: MotoS3, loader: str) -> None:
+def test_scripts_before_and_after_read_the_same(
+    before_and_after: Place, moto_server: MotoS3, loader: str
+) -> None:
     """Both scripts of a pair read the whole dataset, the one through the daemon without any credentials."""
     place = before_and_after
     for name, env in ((f"after_{loader}.py", {}), (f"before_{loader}.py", moto_server.env())):
@@ -100,7 +111,9 @@ def place(moto_server: MotoS3) -> Iterator[Place]:
     ):
         fill_bucket(moto_server)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        env = clean_environment({"PATH": path, "SHARDCACHE_SOCKET": str(daemon.socket), "OMP_NUM_THREADS": "1"})
+        env = clean_environment(
+            {"PATH": path, "SHARDCACHE_SOCKET": str(daemon.socket), "OMP_NUM_THREADS": "1"}
+        )
         place = Place(Path(root), env)
         place.write_scripts(*NAMES)
         (line,) = re.findall(r"^shardcache demo .*$", PAGES["docs/how-do-i.md"], re.MULTILINE)
@@ -112,18 +125,32 @@ def fill_bucket(server: MotoS3) -> None:
     """Store 100 samples for training, their captions again as shards of their own, 11 for validation, and two files."""
     server.make_bucket("bucket")
     for name, counts in (("train", (25, 25, 25, 25)), ("val", (4, 7))):
-        rows = [{"url": f"{shard:06d}.tar", "nsamples": count} for shard, count in enumerate(counts)]
-        server.put("bucket", f"{name}/index.json", json.dumps({"wids_version": 1, "shardlist": rows}).encode())
+        rows = [
+            {"url": f"{shard:06d}.tar", "nsamples": count} for shard, count in enumerate(counts)
+        ]
+        server.put(
+            "bucket",
+            f"{name}/index.json",
+            json.dumps({"wids_version": 1, "shardlist": rows}).encode(),
+        )
         for shard, count in enumerate(counts):
             keys = range(sum(counts[:shard]), sum(counts[:shard]) + count)
             photos = [
-                {"__key__": f"{key:06d}", "jpg": jpeg(key), "txt": b"a photo", "cls": b"%d" % (key % 10)}
+                {
+                    "__key__": f"{key:06d}",
+                    "jpg": jpeg(key),
+                    "txt": b"a photo",
+                    "cls": b"%d" % (key % 10),
+                }
                 for key in keys
             ]
             captions = [{"__key__": photo["__key__"], "txt": photo["txt"]} for photo in photos]
             server.put("bucket", f"{name}/{shard:06d}.tar", make_tar(photos))
             server.put("bucket", f"captions/{name}-{shard:06d}.tar", make_tar(captions))
-    for name, write in (("model.pt", partial(torch.save, {"weight": torch.ones(3)})), ("table.parquet", write_table)):
+    for name, write in (
+        ("model.pt", partial(torch.save, {"weight": torch.ones(3)})),
+        ("table.parquet", write_table),
+    ):
         write(file := io.BytesIO())
         server.put("bucket", name, file.getvalue())
 
@@ -141,7 +168,9 @@ def test_answer_runs_and_prints_what_its_comments_say(
     monkeypatch.setenv("SHARDCACHE_SOCKET", place.env["SHARDCACHE_SOCKET"])
     names: dict[str, object] = {}
     exec(re.findall(r"```python\n(.*?)```", PAGES["docs/how-do-i.md"], re.DOTALL)[0], names)
-    blocks = re.findall(r"^```(python|sh|toml)\n(.*?)^```", QUESTIONS[question], re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^```(python|sh|toml)\n(.*?)^```", QUESTIONS[question], re.MULTILINE | re.DOTALL
+    )
     assert blocks
     for language, block in blocks:
         expected = re.findall(r"^(?: *print\(|\S.*\.py).*  # (.*)$", block, re.MULTILINE)
@@ -167,22 +196,32 @@ def test_text(place: Place) -> None:
     """Lines are packed into blocks of the context's length, each of which is read once."""
     tokens = sum(len(f"line {number}\n") + 1 for number in range(2_000))
     place.run("python pack.py data/lines.txt")
-    assert place.run("python text.py text/index.json") == f"{(tokens - 1) // 1_024} blocks of 1024\n"
+    assert (
+        place.run("python text.py text/index.json") == f"{(tokens - 1) // 1_024} blocks of 1024\n"
+    )
 
 
 def test_mixture(place: Place) -> None:
     """Every batch has the proportions of its epoch; one source has more samples than it gives, the other fewer."""
     for name, count in (("web", 150), ("code", 8)):
         (place.folder / name).mkdir()
-        place.write(f"{name}/0", [{"__key__": f"{number}", "txt": b"word"} for number in range(count)])
+        place.write(
+            f"{name}/0", [{"__key__": f"{number}", "txt": b"word"} for number in range(count)]
+        )
         write_index(place.folder / name, [count])
     printed = place.run("python mixture.py web/index.json code/index.json").splitlines()
     assert [line.partition(" ")[0] for line in printed] == sorted("012" * 5)
-    assert all(ast.literal_eval(line.partition(" ")[2]) == {"web": 18, "code": 2} for line in printed[:10])
-    assert all(ast.literal_eval(line.partition(" ")[2]) == {"web": 10, "code": 10} for line in printed[10:])
+    assert all(
+        ast.literal_eval(line.partition(" ")[2]) == {"web": 18, "code": 2} for line in printed[:10]
+    )
+    assert all(
+        ast.literal_eval(line.partition(" ")[2]) == {"web": 10, "code": 10} for line in printed[10:]
+    )
 
 
-@pytest.mark.skipif(importlib.util.find_spec("soundfile") is None, reason="needs pip install soundfile")
+@pytest.mark.skipif(
+    importlib.util.find_spec("soundfile") is None, reason="needs pip install soundfile"
+)
 def test_audio(place: Place) -> None:
     """Recordings of different lengths are batched by length, each once."""
     import numpy
@@ -191,7 +230,9 @@ def test_audio(place: Place) -> None:
     samples: list[dict[str, bytes | str]] = []
     for number in range(20):
         file = io.BytesIO()
-        soundfile.write(file, numpy.zeros(16_000 + 1_000 * number, dtype="float32"), 16_000, format="FLAC")
+        soundfile.write(
+            file, numpy.zeros(16_000 + 1_000 * number, dtype="float32"), 16_000, format="FLAC"
+        )
         samples.append({"__key__": f"{number}", "flac": file.getvalue(), "txt": b"word"})
     assert place.run(f"python audio.py {place.write('audio', samples)}") == "20 recordings\n"
 
@@ -207,9 +248,13 @@ def test_video(place: Place) -> None:
         file = io.BytesIO()
         with av.open(file, "w", format="mp4") as clip:
             stream = clip.add_stream("mpeg4", rate=10)
-            stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+            stream.width = 64
+            stream.height = 48
+            stream.pix_fmt = "yuv420p"
             for _ in range(10):
-                frame = av.VideoFrame.from_ndarray(numpy.full((48, 64, 3), 20 * number, dtype="uint8"), format="rgb24")
+                frame = av.VideoFrame.from_ndarray(
+                    numpy.full((48, 64, 3), 20 * number, dtype="uint8"), format="rgb24"
+                )
                 clip.mux(stream.encode(frame))
             clip.mux(stream.encode())
         samples.append({"__key__": f"{number}", "mp4": file.getvalue()})
@@ -222,7 +267,9 @@ def test_making_shards(place: Place, moto: Bucket) -> None:
         (place.folder / name).parent.mkdir(parents=True, exist_ok=True)
         (place.folder / name).write_bytes(b"jpeg")
     (place.folder / "data").mkdir(exist_ok=True)
-    pyarrow.parquet.write_table(pyarrow.table({"image": [b"1"], "caption": ["a"]}), place.folder / "data" / "1.parquet")
+    pyarrow.parquet.write_table(
+        pyarrow.table({"image": [b"1"], "caption": ["a"]}), place.folder / "data" / "1.parquet"
+    )
     (place.folder / "corpus.jsonl").write_text('{"text": "a"}\n')
     commands = re.findall(r"^shardcache write .*$", PAGES["docs/making-shards.md"], re.MULTILINE)
     assert len(commands) == 3
@@ -233,11 +280,15 @@ def test_making_shards(place: Place, moto: Bucket) -> None:
     assert sum(row["nsamples"] for row in rows(place.folder / "made")) == 1_000
 
 
-def test_the_page_about_waiting_explains_each_share(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_about_waiting_explains_each_share(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its script prints the shares that it says, and its table has a row for each."""
     page = (ROOT / "docs" / "why-waiting.md").read_text()
     script = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
-    dataset = ShardDataset("s3://bucket/train/index.json", batch_size=8, socket=place.env["SHARDCACHE_SOCKET"])
+    dataset = ShardDataset(
+        "s3://bucket/train/index.json", batch_size=8, socket=place.env["SHARDCACHE_SOCKET"]
+    )
     exec(script, {"loader": dataset.loader(num_workers=0)})
 
     printed = capsys.readouterr().out

@@ -22,7 +22,10 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def place() -> Iterator[Place]:
     """An empty folder on a node on which nobody set up a daemon, with the programs of this environment."""
-    with tempfile.TemporaryDirectory(prefix="shardcache-quick-") as root, private_home(Path(root)) as home:
+    with (
+        tempfile.TemporaryDirectory(prefix="shardcache-quick-") as root,
+        private_home(Path(root)) as home,
+    ):
         (home.root / "work").mkdir()
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         yield Place(home.root / "work", {**os.environ, "PATH": path})
@@ -66,7 +69,12 @@ def test_quick_start_in_a_fresh_environment(place: Place) -> None:
     probe = f"{sys.executable} -m pip download --quiet --no-deps websockets".split()
     if subprocess.run(probe, cwd=place.folder, capture_output=True, check=False).returncode:
         pytest.skip("needs an index of packages")
-    shutil.copytree(ROOT, place.folder, ignore=shutil.ignore_patterns(".*", "build", "tests"), dirs_exist_ok=True)
+    shutil.copytree(
+        ROOT,
+        place.folder,
+        ignore=shutil.ignore_patterns(".*", "build", "tests"),
+        dirs_exist_ok=True,
+    )
     path = f"{place.folder}/.venv/bin:{sys.base_prefix}/bin:/usr/bin:/bin"
     fresh = Place(place.folder, place.env | {"PATH": path})
     fresh.follow(section("README.md", "Quick start"))

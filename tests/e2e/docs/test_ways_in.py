@@ -33,7 +33,16 @@ def daemon(moto_server: MotoS3) -> Iterator[Daemon]:
 
 
 @pytest.mark.parametrize(
-    "way", ["torchrun", "webdataset", "lightning", "accelerate", "processes", "stateful_dataloader", "torchdata_nodes"]
+    "way",
+    [
+        "torchrun",
+        "webdataset",
+        "lightning",
+        "accelerate",
+        "processes",
+        "stateful_dataloader",
+        "torchdata_nodes",
+    ],
 )
 def test_usage_lines_work_as_they_stand(daemon: Daemon, tmp_path: Path, way: str) -> None:
     """With the file alone in a folder: the lines of its docstring, one after the other."""
@@ -51,7 +60,8 @@ def test_every_sample_once_and_equal_steps(daemon: Daemon, tmp_path: Path, scrip
 
 
 def test_lightning_trains_validates_and_resumes(daemon: Daemon, tmp_path: Path) -> None:
-    """Three epochs under DDP; a run that is resumed within the second one is shown what the first was shown from there.
+    """Three epochs under DDP; a run that is resumed within the second one is shown what the first
+    was shown from there.
 
     Lightning saves the loader's state of rank 0 alone, and gives it to all ranks.
     """
@@ -59,7 +69,8 @@ def test_lightning_trains_validates_and_resumes(daemon: Daemon, tmp_path: Path) 
 
 
 def test_accelerate_trains_validates_and_resumes(daemon: Daemon, tmp_path: Path) -> None:
-    """Three epochs on two processes; a run resumed from `save_state` within the second one reads on from there.
+    """Three epochs on two processes; a run resumed from `save_state` within the second one reads on
+    from there.
 
     Accelerate saves the states of rank 0 alone, and gives them to all ranks.
     """
@@ -76,8 +87,8 @@ def test_nodes_of_torchdata_resume(daemon: Daemon, tmp_path: Path) -> None:
 
 
 def test_processes_without_torch_read_in_turn_and_resume(daemon: Daemon, tmp_path: Path) -> None:
-    """Two readers for each of two training processes; checkpoints in the middle of a turn resume with the next batch,
-    also when one of the readers has ended its epoch.
+    """Two readers for each of two training processes; checkpoints in the middle of a turn resume
+    with the next batch, also when one of the readers has ended its epoch.
     """
 
     def ranks(*options: str) -> list[tuple[list[str], dict[str, str]]]:
@@ -89,6 +100,8 @@ def test_processes_without_torch_read_in_turn_and_resume(daemon: Daemon, tmp_pat
     first, second = (len(epochs[f"epoch {epoch}"][0]) for epoch in (0, 1))
     for steps in (3, second - 1):
         rest = run_ranks(
-            daemon, tmp_path / f"rest {steps}", *ranks("--resume", str(tmp_path / f"step-{first + steps}"))
+            daemon,
+            tmp_path / f"rest {steps}",
+            *ranks("--resume", str(tmp_path / f"step-{first + steps}")),
         )
         check_rest(epochs, rest, steps)

@@ -55,12 +55,16 @@ def all_are_evicted(daemon: Daemon, paths: list[str]) -> bool:
     return not any(Path(path).exists() for path in paths)
 
 
-def test_shards_stay_while_they_are_held_and_no_longer(folder: Path, urls: str, daemon: Daemon) -> None:
+def test_shards_stay_while_they_are_held_and_no_longer(
+    folder: Path, urls: str, daemon: Daemon
+) -> None:
     """The files are the shards, in the order of the urls; `evict` removes them only after the block."""
     sources = [folder / "source" / f"shard-{number:06d}.tar" for number in (3, 0, 5)]
     with cached_paths(sources, socket=daemon.socket, job="reader of tars") as paths:
         evict(daemon)
-        assert [Path(path).read_bytes() for path in paths] == [source.read_bytes() for source in sources]
+        assert [Path(path).read_bytes() for path in paths] == [
+            source.read_bytes() for source in sources
+        ]
         assert daemon.leases() == len(sources)
         assert "reader of tars" in [job["name"] for job in daemon.status()["jobs"]]
     eventually(lambda: daemon.leases() == 0)
@@ -74,7 +78,8 @@ def test_a_killed_holder_releases_its_shards(urls: str, daemon: Daemon) -> None:
         assert process.stdout is not None
         paths = process.stdout.readline().split()
         evict(daemon)
-        assert (len(paths), all(Path(path).exists() for path in paths)) == (SHARDS, True)
+        assert len(paths) == SHARDS
+        assert all(Path(path).exists() for path in paths) is True
         process.kill()
         process.wait()
         eventually(lambda: daemon.leases() == 0)

@@ -26,7 +26,9 @@ from support.stores.canary import GatedStore
 PART_BYTES = 64 * 1024
 BODY = random.Random(7).randbytes(3 * PART_BYTES + 17)
 
-fsspec.register_implementation("shardcache", ShardcacheFileSystem, clobber=True)  # as the entry point of a wheel does
+fsspec.register_implementation(
+    "shardcache", ShardcacheFileSystem, clobber=True
+)  # as the entry point of a wheel does
 
 
 class EndFirst(GatedStore):
@@ -56,7 +58,9 @@ def table() -> bytes:
     file = io.BytesIO()
     numbers = random.Random(7)
     values = {"n": list(range(40_000)), "x": [numbers.random() for _ in range(40_000)]}
-    pyarrow.parquet.write_table(pyarrow.table(values), file, compression="none", row_group_size=10_000)
+    pyarrow.parquet.write_table(
+        pyarrow.table(values), file, compression="none", row_group_size=10_000
+    )
     return file.getvalue()
 
 
@@ -66,8 +70,11 @@ class TestGet(AbstractFixtures, AbstractGetTests):  # type: ignore[misc]
 
     @pytest.fixture
     def fs(self, daemon: Daemon) -> ShardcacheFileSystem:
-        fs, local = ShardcacheFileSystem("file", socket=str(daemon.socket), skip_instance_cache=True), LocalFileSystem()
-        fs.mkdir, fs.touch = local.mkdir, local.touch  # one test makes its files by these
+        fs = ShardcacheFileSystem("file", socket=str(daemon.socket), skip_instance_cache=True)
+        local = LocalFileSystem()
+        # one test makes its files by these
+        fs.mkdir = local.mkdir
+        fs.touch = local.touch
         return fs
 
     @pytest.fixture
@@ -84,7 +91,9 @@ class TestGet(AbstractFixtures, AbstractGetTests):  # type: ignore[misc]
 
     @pytest.fixture
     def fs_bulk_operations_scenario_0(self, fs_join: Any, fs_path: str) -> str:
-        return str(self._bulk_operations_scenario_0(LocalFileSystem(auto_mkdir=True), fs_join, fs_path))
+        return str(
+            self._bulk_operations_scenario_0(LocalFileSystem(auto_mkdir=True), fs_join, fs_path)
+        )
 
     @pytest.fixture
     def fs_glob_edge_cases_files(self, fs_join: Any, fs_path: str) -> str:
@@ -92,11 +101,17 @@ class TestGet(AbstractFixtures, AbstractGetTests):  # type: ignore[misc]
 
     @pytest.fixture
     def fs_dir_and_file_with_same_name_prefix(self, fs_join: Any, fs_path: str) -> str:
-        return str(self._dir_and_file_with_same_name_prefix(LocalFileSystem(auto_mkdir=True), fs_join, fs_path))
+        return str(
+            self._dir_and_file_with_same_name_prefix(
+                LocalFileSystem(auto_mkdir=True), fs_join, fs_path
+            )
+        )
 
     @pytest.fixture
     def fs_10_files_with_hashed_names(self, fs_join: Any, fs_path: str) -> str:
-        return str(self._10_files_with_hashed_names(LocalFileSystem(auto_mkdir=True), fs_join, fs_path))
+        return str(
+            self._10_files_with_hashed_names(LocalFileSystem(auto_mkdir=True), fs_join, fs_path)
+        )
 
 
 @pytest.mark.slow
@@ -118,16 +133,28 @@ def test_chained_url_is_read_through_the_cache(
             assert file.read() == BODY
         with fsspec.open(f"shardcache::{moto.url}/data/index.json", "rt", **options) as file:
             assert file.readlines() == ['{"a": 1}\n']
-        with fsspec.open(f"shardcache://{moto.url}/data/a.bin", "rb", **options["shardcache"]) as file:
+        with fsspec.open(
+            f"shardcache://{moto.url}/data/a.bin", "rb", **options["shardcache"]
+        ) as file:
             assert file.read() == BODY, "without the store's own package"
         fs, path = fsspec.url_to_fs(f"shardcache::{moto.url}/data", **options)
         moto.put("data/sub/deep/b.txt", b"")
-        assert fs.ls(path, detail=False) == [f"{moto.name}/data/{name}" for name in ("a.bin", "index.json", "sub")]
-        assert fs.find(path) == [f"{moto.name}/data/{name}" for name in ("a.bin", "index.json", "sub/deep/b.txt")]
-        assert fs.info(f"{path}/sub/deep") == {"name": f"{moto.name}/data/sub/deep", "size": 0, "type": "directory"}
+        assert fs.ls(path, detail=False) == [
+            f"{moto.name}/data/{name}" for name in ("a.bin", "index.json", "sub")
+        ]
+        assert fs.find(path) == [
+            f"{moto.name}/data/{name}" for name in ("a.bin", "index.json", "sub/deep/b.txt")
+        ]
+        assert fs.info(f"{path}/sub/deep") == {
+            "name": f"{moto.name}/data/sub/deep",
+            "size": 0,
+            "type": "directory",
+        }
         assert fs.isdir(path)
         found = fs.glob(f"{path}/*.bin")
-        assert found == [f"shardcache://{moto.url}/data/a.bin"], "libraries open what they find through the cache"
+        assert found == [f"shardcache://{moto.url}/data/a.bin"], (
+            "libraries open what they find through the cache"
+        )
         assert fs.info(found[0])["name"] == f"{moto.name}/data/a.bin"
         assert fs.info(f"{path}/a.bin")["size"] == len(BODY)
         assert not fs.exists(f"{path}/b.bin")
@@ -142,7 +169,9 @@ def test_error_of_a_missing_path_takes_it_for_neither_a_file_nor_a_folder(
 ) -> None:
     """Nobody has said which it should be: the error has the path as it was given, and where to look."""
     fs, path = fsspec.url_to_fs(f"shardcache::file://{tmp_path}", **options)
-    with pytest.raises(NotFoundError, match=f"{path}/missing.bin: there is neither a file nor a folder") as caught:
+    with pytest.raises(
+        NotFoundError, match=f"{path}/missing.bin: there is neither a file nor a folder"
+    ) as caught:
         getattr(fs, ask)(f"{path}/missing.bin")
     assert f"ls {tmp_path}/" in caught.value.remedy
 
@@ -176,7 +205,9 @@ def test_file_of_a_web_server_is_listed_as_itself(options: dict[str, Any]) -> No
         assert fs.find(path) == [listed["name"]]
 
 
-def test_cached_file_is_there_while_its_store_fails(daemon: Daemon, options: dict[str, Any]) -> None:
+def test_cached_file_is_there_while_its_store_fails(
+    daemon: Daemon, options: dict[str, Any]
+) -> None:
     """It is described and read as it is cached, as shards are; one that is not cached is the store's error."""
     with GatedStore() as store:
         for name in ("cached.bin", "other.bin"):
@@ -198,7 +229,10 @@ def test_cached_file_is_there_while_its_store_fails(daemon: Daemon, options: dic
 
 def test_filesystem_is_read_only(options: dict[str, Any], tmp_path: Path) -> None:
     """Writing is an error that says where to write instead."""
-    with pytest.raises(OSError, match="read-only"), fsspec.open(f"shardcache::file://{tmp_path}/a", "wb", **options):
+    with (
+        pytest.raises(OSError, match="read-only"),
+        fsspec.open(f"shardcache::file://{tmp_path}/a", "wb", **options),
+    ):
         pass
     fs, path = fsspec.url_to_fs(f"shardcache::file://{tmp_path}", **options)
     with pytest.raises(FileNotFoundError):
@@ -215,7 +249,9 @@ def test_filesystem_is_read_only(options: dict[str, Any], tmp_path: Path) -> Non
     assert [each.name for each in tmp_path.iterdir()] == ["a"]
 
 
-def test_footer_of_an_arriving_table_is_read_first(daemon: Daemon, options: dict[str, Any], table: bytes) -> None:
+def test_footer_of_an_arriving_table_is_read_first(
+    daemon: Daemon, options: dict[str, Any], table: bytes
+) -> None:
     """Its schema and length are known while the store holds back everything else; then its rows come."""
     with EndFirst() as store:
         url = store.put("table.parquet", table)
@@ -232,13 +268,17 @@ def test_footer_of_an_arriving_table_is_read_first(daemon: Daemon, options: dict
     assert len(gets) == len(set(gets)), "no part was fetched twice"
 
 
-def test_arrow_dataset_reads_through_the_cache(options: dict[str, Any], tmp_path: Path, table: bytes) -> None:
+def test_arrow_dataset_reads_through_the_cache(
+    options: dict[str, Any], tmp_path: Path, table: bytes
+) -> None:
     """Of a folder of tables, only those columns and rows that are asked for."""
     for name in ("a", "b"):
         (tmp_path / f"{name}.parquet").write_bytes(table)
     fs, path = fsspec.url_to_fs(f"shardcache::file://{tmp_path}", **options)
     found = pyarrow.dataset.dataset(path, filesystem=fs, format="parquet")
-    assert found.to_table(columns=["n"], filter=pyarrow.dataset.field("n") < 5)["n"].to_pylist() == 2 * list(range(5))
+    assert found.to_table(columns=["n"], filter=pyarrow.dataset.field("n") < 5)[
+        "n"
+    ].to_pylist() == 2 * list(range(5))
 
 
 def test_rules_hold_for_the_filesystem(folder: Path, tmp_path: Path) -> None:
@@ -255,7 +295,9 @@ def test_rules_hold_for_the_filesystem(folder: Path, tmp_path: Path) -> None:
 def test_options_of_the_object_store_are_refused(options: dict[str, Any]) -> None:
     """The daemon opens the store: another endpoint must not be ignored, and another one read."""
     with pytest.raises(ConfigError, match=r"options of s3:// \(endpoint_url\)"):
-        fsspec.open("shardcache::s3://bucket/a", s3={"endpoint_url": "http://127.0.0.1:9"}, **options)
+        fsspec.open(
+            "shardcache::s3://bucket/a", s3={"endpoint_url": "http://127.0.0.1:9"}, **options
+        )
 
 
 def test_unknown_options_are_refused() -> None:
@@ -299,7 +341,9 @@ def test_invalidated_cache_is_asked_for_again(folder: Path, tmp_path: Path) -> N
 def test_urls_of_one_store_share_a_filesystem(daemon: Daemon) -> None:
     """Each instance stays in memory for good: not one for each url."""
     urls = [f"shardcache::file:///data/{name}" for name in "ab"]
-    first, second = (fsspec.url_to_fs(url, shardcache={"socket": str(daemon.socket)})[0] for url in urls)
+    first, second = (
+        fsspec.url_to_fs(url, shardcache={"socket": str(daemon.socket)})[0] for url in urls
+    )
     assert first is second
 
 
@@ -320,7 +364,9 @@ def test_paths_are_literal_but_in_globs(options: dict[str, Any], tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_modification_time_changes_with_the_version(options: dict[str, Any], tmp_path: Path) -> None:
+def test_modification_time_changes_with_the_version(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
     """Libraries such as DuckDB tell by it whether what they have read still holds."""
     (tmp_path / "a").write_bytes(b"a")
     fs, path = fsspec.url_to_fs(f"shardcache::file://{tmp_path}/a", **options)

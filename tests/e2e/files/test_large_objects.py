@@ -1,6 +1,8 @@
-"""Objects of a gigabyte, of which readers of tables and of weights want little: no more than that crosses the network.
+"""Objects of a gigabyte, of which readers of tables and of weights want little: no more than that
+crosses the network.
 
-The objects are sparse files: they have all of their size, and no bytes on the disk but those that are looked for.
+The objects are sparse files: they have all of their size, and no bytes on the disk but those that
+are looked for.
 """
 
 import io
@@ -28,13 +30,17 @@ GIB = 1024**3
 PART_BYTES = int(Settings.model_fields["range_part_size"].default)
 # Of a table, four columns in each row group, and a hole after each group.
 COLUMNS = ("a", "b", "c", "number")
-GROUPS, GROUP_ROWS = 16, 20_000
+GROUPS = 16
+GROUP_ROWS = 20_000
 COLUMN_BYTES = 8 * GROUP_ROWS
 HOLE = bytes(GIB // GROUPS)
 # Of a model.
-LAYERS, LAYER_BYTES = 8, GIB // 8
+LAYERS = 8
+LAYER_BYTES = GIB // 8
 
-fsspec.register_implementation("shardcache", ShardcacheFileSystem, clobber=True)  # as the entry point of a wheel does
+fsspec.register_implementation(
+    "shardcache", ShardcacheFileSystem, clobber=True
+)  # as the entry point of a wheel does
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +50,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThrottledS3]:
     (folder / "data").mkdir()
     write_table(folder / "data/table.parquet")
     write_weights(folder / "data/model.safetensors")
-    with ThrottledS3(folder, first_byte_s=0, connection_bytes_per_s=1e12, total_bytes_per_s=1e12) as running:
+    with ThrottledS3(
+        folder, first_byte_s=0, connection_bytes_per_s=1e12, total_bytes_per_s=1e12
+    ) as running:
         yield running
 
 
@@ -62,7 +70,9 @@ def write_table(path: Path) -> None:
     """Write a parquet file of a gigabyte; each row's `number` is that of its row group."""
     schema = pyarrow.schema([(name, pyarrow.int64()) for name in COLUMNS])
     with SparseFile(path, "w") as file, pyarrow.PythonFile(file) as sink:
-        table = pyarrow.parquet.ParquetWriter(sink, schema, compression="none", use_dictionary=False)
+        table = pyarrow.parquet.ParquetWriter(
+            sink, schema, compression="none", use_dictionary=False
+        )
         for group in range(GROUPS):
             columns = {name: [group] * GROUP_ROWS for name in COLUMNS}
             table.write_table(pyarrow.table(columns, schema=schema))
@@ -75,7 +85,11 @@ def write_weights(path: Path) -> None:
     tensors: dict[str, Any] = {}
     for layer in range(LAYERS):
         place = [layer * LAYER_BYTES, (layer + 1) * LAYER_BYTES]
-        tensors[f"layer.{layer}"] = {"dtype": "F32", "shape": [LAYER_BYTES // 4], "data_offsets": place}
+        tensors[f"layer.{layer}"] = {
+            "dtype": "F32",
+            "shape": [LAYER_BYTES // 4],
+            "data_offsets": place,
+        }
     tensors["bias"] = {"dtype": "F32", "shape": [3], "data_offsets": [GIB, GIB + 12]}
     header = json.dumps(tensors).encode()
     header += b" " * (-len(header) % 8)
@@ -93,12 +107,16 @@ def counted(store: ThrottledS3, folder: Path) -> Iterator[tuple[ShardcacheFileSy
     with Daemon(folder, env=store.env()) as node:
         yield ShardcacheFileSystem("s3", socket=str(node.socket), skip_instance_cache=True), parts
         # The daemon counts what the store sends; each counts a little after it.
-        eventually(lambda: node.status()["counters"]["origin_bytes"] == store.stats().sent_bytes - before)
+        eventually(
+            lambda: node.status()["counters"]["origin_bytes"] == store.stats().sent_bytes - before
+        )
         parts.append(node.status()["counters"]["origin_bytes"] / PART_BYTES)
 
 
 @pytest.mark.slow
-def test_footer_of_a_large_table_costs_two_parts_at_most(store: ThrottledS3, tmp_path: Path) -> None:
+def test_footer_of_a_large_table_costs_two_parts_at_most(
+    store: ThrottledS3, tmp_path: Path
+) -> None:
     """Its schema and the places of its row groups are known then."""
     with counted(store, tmp_path) as (files, parts), files.open("data/table.parquet") as file:
         table = pyarrow.parquet.ParquetFile(file)
@@ -108,13 +126,16 @@ def test_footer_of_a_large_table_costs_two_parts_at_most(store: ThrottledS3, tmp
 
 
 @pytest.mark.slow
-def test_dataset_reads_the_row_group_that_its_filter_wants(store: ThrottledS3, tmp_path: Path) -> None:
+def test_dataset_reads_the_row_group_that_its_filter_wants(
+    store: ThrottledS3, tmp_path: Path
+) -> None:
     """pyarrow.dataset knows by the footer that no other group can have the number."""
     with counted(store, tmp_path) as (files, parts):
         table = pyarrow.dataset.dataset("data/table.parquet", filesystem=files, format="parquet")
         found = table.to_table(columns=["number"], filter=pyarrow.dataset.field("number") == 5)
     assert found["number"].to_pylist() == [5] * GROUP_ROWS
-    # As many as a row group has, of which the column is one of four, or its ends lie in; and the footer's.
+    # As many as a row group has, of which the column is one of four, or its ends lie in; and the
+    # footer's.
     assert parts[0] <= 4 * COLUMN_BYTES / PART_BYTES + 2 + 2
 
 

@@ -45,7 +45,9 @@ def node(tmp_path: Path) -> Iterator[Daemon]:
 
 def files(node: Daemon) -> ShardcacheFileSystem:
     """Return the filesystem of the cache; what a file reads ahead is less than a part."""
-    return ShardcacheFileSystem("http", socket=str(node.socket), skip_instance_cache=True, block_size=KIB)
+    return ShardcacheFileSystem(
+        "http", socket=str(node.socket), skip_instance_cache=True, block_size=KIB
+    )
 
 
 def read(node: Daemon, url: str, *spans: tuple[int, int]) -> list[bytes]:
@@ -152,7 +154,9 @@ def test_whole_file_is_made_of_the_parts_that_are_there(store: Canary, node: Dae
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sign", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "sign", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_parts_are_found_again_after_a_restart(
     store: Canary, node: Daemon, tmp_path: Path, sign: signal.Signals
 ) -> None:
@@ -180,7 +184,14 @@ def test_parts_are_found_again_after_a_restart(
 def test_object_larger_than_the_cache_is_read_by_ranges(store: Canary, tmp_path: Path) -> None:
     """Parts make room for others, within the capacity; each read has the right bytes."""
     url = store.put("table", BODY)
-    flags = ("--range-part-size", str(PART_BYTES), "--capacity", str(10 * PART_BYTES), "--listing-ttl-s", "1000")
+    flags = (
+        "--range-part-size",
+        str(PART_BYTES),
+        "--capacity",
+        str(10 * PART_BYTES),
+        "--listing-ttl-s",
+        "1000",
+    )
     numbers = random.Random(5)
     with Daemon(tmp_path, *flags) as node, files(node).open(url) as file:
         for _ in range(120):
@@ -194,15 +205,29 @@ def test_object_larger_than_the_cache_is_read_by_ranges(store: Canary, tmp_path:
 def small(folder: Path, parts: int) -> Daemon:
     """Return a daemon whose cache has space for so many parts."""
     capacity = str(parts * PART_BYTES)
-    return Daemon(folder, "--range-part-size", str(PART_BYTES), "--capacity", capacity, "--listing-ttl-s", "1000")
+    return Daemon(
+        folder,
+        "--range-part-size",
+        str(PART_BYTES),
+        "--capacity",
+        capacity,
+        "--listing-ttl-s",
+        "1000",
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "step",
-    [KIB, pytest.param(PART_BYTES + 11, marks=pytest.mark.slow), pytest.param(3 * PART_BYTES, marks=pytest.mark.slow)],
+    [
+        KIB,
+        pytest.param(PART_BYTES + 11, marks=pytest.mark.slow),
+        pytest.param(3 * PART_BYTES, marks=pytest.mark.slow),
+    ],
 )
-def test_object_larger_than_the_cache_is_read_through(store: Canary, tmp_path: Path, step: int) -> None:
+def test_object_larger_than_the_cache_is_read_through(
+    store: Canary, tmp_path: Path, step: int
+) -> None:
     """In order, in steps of any size: what is fetched ahead never takes the space that is needed."""
     url = store.put("table", BODY)
     with small(tmp_path, 12) as node, files(node).open(url) as file:
@@ -239,7 +264,10 @@ def test_failed_read_leaves_no_grant_behind(store: Canary, tmp_path: Path) -> No
         for part in range(5, 30):
             read(node, url, (part * PART_BYTES, part * PART_BYTES + 5))
         assert at(file, 500, 1500) == BODY[500:1500]
-        assert at(file, 20 * PART_BYTES, 20 * PART_BYTES + 5) == BODY[20 * PART_BYTES : 20 * PART_BYTES + 5]
+        assert (
+            at(file, 20 * PART_BYTES, 20 * PART_BYTES + 5)
+            == BODY[20 * PART_BYTES : 20 * PART_BYTES + 5]
+        )
 
 
 @pytest.mark.slow
@@ -249,7 +277,9 @@ def test_open_files_hold_no_space(store: Canary, tmp_path: Path) -> None:
     with small(tmp_path, 12) as node, ExitStack() as opened:
         some = [opened.enter_context(files(node).open(url)) for url in urls]
         for start in (0, 7 * PART_BYTES):
-            assert [at(file, start, start + 9) for file in some] == [BODY[start : start + 9]] * len(some)
+            assert [at(file, start, start + 9) for file in some] == [BODY[start : start + 9]] * len(
+                some
+            )
         assert node.status()["cache"]["leases"] == 0
 
 
@@ -262,7 +292,10 @@ def test_deleted_part_file_is_fetched_again(store: Canary, node: Daemon, tmp_pat
         (part_file,) = (tmp_path / "cache" / "partial").glob("*.part")
         part_file.unlink()
         assert read(node, url, (0, 9)) == [BODY[:9]]
-        assert at(file, 9 * PART_BYTES, 9 * PART_BYTES + 9) == BODY[9 * PART_BYTES : 9 * PART_BYTES + 9]
+        assert (
+            at(file, 9 * PART_BYTES, 9 * PART_BYTES + 9)
+            == BODY[9 * PART_BYTES : 9 * PART_BYTES + 9]
+        )
 
 
 def test_parts_are_evicted_by_their_url(store: Canary, node: Daemon) -> None:
@@ -287,7 +320,9 @@ def test_listing_says_how_much_of_an_object_is_cached(store: Canary, node: Daemo
     (row,) = shardcache("ls", "--json", url, socket=node.socket).events
 
     cached_bytes = 2 * PART_BYTES - 100
-    assert (row["url"], row["size_bytes"], row["cached_bytes"]) == (url, len(BODY), cached_bytes)
+    assert row["url"] == url
+    assert row["size_bytes"] == len(BODY)
+    assert row["cached_bytes"] == cached_bytes
     assert "5.0%" in shardcache("ls", socket=node.socket).out
 
 
@@ -321,7 +356,9 @@ def test_verify_command_drops_a_damaged_part(store: Canary, node: Daemon, tmp_pa
     ran = shardcache("verify", "--json", url, socket=node.socket)
 
     (found,) = [event for event in ran.events if event["event"] == "shard"]
-    assert (ran.code, found["url"], found["ok"]) == (1, url, False)
+    assert ran.code == 1
+    assert found["url"] == url
+    assert found["ok"] is False
     assert "parts 8 of" in found["error"]["message"]
     assert cached(node) == {url: PART_BYTES}
     assert read(node, url, *spans) == [BODY[slice(*span)] for span in spans]
@@ -340,7 +377,9 @@ def left_by_a_killed_daemon(store: Canary, node: Daemon, folder: Path) -> tuple[
 
 
 @pytest.mark.slow
-def test_parts_of_an_earlier_daemon_are_listed_and_evicted(store: Canary, node: Daemon, tmp_path: Path) -> None:
+def test_parts_of_an_earlier_daemon_are_listed_and_evicted(
+    store: Canary, node: Daemon, tmp_path: Path
+) -> None:
     """Also if nobody has read any of them since; what they take is as it was."""
     url, _ = left_by_a_killed_daemon(store, node, tmp_path)
     node.start()
@@ -353,7 +392,9 @@ def test_parts_of_an_earlier_daemon_are_listed_and_evicted(store: Canary, node: 
 
 
 @pytest.mark.slow
-def test_verify_reads_parts_of_an_earlier_daemon(store: Canary, node: Daemon, tmp_path: Path) -> None:
+def test_verify_reads_parts_of_an_earlier_daemon(
+    store: Canary, node: Daemon, tmp_path: Path
+) -> None:
     """A damaged one is dropped; the other is there still, and right."""
     url, part_file = left_by_a_killed_daemon(store, node, tmp_path)
     damage(part_file, 8)
@@ -361,7 +402,9 @@ def test_verify_reads_parts_of_an_earlier_daemon(store: Canary, node: Daemon, tm
 
     assert shardcache("verify", socket=node.socket).code == 1
     assert cached(node) == {url: PART_BYTES}
-    assert read(node, url, (3 * PART_BYTES, 3 * PART_BYTES + 9)) == [BODY[3 * PART_BYTES : 3 * PART_BYTES + 9]]
+    assert read(node, url, (3 * PART_BYTES, 3 * PART_BYTES + 9)) == [
+        BODY[3 * PART_BYTES : 3 * PART_BYTES + 9]
+    ]
     assert len(store.ranges()) == 2
 
 
@@ -404,7 +447,8 @@ def test_pinned_object_is_completed_from_its_parts(store: Canary, node: Daemon) 
     assert shardcache("pin", url, socket=node.socket).code == 0
 
     (row,) = node.shards()
-    assert (row["cached_bytes"], row["pinned"]) == (len(BODY), True)
+    assert row["cached_bytes"] == len(BODY)
+    assert row["pinned"] is True
     assert store.asked_bytes() == len(BODY)
 
 
@@ -420,14 +464,19 @@ def test_replaced_object_is_not_mixed_with_the_new_one(store: Canary, node: Daem
             at(file, 20 * PART_BYTES, 20 * PART_BYTES + 5)
 
     with cache.open(url) as file:
-        assert at(file, 20 * PART_BYTES, 20 * PART_BYTES + 5) == new[20 * PART_BYTES : 20 * PART_BYTES + 5]
+        assert (
+            at(file, 20 * PART_BYTES, 20 * PART_BYTES + 5)
+            == new[20 * PART_BYTES : 20 * PART_BYTES + 5]
+        )
         assert at(file, 0, 5) == new[:5]
 
 
 def test_table_is_read_by_columns(store: Canary, node: Daemon) -> None:
     """Of a parquet file, the footer and the pages of the columns that are asked for."""
     numbers = random.Random(7)
-    columns = {name: [numbers.random() for _ in range(40_000)] for name in ("a", "b", "c", "d", "e", "f")}
+    columns = {
+        name: [numbers.random() for _ in range(40_000)] for name in ("a", "b", "c", "d", "e", "f")
+    }
     table = pyarrow.table(columns)
     sink = pyarrow.BufferOutputStream()
     pyarrow.parquet.write_table(table, sink, compression="none", use_dictionary=False)
@@ -451,7 +500,9 @@ def test_tensor_is_read_without_the_others(store: Canary, node: Daemon) -> None:
         header_bytes = int.from_bytes(file.read(8), "little")
         facts = json.loads(file.read(header_bytes))["layer.7"]
         start, end = (8 + header_bytes + offset for offset in facts["data_offsets"])
-        found = torch.frombuffer(bytearray(at(file, start, end)), dtype=torch.float32).reshape(facts["shape"])
+        found = torch.frombuffer(bytearray(at(file, start, end)), dtype=torch.float32).reshape(
+            facts["shape"]
+        )
 
     assert torch.equal(found, tensors["layer.7"])
     assert store.asked_bytes() <= end - start + 3 * PART_BYTES

@@ -51,14 +51,19 @@ def part(number: int) -> tuple[int, int]:
 def files_of(node: Daemon, block_size: int = 1) -> ShardcacheFileSystem:
     """Return the filesystem of the cache, for a reader that gives up before the test's own limit."""
     return ShardcacheFileSystem(
-        "http", socket=str(node.socket), skip_instance_cache=True, block_size=block_size, timeout_s=60
+        "http",
+        socket=str(node.socket),
+        skip_instance_cache=True,
+        block_size=block_size,
+        timeout_s=60,
     )
 
 
 def read(node: Daemon, url: str, *numbers: int, is_new: bool = False) -> list[bytes]:
     """Return those bytes of some parts, read by one reader, which does not read ahead of them.
 
-    With `is_new`, they are those of the present version, and not of the last one that the daemon has seen.
+    With `is_new`, they are those of the present version, and not of the last one that the daemon
+    has seen.
     """
     files = files_of(node)
     if is_new:
@@ -137,11 +142,15 @@ def test_read_ahead_takes_no_space_that_the_read_itself_needs(store: Canary, nod
     url = store.put("table", BODY)
     step = 14 * PART_BYTES
     with holding(node, store), files_of(node, block_size=step).open(url) as file:
-        assert [file.read(step) for _ in range(3)] == [BODY[at : at + step] for at in range(0, len(BODY), step)]
+        assert [file.read(step) for _ in range(3)] == [
+            BODY[at : at + step] for at in range(0, len(BODY), step)
+        ]
 
 
 @pytest.mark.slow
-def test_ranges_come_first_although_the_whole_was_asked_for_before(store: Canary, node: Daemon) -> None:
+def test_ranges_come_first_although_the_whole_was_asked_for_before(
+    store: Canary, node: Daemon
+) -> None:
     """Of an object of which nothing was cached."""
     url = store.put("table", BODY)
     with holding(node, store) as holder, waiting(node, url) as waiter:
@@ -155,7 +164,11 @@ def test_ranges_come_first_although_the_whole_was_asked_for_before(store: Canary
 def test_two_readers_wait_for_the_same_whole(store: Canary, node: Daemon) -> None:
     """Both get it, fetched once."""
     url = store.put("table", BODY)
-    with holding(node, store) as holder, waiting(node, url) as first, waiting(node, url, "other") as second:
+    with (
+        holding(node, store) as holder,
+        waiting(node, url) as first,
+        waiting(node, url, "other") as second,
+    ):
         assert read(node, url, 3, 20) == parts_of(BODY, 3, 20)
         holder.close()
         assert bytes_of(first.receive()) == BODY
@@ -167,7 +180,11 @@ def test_two_readers_wait_for_the_same_whole(store: Canary, node: Daemon) -> Non
 def test_two_wholes_wait_while_ranges_of_both_are_read(store: Canary, node: Daemon) -> None:
     """Neither keeps its parts from the other: each gets its space in the end."""
     urls = [store.put("table", BODY), store.put("other", OTHER_BODY)]
-    with holding(node, store) as holder, waiting(node, urls[0]) as first, waiting(node, urls[1], "other") as second:
+    with (
+        holding(node, store) as holder,
+        waiting(node, urls[0]) as first,
+        waiting(node, urls[1], "other") as second,
+    ):
         for url, body in zip(urls, (BODY, OTHER_BODY), strict=True):
             assert read(node, url, 3, 20) == parts_of(body, 3, 20)
         holder.close()
@@ -217,7 +234,9 @@ def test_object_that_changes_meanwhile_is_never_mixed(store: Canary, node: Daemo
         assert bytes_of(waiter.receive()) == OTHER_BODY
 
 
-def test_whole_larger_than_the_cache_is_the_error_of_who_wants_it(store: Canary, node: Daemon) -> None:
+def test_whole_larger_than_the_cache_is_the_error_of_who_wants_it(
+    store: Canary, node: Daemon
+) -> None:
     """Ranges of it go on."""
     body = BODY + OTHER_BODY
     url = store.put("table", body)
@@ -234,14 +253,21 @@ def test_whole_larger_than_the_cache_is_the_error_of_who_wants_it(store: Canary,
 def test_error_of_the_whole_does_not_end_a_range_that_arrives(node: Daemon) -> None:
     """Each of two readers of one transfer gets its own answer."""
     body = BODY + OTHER_BODY
-    with GatedStore() as store, RawSession(node) as ranged, RawSession(node, job="other") as session:
+    with (
+        GatedStore() as store,
+        RawSession(node) as ranged,
+        RawSession(node, job="other") as session,
+    ):
         url = store.put("table", body)
         store.let("table", 1)  # for its version
         ranged.plan([url], [0], wanted="ranges")
         ranged.send(type="lease", id=70, position=0, start=0, beyond=99, partial=True)
         ranged.send(type="need", of=70)
         eventually(
-            lambda: [row["stage"] for row in node.status()["transfers"]] == ["downloading from the object store"]
+            lambda: (
+                [row["stage"] for row in node.status()["transfers"]]
+                == ["downloading from the object store"]
+            )
         )
         session.plan([url], [0], wanted="files")
         assert session.take(0)["error"]["code"] == CapacityError.code
@@ -264,7 +290,9 @@ def test_wait_of_a_whole_file_is_explained_without_shards(store: Canary, node: D
 
 def test_wait_of_a_range_is_explained_by_the_range(store: Canary, node: Daemon) -> None:
     """It waits for the space of other ranges, and that is what its reader is told; no shard has to do with it."""
-    held = store.put("held", BODY + OTHER_BODY)  # larger than the cache, so that nobody fetches the whole
+    held = store.put(
+        "held", BODY + OTHER_BODY
+    )  # larger than the cache, so that nobody fetches the whole
     url = store.put("table", OTHER_BODY + BODY)
     span = 30 * PART_BYTES  # more than half of the cache
     with RawSession(node, job="first") as first, RawSession(node, job="second") as second:

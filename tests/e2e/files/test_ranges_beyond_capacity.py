@@ -42,7 +42,9 @@ def store(folder: Path) -> Iterator[Canary]:
         urls = [running.url(f"/{number}.tar") for number in range(SHARDS)]
         (folder / "indexing").mkdir()
         with Daemon(folder / "indexing") as daemon:
-            ran = shardcache("index", *urls, "-o", folder / "index.json", "--samples", socket=daemon.socket)
+            ran = shardcache(
+                "index", *urls, "-o", folder / "index.json", "--samples", socket=daemon.socket
+            )
         assert ran.code == 0, ran.err
         for name in ("index.json", "index.samples"):
             running.files[f"/{name}"] = (folder / name).read_bytes()
@@ -79,11 +81,15 @@ def test_list_of_samples_may_be_larger_than_the_cache(store: Canary, node: Daemo
     """All samples in one list, in any order."""
     numbers = shuffled(1)
     with dataset(store, node).indexed() as samples:
-        assert [content(sample) for sample in samples[numbers]] == [ALL[number] for number in numbers]
+        assert [content(sample) for sample in samples[numbers]] == [
+            ALL[number] for number in numbers
+        ]
 
 
 @pytest.mark.slow
-def test_list_in_order_is_read_from_shards_larger_than_the_cache(store: Canary, node: Daemon) -> None:
+def test_list_in_order_is_read_from_shards_larger_than_the_cache(
+    store: Canary, node: Daemon
+) -> None:
     """By ranges, where a shard that is read in order cannot be held."""
     with dataset(store, node).indexed() as samples:
         assert [content(sample) for sample in samples[range(TOTAL)]] == ALL
@@ -96,7 +102,9 @@ def test_lists_of_many_readers_are_read_at_the_same_time(store: Canary, node: Da
     def read(seed: int) -> bool:
         numbers = shuffled(seed)
         with dataset(store, node).indexed() as samples:
-            return [content(sample) for sample in samples[numbers]] == [ALL[number] for number in numbers]
+            return [content(sample) for sample in samples[numbers]] == [
+                ALL[number] for number in numbers
+            ]
 
     with ThreadPoolExecutor(6) as threads:
         assert all(threads.map(read, range(6)))
@@ -108,14 +116,18 @@ def test_readers_that_do_other_things_keep_nobody_waiting(store: Canary, node: D
     with ExitStack() as stack:
         idle = []
         for seed in range(6):
-            busy = dataset(store, node, shuffle="global", seed=seed, batch_size=4, job=f"idle-{seed}")
+            busy = dataset(
+                store, node, shuffle="global", seed=seed, batch_size=4, job=f"idle-{seed}"
+            )
             samples = iter(busy)
             stack.callback(getattr(samples, "close", lambda: None))
             idle.append((samples, list(islice(samples, 2))))
 
         with dataset(store, node).indexed() as samples:
             numbers = shuffled(3)
-            assert [content(sample) for sample in samples[numbers]] == [ALL[number] for number in numbers]
+            assert [content(sample) for sample in samples[numbers]] == [
+                ALL[number] for number in numbers
+            ]
         for samples, first in idle:
             found = sorted(map(content, [*first, *samples]), key=lambda sample: sample["__key__"])
             assert found == ALL
@@ -134,20 +146,28 @@ def test_epoch_of_global_shuffle_is_larger_than_the_cache(store: Canary, node: D
 @pytest.mark.slow
 def test_ranges_of_files_may_be_larger_than_the_cache_together(store: Canary, node: Daemon) -> None:
     """By fsspec's call for many at once."""
-    files = ShardcacheFileSystem("http", socket=str(node.socket), skip_instance_cache=True, timeout_s=PATIENCE_S)
+    files = ShardcacheFileSystem(
+        "http", socket=str(node.socket), skip_instance_cache=True, timeout_s=PATIENCE_S
+    )
     numbers = random.Random(5)
     shards = [numbers.randrange(SHARDS) for _ in range(60)]
     starts = [numbers.randrange(len(TARS[shard]) - 3 * PART_BYTES) for shard in shards]
     ends = [start + numbers.randrange(1, 3 * PART_BYTES) for start in starts]
     urls = [store.url(f"/{shard}.tar") for shard in shards]
     found = files.cat_ranges(urls, starts, ends)
-    assert found == [TARS[shard][start:end] for shard, start, end in zip(shards, starts, ends, strict=True)]
+    assert found == [
+        TARS[shard][start:end] for shard, start, end in zip(shards, starts, ends, strict=True)
+    ]
 
 
-def test_range_larger_than_the_cache_is_an_error_that_says_both_sizes(store: Canary, tmp_path: Path) -> None:
+def test_range_larger_than_the_cache_is_an_error_that_says_both_sizes(
+    store: Canary, tmp_path: Path
+) -> None:
     """Small ranges of the same object are read."""
     flags = ("--range-part-size", str(PART_BYTES), "--listing-ttl-s", "1000")
-    files = ShardcacheFileSystem("http", socket=str(tmp_path / "s.sock"), skip_instance_cache=True, block_size=KIB)
+    files = ShardcacheFileSystem(
+        "http", socket=str(tmp_path / "s.sock"), skip_instance_cache=True, block_size=KIB
+    )
     url = store.url("/0.tar")
     with Daemon(tmp_path, *flags, capacity=str(CAPACITIES[0])):
         with (
@@ -162,10 +182,14 @@ def test_range_larger_than_the_cache_is_an_error_that_says_both_sizes(store: Can
 @pytest.mark.slow
 def test_shards_that_are_held_make_room_for_the_next(store: Canary, tmp_path: Path) -> None:
     """In a cache of two shards, for a reader that may hold four: it gives back what it read longest ago."""
-    store.files["/untabled.json"] = store.files["/index.json"]  # without a table of samples beside it
+    store.files["/untabled.json"] = store.files[
+        "/index.json"
+    ]  # without a table of samples beside it
     url = store.url("/untabled.json")
     with (
         Daemon(tmp_path, capacity=str(54 * PART_BYTES)) as node,
         ShardDataset(url, socket=node.socket, timeout_s=PATIENCE_S).indexed(window=4) as samples,
     ):
-        assert [content(samples[shard * PER_SHARD]) for shard in range(4)] == [each[0] for each in SAMPLES[:4]]
+        assert [content(samples[shard * PER_SHARD]) for shard in range(4)] == [
+            each[0] for each in SAMPLES[:4]
+        ]

@@ -16,7 +16,8 @@ from support.stores.seaweedfs import S3Server
 BODY = bytes(range(256)) * 40
 BUCKET = "agreement"
 OBJECT = {"Bucket": BUCKET, "Key": "a/b.bin"}
-LONG_AGO, FAR_AHEAD = "Thu, 01 Jan 2004 00:00:00 GMT", "Thu, 01 Jan 2099 00:00:00 GMT"
+LONG_AGO = "Thu, 01 Jan 2004 00:00:00 GMT"
+FAR_AHEAD = "Thu, 01 Jan 2099 00:00:00 GMT"
 
 # Operation and parameters of each request; ETAG stands for the object's.
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
@@ -90,11 +91,16 @@ def asked(client: Any, operation: str, params: dict[str, Any]) -> dict[str, Any]
     try:
         answer = getattr(client, operation)(**params)
     except ClientError as exn:
-        return {"status": exn.response["ResponseMetadata"]["HTTPStatusCode"], "code": exn.response["Error"]["Code"]}
+        return {
+            "status": exn.response["ResponseMetadata"]["HTTPStatusCode"],
+            "code": exn.response["Error"]["Code"],
+        }
     found = {name: answer[name] for name in FIELDS if name in answer}
     found["status"] = answer["ResponseMetadata"]["HTTPStatusCode"]
     found["body"] = answer["Body"].read() if "Body" in answer else None
-    found["keys"] = [(entry["Key"], entry["Size"], entry["ETag"]) for entry in answer.get("Contents", [])]
+    found["keys"] = [
+        (entry["Key"], entry["Size"], entry["ETag"]) for entry in answer.get("Contents", [])
+    ]
     found["folders"] = [entry["Prefix"] for entry in answer.get("CommonPrefixes", [])]
     return found
 
@@ -106,7 +112,9 @@ def test_endpoint_answers_as_the_store(
     """The same status and code, or the same bytes, sizes, ETags and names."""
     store, endpoint = clients
     if operation == "head_object" and "Range" in params and "seaweedfs" in request.node.name:
-        pytest.skip("SeaweedFS answers HEAD for the whole object, whatever the range; S3 and moto do not")
+        pytest.skip(
+            "SeaweedFS answers HEAD for the whole object, whatever the range; S3 and moto do not"
+        )
     etag = store.head_object(**OBJECT)["ETag"]
     params = {name: etag if value == "ETAG" else value for name, value in params.items()}
     assert asked(endpoint, operation, params) == asked(store, operation, params)

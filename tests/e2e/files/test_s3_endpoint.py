@@ -76,7 +76,9 @@ def counted(daemon: Daemon, name: str) -> int:
     return int(daemon.status()["counters"][name])
 
 
-@pytest.mark.parametrize(("key", "content"), [("small", SMALL), ("large", LARGE), ("empty", b""), (ODD_KEY, b"odd")])
+@pytest.mark.parametrize(
+    ("key", "content"), [("small", SMALL), ("large", LARGE), ("empty", b""), (ODD_KEY, b"odd")]
+)
 def test_objects_come_whole_from_the_store_and_from_the_cache(
     client: Any, bucket: Bucket, key: str, content: bytes
 ) -> None:
@@ -103,7 +105,9 @@ def test_sent_bytes_are_counted(client: Any, bucket: Bucket, daemon: Daemon) -> 
     assert counted(daemon, "s3_bytes") - sent_bytes == len(SMALL) + 10
 
 
-def test_bytes_sent_to_a_client_that_closes_early_are_counted(client: Any, bucket: Bucket, daemon: Daemon) -> None:
+def test_bytes_sent_to_a_client_that_closes_early_are_counted(
+    client: Any, bucket: Bucket, daemon: Daemon
+) -> None:
     """What it was sent is counted, and not what it was not."""
     at_start = counted(daemon, "s3_bytes")
     body(client, bucket, "large")
@@ -131,7 +135,14 @@ def test_bytes_sent_to_a_client_that_closes_early_are_counted(client: Any, bucke
     ],
 )
 def test_ranges_are_those_bytes(
-    client: Any, bucket: Bucket, *, key: str, wanted: str, start: int, end: int | None, is_cached: bool
+    client: Any,
+    bucket: Bucket,
+    *,
+    key: str,
+    wanted: str,
+    start: int,
+    end: int | None,
+    is_cached: bool,
 ) -> None:
     """Whichever form a range has, and whether the object is cached or not."""
     content = SMALL if key == "small" else LARGE
@@ -171,11 +182,17 @@ def test_invalid_range_gives_the_whole_object(client: Any, bucket: Bucket, wante
 
 
 @pytest.mark.parametrize(
-    ("key", "wanted"), [("small", f"bytes={len(SMALL)}-"), ("small", "bytes=-0"), ("empty", "bytes=0-0")]
+    ("key", "wanted"),
+    [("small", f"bytes={len(SMALL)}-"), ("small", "bytes=-0"), ("empty", "bytes=0-0")],
 )
-def test_a_range_beyond_the_end_is_refused(client: Any, bucket: Bucket, key: str, wanted: str) -> None:
+def test_a_range_beyond_the_end_is_refused(
+    client: Any, bucket: Bucket, key: str, wanted: str
+) -> None:
     """With 416 and S3's code."""
-    assert refusal(client.get_object, Bucket=bucket.name, Key=key, Range=wanted) == (416, "InvalidRange")
+    assert refusal(client.get_object, Bucket=bucket.name, Key=key, Range=wanted) == (
+        416,
+        "InvalidRange",
+    )
 
 
 @pytest.mark.parametrize("wanted", [f"bytes=7-{10**30}", f"bytes=-{10**30}"])
@@ -193,17 +210,22 @@ def test_a_download_is_resumed_in_the_same_version_alone(daemon: Daemon, bucket:
     stored = ask(daemon, *signed(daemon, path, keys)).headers
     for same in (stored["ETag"], stored["Last-Modified"]):
         rest = ask(daemon, *signed(daemon, path, keys, Range="bytes=10-", If_Range=same))
-        assert (rest.status, rest.body) == (206, SMALL[10:])
+        assert rest.status == 206
+        assert rest.body == SMALL[10:]
     for other in ('"other"', f"W/{stored['ETag']}", "Sun, 06 Nov 1994 08:49:37 GMT", ""):
         whole = ask(daemon, *signed(daemon, path, keys, Range="bytes=10-", If_Range=other))
-        assert (whole.status, whole.body) == (200, SMALL)
+        assert whole.status == 200
+        assert whole.body == SMALL
 
 
 def test_a_weak_etag_does_not_match(client: Any, bucket: Bucket) -> None:
     """If-Match promises the same bytes; If-None-Match saves a download of the same content."""
     etag = client.head_object(Bucket=bucket.name, Key="small")["ETag"]
     of_small = {"Bucket": bucket.name, "Key": "small"}
-    assert refusal(client.get_object, **of_small, IfMatch=f"W/{etag}") == (412, "PreconditionFailed")
+    assert refusal(client.get_object, **of_small, IfMatch=f"W/{etag}") == (
+        412,
+        "PreconditionFailed",
+    )
     assert refusal(client.get_object, **of_small, IfNoneMatch=f'"other", W/{etag}')[0] == 304
     assert body(client, bucket, "small", IfMatch=f'"other", {etag}') == SMALL
 
@@ -238,7 +260,10 @@ def test_conditions_are_those_of_the_time(client: Any, bucket: Bucket) -> None:
     assert body(client, bucket, "small", IfModifiedSince=earlier) == SMALL
     assert body(client, bucket, "small", IfUnmodifiedSince=stored) == SMALL
     assert refusal(client.get_object, **of_small, IfModifiedSince=stored)[0] == 304
-    assert refusal(client.get_object, **of_small, IfUnmodifiedSince=earlier) == (412, "PreconditionFailed")
+    assert refusal(client.get_object, **of_small, IfUnmodifiedSince=earlier) == (
+        412,
+        "PreconditionFailed",
+    )
 
 
 def test_the_first_part_of_an_object_in_one_part_is_all_of_it(client: Any, bucket: Bucket) -> None:
@@ -264,14 +289,18 @@ def test_listings_are_those_of_the_store(client: Any, bucket: Bucket) -> None:
     for params in wanted:
         found = list(client.get_paginator("list_objects_v2").paginate(Bucket=bucket.name, **params))
         store = bucket.server.client.list_objects_v2(Bucket=bucket.name, **params)
-        assert [shown(entry) for entry in found[0].get("Contents", [])] == list(map(shown, store.get("Contents", [])))
+        assert [shown(entry) for entry in found[0].get("Contents", [])] == list(
+            map(shown, store.get("Contents", []))
+        )
         assert found[0].get("CommonPrefixes") == store.get("CommonPrefixes")
         assert found[0]["KeyCount"] == store["KeyCount"]
 
 
 def test_a_listing_by_pages_has_each_key_once(client: Any, bucket: Bucket) -> None:
     """A token leads from each page to the next."""
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket.name, PaginationConfig={"PageSize": 1})
+    pages = client.get_paginator("list_objects_v2").paginate(
+        Bucket=bucket.name, PaginationConfig={"PageSize": 1}
+    )
     keys = [entry["Key"] for page in pages for entry in page["Contents"]]
     assert keys == sorted(["small", "large", "empty", ODD_KEY, DOTS_KEY])
 
@@ -285,7 +314,9 @@ def test_an_empty_token_is_that_of_the_first_page(client: Any, bucket: Bucket) -
 
 def test_the_older_listing_goes_by_markers(client: Any, bucket: Bucket) -> None:
     """Tools that still use it find each key once."""
-    pages = client.get_paginator("list_objects").paginate(Bucket=bucket.name, PaginationConfig={"PageSize": 1})
+    pages = client.get_paginator("list_objects").paginate(
+        Bucket=bucket.name, PaginationConfig={"PageSize": 1}
+    )
     keys = [entry["Key"] for page in pages for entry in page["Contents"]]
     assert keys == sorted(["small", "large", "empty", ODD_KEY, DOTS_KEY])
 
@@ -332,7 +363,10 @@ def test_a_new_version_is_served_once_the_store_says_so(moto: Bucket, tmp_path: 
         etag = bucket.put("small", b"another version")
         answer = client.get_object(Bucket=bucket.name, Key="small")
         assert answer["Body"].read() == b"another version"
-        assert answer["ETag"] == bucket.server.client.head_object(Bucket=bucket.name, Key="small")["ETag"]
+        assert (
+            answer["ETag"]
+            == bucket.server.client.head_object(Bucket=bucket.name, Key="small")["ETag"]
+        )
         assert etag
         client.close()
 
@@ -353,7 +387,10 @@ def test_parts_are_those_of_the_upload(seaweedfs_server: SeaweedFS, tmp_path: Pa
     content = upload_in_parts(bucket, "parts", LARGE)
     with Daemon(tmp_path, *DOOR, env=bucket.env()) as daemon:
         client = connect(daemon)
-        found = [client.get_object(Bucket=bucket.name, Key="parts", PartNumber=number) for number in (1, 2)]
+        found = [
+            client.get_object(Bucket=bucket.name, Key="parts", PartNumber=number)
+            for number in (1, 2)
+        ]
         assert [each["Body"].read() for each in found] == content
         assert [each["PartsCount"] for each in found] == [2, 2]
         refused = refusal(client.get_object, Bucket=bucket.name, Key="parts", PartNumber=3)
@@ -398,7 +435,9 @@ def upload_parts(bucket: Bucket, key: str, parts: list[bytes]) -> None:
 
 def test_doctor_says_that_the_endpoint_answers(running: Daemon) -> None:
     """A line of its own, of a daemon that has one."""
-    findings = shardcache("doctor", "--quick", "--json", "--socket", running.socket).json["findings"]
+    findings = shardcache("doctor", "--quick", "--json", "--socket", running.socket).json[
+        "findings"
+    ]
     [found] = [finding for finding in findings if finding["check"] == "daemon.s3"]
     assert found["state"] == "ok"
 
@@ -416,7 +455,9 @@ def test_credentials_are_those_of_a_credential_process(running: Daemon, bucket: 
 
 
 @pytest.mark.slow
-def test_endpoint_is_no_object_store_for_a_daemon(daemon: Daemon, bucket: Bucket, tmp_path: Path) -> None:
+def test_endpoint_is_no_object_store_for_a_daemon(
+    daemon: Daemon, bucket: Bucket, tmp_path: Path
+) -> None:
     """A daemon that was started with the variables of the endpoint says so; it would keep all twice, or ask itself."""
     keys = keys_of(daemon)
     env = bucket.env() | {

@@ -16,7 +16,10 @@ import torch
 from shardcache_client.files.paths import cached_paths, open_cached
 from support.programs.daemon import Daemon
 
-WEIGHTS = {f"layer.{number}": torch.arange(64 * number, 64 * (number + 1), dtype=torch.float32) for number in range(4)}
+WEIGHTS = {
+    f"layer.{number}": torch.arange(64 * number, 64 * (number + 1), dtype=torch.float32)
+    for number in range(4)
+}
 
 LOAD = """
 import os, sys, safetensors
@@ -58,14 +61,21 @@ def test_torch_maps_a_checkpoint_from_the_cache(folder: Path, daemon: Daemon) ->
 @pytest.mark.slow
 def test_two_processes_share_one_fetch_and_one_copy_in_memory(folder: Path, daemon: Daemon) -> None:
     """Both map the same file; the object crossed the network once."""
-    before, url = daemon.status()["counters"]["origin_bytes"], folder / "model/second.safetensors"
+    before = daemon.status()["counters"]["origin_bytes"]
+    url = folder / "model/second.safetensors"
     safetensors.torch.save_file(WEIGHTS, url)
     command = [sys.executable, "-c", LOAD, str(url), str(daemon.socket)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as one:
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as two:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as two:
             assert one.stdout
             assert two.stdout
-            assert one.stdout.readline() == two.stdout.readline() == f"{inode(daemon, url)} {14304.0}\n"
+            assert (
+                one.stdout.readline()
+                == two.stdout.readline()
+                == f"{inode(daemon, url)} {14304.0}\n"
+            )
             two.communicate()
         one.communicate()
     assert daemon.status()["counters"]["origin_bytes"] - before == url.stat().st_size
@@ -80,6 +90,10 @@ def test_arrow_reads_tables_from_the_cache(folder: Path, daemon: Daemon) -> None
     """By their paths."""
     (folder / "tables").mkdir()
     for number in range(2):
-        pyarrow.parquet.write_table(pyarrow.table({"n": [number, number + 10]}), folder / f"tables/{number}.parquet")
+        pyarrow.parquet.write_table(
+            pyarrow.table({"n": [number, number + 10]}), folder / f"tables/{number}.parquet"
+        )
     with cached_paths(f"{folder}/tables/", socket=daemon.socket) as paths:
-        assert sorted(pyarrow.dataset.dataset(paths, format="parquet").to_table()["n"].to_pylist()) == [0, 1, 10, 11]
+        assert sorted(
+            pyarrow.dataset.dataset(paths, format="parquet").to_table()["n"].to_pylist()
+        ) == [0, 1, 10, 11]

@@ -103,7 +103,9 @@ def test_epoch_resumes_after_any_batch(files_of_a_kind: Path, daemon: Daemon) ->
     index = write_index(files_of_a_kind, [SAMPLES] * SHARDS, f"{{}}-{files_of_a_kind.name}")
 
     def loader() -> Any:
-        return ShardDataset(index, socket=daemon.socket, shuffle=True, seed=3).loader(batch_size=4, collate_fn=list)
+        return ShardDataset(index, socket=daemon.socket, shuffle=True, seed=3).loader(
+            batch_size=4, collate_fn=list
+        )
 
     whole = [keys_of(batch) for batch in loader()]
     stopped = loader()
@@ -134,7 +136,9 @@ def tars(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["stored.zip", "a.jsonl", "c.tfrecord.gz", "a.parquet"])
-def test_files_and_tars_are_mixed_and_joined(folder: Path, tars: Path, daemon: Daemon, name: str) -> None:
+def test_files_and_tars_are_mixed_and_joined(
+    folder: Path, tars: Path, daemon: Daemon, name: str
+) -> None:
     """Keys of both are compared, and none of the code that does so knows a format."""
     place = write(folder / f"one {name}", name, [0])
 
@@ -148,7 +152,9 @@ def test_files_and_tars_are_mixed_and_joined(folder: Path, tars: Path, daemon: D
     assert sum("cls" in sample for sample in mixed) == SAMPLES
     assert sum("text" in sample for sample in mixed) == SAMPLES
     joined = list(Joined(dict(zip(("", "tar"), sources(), strict=True))))
-    assert [int(sample["label"]) for sample in joined] == [int(sample["tar.cls"]) for sample in joined]
+    assert [int(sample["label"]) for sample in joined] == [
+        int(sample["tar.cls"]) for sample in joined
+    ]
 
 
 def png(pixels: Any) -> bytes:
@@ -174,7 +180,10 @@ def typed_file(name: str, columns: Row) -> bytes:
         items = value if isinstance(value, list) else [value]
         features[column] = (kinds[type(items[0])], items)
     # In the second Example, each column has two items, so that none is stored as plain bytes.
-    return framed(example(features), example({name: (kind, items * 2) for name, (kind, items) in features.items()}))
+    return framed(
+        example(features),
+        example({name: (kind, items * 2) for name, (kind, items) in features.items()}),
+    )
 
 
 NUMBERS: Row = {"cls": 5, "cls2": 1.5, "id": -7, "index": [1, 2], "inx": 0}
@@ -196,10 +205,14 @@ def test_decoders_by_extension_get_bytes_alone(
 ) -> None:
     """Numbers, texts and lists are values already, whatever the name of their column."""
     (tmp_path / name).write_bytes(typed_file(name, values | files))
-    dataset = ShardDataset(f"file://{tmp_path / name}", socket=daemon.socket, decode="rgb8", zero_copy=zero_copy)
+    dataset = ShardDataset(
+        f"file://{tmp_path / name}", socket=daemon.socket, decode="rgb8", zero_copy=zero_copy
+    )
     first = next(iter(dataset))
     decoded = {"left.cls": 5, "jsn": [1], "png": NOISE} if files else {}
-    np.testing.assert_equal(first, {"__key__": "000000000", "__url__": first["__url__"], **values, **decoded})
+    np.testing.assert_equal(
+        first, {"__key__": "000000000", "__url__": first["__url__"], **values, **decoded}
+    )
 
 
 def test_files_numbered_behind_their_suffix_are_read(folder: Path, daemon: Daemon) -> None:
@@ -237,7 +250,9 @@ def test_array_record_is_read(folder: Path, daemon: Daemon) -> None:
     """A file that Google's library has written, with the features of its Examples."""
     place = folder / "array records"
     place.mkdir()
-    (place / "0.array_record").write_bytes(lzma.decompress((DATA / "groups.array_record.xz").read_bytes()))
+    (place / "0.array_record").write_bytes(
+        lzma.decompress((DATA / "groups.array_record.xz").read_bytes())
+    )
     samples = list(ShardDataset(f"{place}/", socket=daemon.socket))
     assert [sample["label"] for sample in samples] == list(range(-3, 9))
     assert all(isinstance(sample["tokens"], np.ndarray) for sample in samples)

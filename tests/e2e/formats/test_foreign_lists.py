@@ -76,12 +76,16 @@ def test_counts_that_others_wrote_make_ranks_equal(
 
 @pytest.mark.parametrize("kind", ["json", "yaml"])
 @pytest.mark.parametrize("info", [".info.json", ".info.yaml"])
-def test_splits_of_energon_have_the_counts_beside_them(kind: str, info: str, shards: Path, daemon: Daemon) -> None:
+def test_splits_of_energon_have_the_counts_beside_them(
+    kind: str, info: str, shards: Path, daemon: Daemon
+) -> None:
     """Whichever of its forms Energon wrote; braces are expanded."""
     written(shards / ".nv-meta" / info, INFO)
     url = written(shards / ".nv-meta" / f"split.{kind}", SPLITS)
     assert len(dataset_of(f"{url}#train", daemon)) == 5 // 2
-    assert keys_of(ShardDataset(f"{url}#val", socket=daemon.socket)) == [f"b-0-{number}" for number in range(4)]
+    assert keys_of(ShardDataset(f"{url}#val", socket=daemon.socket)) == [
+        f"b-0-{number}" for number in range(4)
+    ]
 
 
 def test_shards_that_a_split_excludes_are_left_out(shards: Path, daemon: Daemon) -> None:
@@ -106,7 +110,9 @@ def test_list_of_urls_by_line_is_an_index(name: str, shards: Path, daemon: Daemo
 
 
 @pytest.mark.parametrize("split", ["", "#test"])
-def test_error_of_a_split_names_those_that_there_are(split: str, shards: Path, daemon: Daemon) -> None:
+def test_error_of_a_split_names_those_that_there_are(
+    split: str, shards: Path, daemon: Daemon
+) -> None:
     """And how to write one."""
     url = written(shards / "_info.json", {"splits": TIMM})
     with pytest.raises(ConfigError, match="it has: train, val") as caught:
@@ -114,7 +120,9 @@ def test_error_of_a_split_names_those_that_there_are(split: str, shards: Path, d
     assert "_info.json#train" in caught.value.remedy
 
 
-@pytest.mark.parametrize("content", [COUNTS, {"wids_version": 1, "shardlist": [{"url": "a-0.tar"}]}])
+@pytest.mark.parametrize(
+    "content", [COUNTS, {"wids_version": 1, "shardlist": [{"url": "a-0.tar"}]}]
+)
 def test_split_of_a_list_without_any_is_refused(content: Any, shards: Path, daemon: Daemon) -> None:
     """Others would be read silently."""
     with pytest.raises(ConfigError, match="has no splits"):
@@ -140,7 +148,9 @@ def test_wrong_count_of_another_programs_list_is_an_error(shards: Path, daemon: 
         ("notes.list", "some notes"),
     ],
 )
-def test_lists_that_make_no_sense_are_refused(name: str, content: Any, shards: Path, daemon: Daemon) -> None:
+def test_lists_that_make_no_sense_are_refused(
+    name: str, content: Any, shards: Path, daemon: Daemon
+) -> None:
     """With what is wrong, and as no index."""
     path = shards / name
     path.write_text(content if isinstance(content, str) else json.dumps(content))

@@ -40,7 +40,10 @@ def values(kind: str) -> list[dict[str, Any]]:
 
 def described(samples: Any) -> list[dict[str, Any]]:
     """Return samples without their keys and urls, in the same form."""
-    return [{name: describe(value) for name, value in each.items() if not name.startswith("__")} for each in samples]
+    return [
+        {name: describe(value) for name, value in each.items() if not name.startswith("__")}
+        for each in samples
+    ]
 
 
 def folder(kind: str, name: str = "plain") -> str:
@@ -114,7 +117,9 @@ def test_compressed_chunks_are_inflated(daemon: Daemon) -> None:
 def test_chunks_of_compressed_frames_are_inflated(daemon: Daemon) -> None:
     """LitData compresses some hundred samples at once, unless it is told otherwise."""
     reader = ShardReader(folder("litdata", "framed"), socket=daemon.socket)
-    assert [(sample["n"], *sample["v"]) for sample in reader] == [(nth, nth, nth, nth) for nth in range(SAMPLES)]
+    assert [(sample["n"], *sample["v"]) for sample in reader] == [
+        (nth, nth, nth, nth) for nth in range(SAMPLES)
+    ]
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -149,7 +154,11 @@ def write_typed_set(kind: str, columns: dict[str, tuple[str, bytes]], folder: Pa
     names = list(columns)
     encodings = [encoding for encoding, _ in columns.values()]
     cells = [cell for _, cell in columns.values()]
-    lists = {"column_names": names, "column_encodings": encodings, "column_sizes": [None] * len(names)}
+    lists = {
+        "column_names": names,
+        "column_encodings": encodings,
+        "column_sizes": [None] * len(names),
+    }
     config = {"format": "mds", "version": 2, "compression": None, **lists}
     head = json.dumps(config).encode() if kind == "mds" else b""
     body = struct.pack(f"<{len(cells)}I", *map(len, cells)) + b"".join(cells)
@@ -159,16 +168,24 @@ def write_typed_set(kind: str, columns: dict[str, tuple[str, bytes]], folder: Pa
         (folder / "0.mds").write_bytes(shard)
         return f"file://{folder}/0.mds"
     index = json.loads((DATA / "litdata/plain/index.json").read_text())
-    spec = {"type": "builtins.dict", "context": json.dumps(names), "children_spec": [LEAF] * len(names)}
+    spec = {
+        "type": "builtins.dict",
+        "context": json.dumps(names),
+        "children_spec": [LEAF] * len(names),
+    }
     index["config"] |= {"data_format": encodings, "data_spec": json.dumps([1, spec])}
-    index["chunks"] = [{"chunk_bytes": len(shard), "chunk_size": 1, "dim": None, "filename": "chunk-0-0.bin"}]
+    index["chunks"] = [
+        {"chunk_bytes": len(shard), "chunk_size": 1, "dim": None, "filename": "chunk-0-0.bin"}
+    ]
     (folder / "index.json").write_text(json.dumps(index))
     (folder / "chunk-0-0.bin").write_bytes(shard)
     return f"file://{folder}/"
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_decoders_by_extension_get_bytes_and_images(daemon: Daemon, tmp_path: Path, kind: str) -> None:
+def test_decoders_by_extension_get_bytes_and_images(
+    daemon: Daemon, tmp_path: Path, kind: str
+) -> None:
     """Numbers, texts and arrays are values already, whatever the name of their column."""
     file = io.BytesIO()
     Image.new("RGB", (6, 4), "red").save(file, "JPEG")
@@ -182,7 +199,13 @@ def test_decoders_by_extension_get_bytes_and_images(daemon: Daemon, tmp_path: Pa
     url = write_typed_set(kind, columns, tmp_path)
     (found,) = described(ShardReader(url, socket=daemon.socket, decode="rgb8"))
     pixels = np.asarray(Image.open(file))
-    values = {"cls": 5, "cls2": 7, "jpg": pixels, "json": "[1]", "npy": np.frombuffer(b"123", np.uint8)}
+    values = {
+        "cls": 5,
+        "cls2": 7,
+        "jpg": pixels,
+        "json": "[1]",
+        "npy": np.frombuffer(b"123", np.uint8),
+    }
     assert found == {name: describe(value) for name, value in values.items()}
 
 
@@ -211,7 +234,9 @@ def test_epoch_resumes_in_its_middle(daemon: Daemon, kind: str) -> None:
     """What a second dataset gives from the state on is what the first would have given."""
 
     def make() -> ShardDataset:
-        return ShardDataset(folder(kind), shuffle=True, seed=5, members=["Name"], socket=daemon.socket)
+        return ShardDataset(
+            folder(kind), shuffle=True, seed=5, members=["Name"], socket=daemon.socket
+        )
 
     expected = [sample["Name"] for sample in make()]
     first = make()
@@ -226,7 +251,9 @@ def test_epoch_resumes_in_its_middle(daemon: Daemon, kind: str) -> None:
 def test_sets_of_formats_are_mixed_with_tars(daemon: Daemon, tmp_path: Path, kind: str) -> None:
     """A mixture has the samples of both."""
     tars = ShardDataset(write_indexed(tmp_path, [6, 6]), shuffle=True, seed=1, socket=daemon.socket)
-    others = ShardDataset(folder(kind), shuffle=True, seed=1, members=["count"], socket=daemon.socket)
+    others = ShardDataset(
+        folder(kind), shuffle=True, seed=1, members=["count"], socket=daemon.socket
+    )
     found = list(Mixture({"tars": tars, "others": others}, weights=[1, 1]))
     assert any("count" in sample for sample in found)
     assert any("count" not in sample for sample in found)
@@ -255,7 +282,10 @@ def test_damaged_value_names_column_and_sample(daemon: Daemon, damaged_set: str)
 def test_damaged_value_is_named_by_number_and_joined(daemon: Daemon, damaged_set: str) -> None:
     """Joined, by the column's name in the samples, which `decode` takes."""
     damaged = ShardDataset(damaged_set, shuffle=False, socket=daemon.socket)
-    with damaged.indexed() as samples, pytest.raises(DecodeError, match="the sample '00000001': the column 'Name'"):
+    with (
+        damaged.indexed() as samples,
+        pytest.raises(DecodeError, match="the sample '00000001': the column 'Name'"),
+    ):
         samples[1]
 
     whole = ShardDataset(folder("mds"), shuffle=False, socket=daemon.socket)
@@ -282,7 +312,9 @@ def test_index_of_shardcache_counts_shards_of_formats(daemon: Daemon, tmp_path: 
 
 @pytest.mark.slow
 @one
-def test_three_jobs_fetch_each_byte_once(tmp_path_factory: pytest.TempPathFactory, kind: str) -> None:
+def test_three_jobs_fetch_each_byte_once(
+    tmp_path_factory: pytest.TempPathFactory, kind: str
+) -> None:
     """Each shard comes once for the node; the index.json is read as well."""
     plain = DATA / kind / "plain"
     sizes = {path.name: path.stat().st_size for path in plain.iterdir()}

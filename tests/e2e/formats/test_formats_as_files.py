@@ -41,7 +41,9 @@ def samples_of(url: str, daemon: Daemon) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @NAMED
-def test_cached_file_gives_samples_without_another_fetch(store_daemon: Daemon, bucket: Bucket, name: str) -> None:
+def test_cached_file_gives_samples_without_another_fetch(
+    store_daemon: Daemon, bucket: Bucket, name: str
+) -> None:
     """A program has opened the file before: the samples are made of the cached bytes."""
     url, data = uploaded(bucket, f"opened/{name}", name)
     before = fetched_bytes(store_daemon)
@@ -92,7 +94,9 @@ def test_zip_that_is_no_shard_is_cached_as_a_file(store_daemon: Daemon, bucket: 
 
 @pytest.mark.slow
 @NAMED
-def test_get_puts_the_objects_own_bytes(store_daemon: Daemon, bucket: Bucket, tmp_path: Path, name: str) -> None:
+def test_get_puts_the_objects_own_bytes(
+    store_daemon: Daemon, bucket: Bucket, tmp_path: Path, name: str
+) -> None:
     """Also of a shard whose samples have been read."""
     url, data = uploaded(bucket, f"get/{name}", name)
     assert samples_of(url, store_daemon) == ROWS
@@ -101,7 +105,9 @@ def test_get_puts_the_objects_own_bytes(store_daemon: Daemon, bucket: Bucket, tm
 
 
 @pytest.mark.slow
-def test_manifest_beside_tars_is_no_shard_of_their_prefix(store_daemon: Daemon, bucket: Bucket) -> None:
+def test_manifest_beside_tars_is_no_shard_of_their_prefix(
+    store_daemon: Daemon, bucket: Bucket
+) -> None:
     """Tables that belong to the tars lie in the same folder; by their own urls they are shards."""
     bucket.put("beside/0.tar", make_tar([{"__key__": "n000", "cls": b"1"}]))
     manifest, _ = uploaded(bucket, "beside/manifest.jsonl", "a.jsonl")

@@ -41,7 +41,9 @@ def read_by_two_jobs(url: str, daemon: Daemon) -> list[dict[str, Any]]:
     for rank in range(2):
 
         def loader(rank: int = rank) -> Any:
-            dataset = ShardDataset(url, shuffle=True, seed=3, rank=rank, world_size=2, socket=daemon.socket)
+            dataset = ShardDataset(
+                url, shuffle=True, seed=3, rank=rank, world_size=2, socket=daemon.socket
+            )
             return dataset.loader(batch_size=2, num_workers=2, collate_fn=list)
 
         stopped = loader()
@@ -66,7 +68,9 @@ def test_samples_come_once_from_a_bucket(store_daemon: Daemon, bucket: Bucket, n
 
     store_daemon.await_publication()
     fetched_bytes = store_daemon.status()["counters"]["origin_bytes"] - before_bytes
-    assert size_bytes <= fetched_bytes < size_bytes + smallest_bytes  # the index is smaller than any file
+    assert (
+        size_bytes <= fetched_bytes < size_bytes + smallest_bytes
+    )  # the index is smaller than any file
 
 
 @pytest.mark.slow
@@ -86,9 +90,14 @@ def test_parquet_files_come_from_the_hub(tmp_path: Path) -> None:
         hub.content.valid_urls = 100  # several files are fetched at a time
         for shard in range(SHARDS):
             name = f"train-{shard:05d}-of-{SHARDS:05d}.parquet"
-            hub.put_lfs(f"/datasets/org/set/resolve/main/data/{name}", FORMATS["a.parquet"](rows_of_shard(shard)))
+            hub.put_lfs(
+                f"/datasets/org/set/resolve/main/data/{name}",
+                FORMATS["a.parquet"](rows_of_shard(shard)),
+            )
         hub.put("/datasets/org/set/resolve/main/README.md", b"---\n---\n")
-        with Daemon(tmp_path, env={"HF_ENDPOINT": hub.endpoint_url, "HF_TOKEN": hub.TOKEN}) as daemon:
+        with Daemon(
+            tmp_path, env={"HF_ENDPOINT": hub.endpoint_url, "HF_TOKEN": hub.TOKEN}
+        ) as daemon:
             url = "hf://datasets/org/set/data/train-*.parquet"
             dataset = ShardDataset(url, shuffle=False, socket=daemon.socket)
             assert [plain(sample) for sample in dataset] == EXPECTED

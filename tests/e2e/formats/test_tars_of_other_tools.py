@@ -39,14 +39,25 @@ def test_hard_link_has_the_content_of_its_file(daemon: Daemon, tmp_path: Path) -
     (folder / "1.jpg").hardlink_to(folder / "0.jpg")
     url = run_tar(folder, tmp_path / "linked.tar", "--sort=name", "-c", ".")
     samples = list(ShardReader(url, socket=daemon.socket))
-    assert [(sample["jpg"], sample["cls"]) for sample in samples] == [(b"one image", b"0"), (b"one image", b"1")]
+    assert [(sample["jpg"], sample["cls"]) for sample in samples] == [
+        (b"one image", b"0"),
+        (b"one image", b"1"),
+    ]
     indexed = ShardDataset(url, socket=daemon.socket).indexed()
     assert indexed[1]["jpg"] == b"one image"
 
 
 def test_members_of_macos_are_no_samples(daemon: Daemon, tmp_path: Path) -> None:
     """AppleDouble files between the members of a sample, as macOS packs them, leave it whole; so do its folders."""
-    names = ["d/.DS_Store", "d/._0.cls", "d/0.cls", "d/._0.jpg", "d/0.jpg", "__MACOSX/d/._0.jpg", "__MACOSX/d/1.jpg"]
+    names = [
+        "d/.DS_Store",
+        "d/._0.cls",
+        "d/0.cls",
+        "d/._0.jpg",
+        "d/0.jpg",
+        "__MACOSX/d/._0.jpg",
+        "__MACOSX/d/1.jpg",
+    ]
     folder = make_files(tmp_path / "files", dict.fromkeys(names, b"1"))
     url = run_tar(folder, tmp_path / "mac.tar", "-c", *names)
     samples = list(ShardReader(url, socket=daemon.socket))
@@ -65,7 +76,9 @@ def torn(tmp_path: Path) -> str:
 
 READERS: dict[str, Callable[[str, Path], Iterable[object]]] = {
     "ShardDataset": lambda url, socket: ShardDataset(url, socket=socket),
-    "missing": lambda url, socket: ShardDataset(url, socket=socket, missing="skip", decode={"cls": int}),
+    "missing": lambda url, socket: ShardDataset(
+        url, socket=socket, missing="skip", decode={"cls": int}
+    ),
     "whole shards": lambda url, socket: ShardDataset(url, socket=socket, partial_reads=False),
     "ShardReader": lambda url, socket: ShardReader(url, socket=socket),
     "webdataset": lambda url, socket: WebDataset(url, shardshuffle=False, socket=socket),
@@ -83,7 +96,9 @@ def counted(url: str) -> str:
 @pytest.mark.parametrize("door", READERS)
 def test_torn_samples_are_an_error_at_every_door(daemon: Daemon, torn: str, door: str) -> None:
     """Not six samples of half the members; a default for missing members hides nothing."""
-    with pytest.raises(TornSampleError, match="'0000' appears again, with the member 'cls' at byte 3584") as caught:
+    with pytest.raises(
+        TornSampleError, match="'0000' appears again, with the member 'cls' at byte 3584"
+    ) as caught:
         list(READERS[door](torn, daemon.socket))
     assert caught.value.url == torn
     assert "tar --sort=name" in caught.value.remedy
@@ -107,9 +122,13 @@ def test_refused_shard_is_counted_and_named(torn: str, tmp_path: Path) -> None:
         shardcache("warm", torn, socket=daemon.socket)
         status = shardcache("status", "--json", socket=daemon.socket).json
         assert status["counters"]["refused"] == 1
-        assert [(error["url"], error["code"]) for error in status["refused"]] == [(torn, "torn_sample")]
+        assert [(error["url"], error["code"]) for error in status["refused"]] == [
+            (torn, "torn_sample")
+        ]
         assert "refused 1" in shardcache("status", socket=daemon.socket).out
-        found = shardcache("doctor", "--quick", "--json", "--socket", daemon.socket).json["findings"]
+        found = shardcache("doctor", "--quick", "--json", "--socket", daemon.socket).json[
+            "findings"
+        ]
         [refused] = [finding for finding in found if finding["check"] == "daemon.refused"]
         assert refused["found"] == f"1 shard refused on arrival, last {torn}"
         assert "'0000' appears again" in refused["cause"]
@@ -138,5 +157,7 @@ def test_handler_may_skip_a_torn_shard_whole(daemon: Daemon, torn: str, tmp_path
     """Its samples are those of the other shards, none of them in half."""
     folder = make_files(tmp_path / "good", {"0009.cls": b"1", "0009.jpg": b"1"})
     good = run_tar(folder, tmp_path / "good.tar", "--sort=name", "-c", ".")
-    dataset = ShardDataset([torn, good], socket=daemon.socket, even=None, on_error=ignore_and_continue)
+    dataset = ShardDataset(
+        [torn, good], socket=daemon.socket, even=None, on_error=ignore_and_continue
+    )
     assert [sample["__key__"] for sample in dataset] == ["./0009"]

@@ -19,7 +19,10 @@ LINES = 300
 @pytest.mark.slow
 def test_lines_are_read_back_in_any_order(folder: Path, moto: Bucket) -> None:
     """From an object store: the length is exact before anything is fetched, and every line comes once, unchanged."""
-    lines = [json.dumps({"number": number, "text": "ü" * (number % 50)}, ensure_ascii=False) for number in range(LINES)]
+    lines = [
+        json.dumps({"number": number, "text": "ü" * (number % 50)}, ensure_ascii=False)
+        for number in range(LINES)
+    ]
     (folder / "lines.jsonl").write_text("\n".join(lines))
     flags = ("--pack", "--shard-size", "9kB", "--workers", "1", "--json")
     ran = shardcache("write", folder / "lines.jsonl", f"{moto.url}/text", *flags)
@@ -37,10 +40,19 @@ def test_samples_of_a_program_are_read_back(tmp_path: Path, daemon: Daemon) -> N
     """Relative names in the index of a local folder lead to its shards, also after it was moved."""
     with ShardWriter(tmp_path / "first", shard_size_bytes=100_000) as shards:
         for number in range(200):
-            shards.write({"__key__": f"a/{number}", "npy": numpy.arange(number), "cls": number, "json": [number]})
+            shards.write(
+                {
+                    "__key__": f"a/{number}",
+                    "npy": numpy.arange(number),
+                    "cls": number,
+                    "json": [number],
+                }
+            )
     (tmp_path / "first").rename(tmp_path / "moved")
     dataset = ShardDataset(tmp_path / "moved" / "index.json", socket=daemon.socket)
     assert len(dataset) == 200
     read = list(dataset)
     assert keys_of(read) == [f"a/{number}" for number in range(200)]
-    assert [(sample["cls"], sample["json"]) for sample in read] == [(b"%d" % n, b"[%d]" % n) for n in range(200)]
+    assert [(sample["cls"], sample["json"]) for sample in read] == [
+        (b"%d" % n, b"[%d]" % n) for n in range(200)
+    ]

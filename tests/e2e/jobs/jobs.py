@@ -20,7 +20,10 @@ from shardcache_client.dataset import Joined, ShardDataset
 from support.programs.guard import GUARD_S
 
 BATCH = 5
-KILLED_AT = {0: (1, 4), 1: (0, 6)}  # attempt: rank, and the step of the epoch after which it is killed
+KILLED_AT = {
+    0: (1, 4),
+    1: (0, 6),
+}  # attempt: rank, and the step of the epoch after which it is killed
 
 
 def keys(batch: list[dict[str, Any]]) -> list[str]:
@@ -41,7 +44,9 @@ def meet(init_method: str | None = None, rank: str | int = -1, world_size: str |
 def train(socket: str, urls: str, method: str) -> list[list[str]]:
     """Read two epochs by two workers."""
     ds = ShardDataset(urls, shuffle=True, shuffle_window=2, seed=7, socket=socket, job="test-job")
-    loader = DataLoader(ds, batch_size=None, num_workers=2, multiprocessing_context=method, persistent_workers=True)
+    loader = DataLoader(
+        ds, batch_size=None, num_workers=2, multiprocessing_context=method, persistent_workers=True
+    )
     return [[sample["__key__"] for sample in loader] for _ in range(2)]
 
 
@@ -52,12 +57,17 @@ def look(socket: str, urls: str) -> dict[str, Any]:
     handler.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("shardcache").addHandler(handler)
     meet()
-    rank, dataset = dist.get_rank(), shuffled(urls, socket, timeout_s=GUARD_S)
+    rank = dist.get_rank()
+    dataset = shuffled(urls, socket, timeout_s=GUARD_S)
     loader: Any = DataLoader(dataset, batch_size=BATCH, num_workers=rank, collate_fn=keys)
 
     def glance() -> None:
         if not rank:
-            for each in (dataset, loader, dataset.loader(batch_size=3, num_workers=1, collate_fn=keys)):
+            for each in (
+                dataset,
+                loader,
+                dataset.loader(batch_size=3, num_workers=1, collate_fn=keys),
+            ):
                 next(iter(each))
 
     glance()
@@ -117,7 +127,9 @@ def take_last_batches(socket: str, urls: str) -> dict[str, list[list[list[str]]]
     meet()
 
     def loader(batch_size: int) -> Any:
-        return shuffled(urls, socket, timeout_s=GUARD_S).loader(batch_size=batch_size, num_workers=0, collate_fn=keys)
+        return shuffled(urls, socket, timeout_s=GUARD_S).loader(
+            batch_size=batch_size, num_workers=0, collate_fn=keys
+        )
 
     found: dict[str, list[list[list[str]]]] = {"resumed": [], "single": [], "set": []}
     saving = loader(BATCH)
@@ -140,8 +152,8 @@ def take_last_batches(socket: str, urls: str) -> dict[str, list[list[list[str]]]
 def elastic(socket: str, urls: str, out: str) -> None:
     """Gather the keys of each step on rank 0, which saves them with its loader's state.
 
-    In the first two attempts one rank kills itself late in the first epoch; two workers per rank outlive it for a
-    moment.
+    In the first two attempts one rank kills itself late in the first epoch; two workers per rank
+    outlive it for a moment.
     """
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     meet()
@@ -151,7 +163,8 @@ def elastic(socket: str, urls: str, out: str) -> None:
     job = json.loads(saved.read_text()) if saved.exists() else {"read": [], "step": 0}
     if "state" in job:
         loader.load_state_dict(job["state"])
-    read, first = job["read"], loader.epoch
+    read = job["read"]
+    first = loader.epoch
     for epoch in range(first, 2):
         done = job["step"] if epoch == first else 0
         for step, batch in enumerate(loader, done + 1):
@@ -160,7 +173,9 @@ def elastic(socket: str, urls: str, out: str) -> None:
             read += [[epoch, key] for keys_of_rank in gathered for key in keys_of_rank]
             if rank == 0:
                 temporary = saved.with_suffix(".new")
-                temporary.write_text(json.dumps({"read": read, "step": step, "state": loader.state_dict()}))
+                temporary.write_text(
+                    json.dumps({"read": read, "step": step, "state": loader.state_dict()})
+                )
                 temporary.replace(saved)
             if KILLED_AT.get(attempt) == (rank, step):
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -171,8 +186,9 @@ def listed(
 ) -> dict[str, Any]:
     """Read one rank's share, or return its error.
 
-    When: `early`, once torch.distributed is initialised, as ever; `alone`, only the last rank makes a dataset; `drawn`,
-    the seed is drawn; `split`, all read the same part of a split; `astray`, each splits by a seed of its own.
+    When: `early`, once torch.distributed is initialised, as ever; `alone`, only the last rank makes
+    a dataset; `drawn`, the seed is drawn; `split`, all read the same part of a split; `astray`,
+    each splits by a seed of its own.
     """
     told: dict[str, Any] = {"keys": None, "error": None}
     meet(init_method, rank, world_size)
@@ -180,7 +196,9 @@ def listed(
         if when == "alone" and int(rank) < int(world_size) - 1:
             return told
         options = {"shuffle": True, "seed": None} if when == "drawn" else {}
-        ds = ShardDataset(urls, even=None, socket=socket, timeout_s=3 if when == "alone" else GUARD_S, **options)
+        ds = ShardDataset(
+            urls, even=None, socket=socket, timeout_s=3 if when == "alone" else GUARD_S, **options
+        )
         if when in ("split", "astray"):
             ds = ds.split(0.5, 0.5, seed=int(rank) if when == "astray" else 0)[0]
         method = {} if workers == "none" else {"num_workers": 2, "multiprocessing_context": workers}
@@ -190,7 +208,9 @@ def listed(
     return told
 
 
-def joined(urls: str, partners: str, socket: str, init_method: str, rank: str, world_size: str) -> dict[str, Any]:
+def joined(
+    urls: str, partners: str, socket: str, init_method: str, rank: str, world_size: str
+) -> dict[str, Any]:
     """Read one rank's share of joined samples, or return its error.
 
     The partners' shards are listed before torch.distributed is initialised, so by each rank itself.
@@ -216,8 +236,12 @@ def accelerated(socket: str, urls: str) -> dict[str, dict[str, Any]]:
     cases: dict[str, Callable[[], list[int]]] = {
         "sharded, with a worker": lambda: prepared(make(), num_workers=1),
         "dispatched": lambda: prepared(make(), dispatch=True),
-        "dispatched, spawned": lambda: prepared(make(), dispatch=True, num_workers=1, multiprocessing_context="spawn"),
-        "every rank reads all, dispatched": lambda: prepared(make(**everything), dispatch=True, num_workers=1),
+        "dispatched, spawned": lambda: prepared(
+            make(), dispatch=True, num_workers=1, multiprocessing_context="spawn"
+        ),
+        "every rank reads all, dispatched": lambda: prepared(
+            make(**everything), dispatch=True, num_workers=1
+        ),
         "not prepared, gathered": lambda: gathered(make()),
     }
     told: dict[str, dict[str, Any]] = {name: {"keys": [], "error": None} for name in cases}
@@ -238,8 +262,14 @@ def prepared(dataset: ShardDataset, *, dispatch: bool = False, **options: Any) -
     """Read an epoch through `accelerator.prepare`."""
     from accelerate import Accelerator, DataLoaderConfiguration
 
-    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatch))
-    return [int(number) for batch in accelerator.prepare(DataLoader(dataset, 5, **options)) for number in batch]
+    accelerator = Accelerator(
+        cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatch)
+    )
+    return [
+        int(number)
+        for batch in accelerator.prepare(DataLoader(dataset, 5, **options))
+        for number in batch
+    ]
 
 
 def gathered(dataset: ShardDataset) -> list[int]:
@@ -247,4 +277,8 @@ def gathered(dataset: ShardDataset) -> list[int]:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
-    return [int(each) for batch in DataLoader(dataset, 7) for each in accelerator.gather_for_metrics(batch)]
+    return [
+        int(each)
+        for batch in DataLoader(dataset, 7)
+        for each in accelerator.gather_for_metrics(batch)
+    ]

@@ -11,7 +11,16 @@ import pytest
 import torch.distributed as dist
 import torch.multiprocessing
 from accelerate import PartialState, notebook_launcher
-from jobs import BATCH, elastic, leave_early, leave_out_of_step, look, meet, shuffled, take_last_batches
+from jobs import (
+    BATCH,
+    elastic,
+    leave_early,
+    leave_out_of_step,
+    look,
+    meet,
+    shuffled,
+    take_last_batches,
+)
 from torch.utils.data import DataLoader
 
 from shardcache_client.dataset import ShardDataset
@@ -30,7 +39,8 @@ WORLD = 2
 @pytest.fixture(scope="module")
 def train(folder: Path) -> str:
     """The index file of 60 samples whose bytes begin with their keys."""
-    source, first = folder / "train", 0
+    source = folder / "train"
+    first = 0
     source.mkdir()
     for number, count in enumerate(COUNTS):
         keys = [f"{key:06d}" for key in range(first, first + count)]
@@ -61,7 +71,13 @@ def keys(batch: list[dict[str, Any]]) -> list[tuple[str, Any]]:
 
 def epoch(dataset: ShardDataset, workers: int = 0, method: str | None = None) -> list[str]:
     """Read an epoch; check each sample's bytes, which hold its key."""
-    loader = DataLoader(dataset, batch_size=BATCH, num_workers=workers, collate_fn=keys, multiprocessing_context=method)
+    loader = DataLoader(
+        dataset,
+        batch_size=BATCH,
+        num_workers=workers,
+        collate_fn=keys,
+        multiprocessing_context=method,
+    )
     read = [pair for batch in loader for pair in batch]
     assert all(bytes(data[: len(key)]).decode() == key for key, data in read)
     return [key for key, _ in read]
@@ -107,7 +123,9 @@ def launch(launcher: str, socket: str, urls: str, out: str, state: str) -> None:
     datasets["resumed"].load_state_dict(json.loads(state))
     if launcher == "notebook":
         port = str(free_port())
-        notebook_launcher(rank_of_accelerate, (datasets, out, "fork"), num_processes=WORLD, use_port=port)
+        notebook_launcher(
+            rank_of_accelerate, (datasets, out, "fork"), num_processes=WORLD, use_port=port
+        )
     else:
         method = "spawn" if launcher == "fork" else "fork"  # of workers, unlike that of ranks
         torch.multiprocessing.start_processes(
@@ -116,14 +134,20 @@ def launch(launcher: str, socket: str, urls: str, out: str, state: str) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["spawn", "fork", "notebook"])
-def test_ranks_that_share_a_dataset_made_before_them(launcher: str, train: str, daemon: Daemon, tmp_path: Path) -> None:
+def test_ranks_that_share_a_dataset_made_before_them(
+    launcher: str, train: str, daemon: Daemon, tmp_path: Path
+) -> None:
     """Epochs are counted, set and resumed, and values handed over, as if each rank had made the dataset for itself."""
     ranks = [dataset(train, daemon, rank) for rank in range(WORLD)]
     stopped = dataset(train, daemon, 0).loader(num_workers=0, collate_fn=list)
     deque(islice(stopped, 2), maxlen=0)
-    processes(launch, [(launcher, daemon.socket, train, tmp_path, json.dumps(stopped.state_dict()))])
+    processes(
+        launch, [(launcher, daemon.socket, train, tmp_path, json.dumps(stopped.state_dict()))]
+    )
     expected = [epochs(ds, 3) for ds in ranks]
-    assert sorted(key for rank in expected for key in rank[0]) == [f"{key:06d}" for key in range(sum(COUNTS))]
+    assert sorted(key for rank in expected for key in rank[0]) == [
+        f"{key:06d}" for key in range(sum(COUNTS))
+    ]
     for rank, read in enumerate(expected):
         told = json.loads((tmp_path / f"{rank}.json").read_text())
         assert told["counted"][:2] == read[:2]
@@ -136,11 +160,15 @@ def test_ranks_that_share_a_dataset_made_before_them(launcher: str, train: str, 
 def test_a_rank_that_looks_on_its_own(train: str, daemon: Daemon) -> None:
     """Rank 0 looks before the others begin, and at each batch: every sample comes once an epoch, and no rank waits."""
     for rank, told in enumerate(torchrun(look, daemon.socket, train)):
-        assert list(map(sorted, told["read"])) == list(map(sorted, epochs(dataset(train, daemon, rank), 2)))
+        assert list(map(sorted, told["read"])) == list(
+            map(sorted, epochs(dataset(train, daemon, rank), 2))
+        )
         assert told["warned"] == []
 
 
-def test_ranks_that_leave_their_loops_read_one_epoch_after_another(train: str, daemon: Daemon) -> None:
+def test_ranks_that_leave_their_loops_read_one_epoch_after_another(
+    train: str, daemon: Daemon
+) -> None:
     """As `set_epoch` reads them, whether the iterator is dropped or kept."""
     for read in torchrun(leave_early, daemon.socket, train):
         assert read["broken"] == read["set"]
@@ -148,7 +176,9 @@ def test_ranks_that_leave_their_loops_read_one_epoch_after_another(train: str, d
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_ranks_that_leave_out_of_step_read_one_epoch_after_another(train: str, daemon: Daemon, workers: int) -> None:
+def test_ranks_that_leave_out_of_step_read_one_epoch_after_another(
+    train: str, daemon: Daemon, workers: int
+) -> None:
     """A rank that is through first waits until the other has begun the epoch and left it, too."""
     for rank, begun in enumerate(torchrun(leave_out_of_step, daemon.socket, train, workers)):
         reference = dataset(train, daemon, rank)
@@ -158,7 +188,9 @@ def test_ranks_that_leave_out_of_step_read_one_epoch_after_another(train: str, d
             assert batch == next(iter(loader))
 
 
-def test_ranks_that_count_their_batches_read_one_epoch_after_another(train: str, daemon: Daemon) -> None:
+def test_ranks_that_count_their_batches_read_one_epoch_after_another(
+    train: str, daemon: Daemon
+) -> None:
     """Resumed with one batch left, and with epochs of one batch: no rank asks for the end of an epoch."""
     ranks = torchrun(take_last_batches, daemon.socket, train)
     for read in ranks:
@@ -169,13 +201,26 @@ def test_ranks_that_count_their_batches_read_one_epoch_after_another(train: str,
             assert batch == list(chain(*read["set"][epoch]))
 
 
-def test_ranks_killed_twice_read_every_sample_once(train: str, daemon: Daemon, tmp_path: Path) -> None:
-    """Each restart continues at the step after the last checkpoint, with a process group and loader workers.
+def test_ranks_killed_twice_read_every_sample_once(
+    train: str, daemon: Daemon, tmp_path: Path
+) -> None:
+    """Each restart continues at the step after the last checkpoint, with a process group and loader
+    workers.
 
-    torch reuses one key-value store for all restarts: a restarted rank may read the address that another had before,
-    and wait for it for ever, with any dataset. The variable gives each restart a store of its own.
+    torch reuses one key-value store for all restarts: a restarted rank may read the address that
+    another had before, and wait for it for ever, with any dataset. The variable gives each restart
+    a store of its own.
     """
     restarts = ["--max-restarts=2"]
-    torchrun(elastic, daemon.socket, train, tmp_path, options=restarts, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    torchrun(
+        elastic,
+        daemon.socket,
+        train,
+        tmp_path,
+        options=restarts,
+        TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
+    )
     read = json.loads((tmp_path / "job.json").read_text())["read"]
-    assert sorted(read) == [[epoch, f"{key:06d}"] for epoch in range(2) for key in range(sum(COUNTS))]
+    assert sorted(read) == [
+        [epoch, f"{key:06d}"] for epoch in range(2) for key in range(sum(COUNTS))
+    ]

@@ -63,7 +63,8 @@ def test_torchrun_reads_every_sample_once_from_s3(daemon: Daemon, bucket: str) -
 def test_errors_of_a_store_reach_the_training_script(
     daemon: Daemon, bucket: str, seaweedfs_server: SeaweedFS, tmp_path: Path
 ) -> None:
-    """A missing bucket and wrong credentials before training begins, the latter with where to give others.
+    """A missing bucket and wrong credentials before training begins, the latter with where to give
+    others.
 
     A tar cut exactly between two members loses no sample in silence.
     """

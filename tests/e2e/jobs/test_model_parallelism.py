@@ -33,7 +33,11 @@ Report = dict[str, Any]
 def titan() -> Any:
     """Shard parameters over "fsdp" and layers over "tp", as torchtitan does; return the mesh of the former."""
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))
     model = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Linear(4, 1))
@@ -64,7 +68,8 @@ class Job:
     """One rank."""
 
     def __init__(self, recipe: str, socket: str, urls: str) -> None:
-        self._args, self._options = urls, {"shuffle": True, "seed": 7, "even": "drop", "socket": socket}
+        self._args = urls
+        self._options = {"shuffle": True, "seed": 7, "even": "drop", "socket": socket}
         self._early = self.dataset(None)
         self.mesh = RECIPES[recipe]()
 
@@ -74,7 +79,9 @@ class Job:
 
     def train(self) -> dict[str, Any]:
         """Read two epochs with forked workers."""
-        dataset, read, states = self.dataset(self.mesh), [], []
+        dataset = self.dataset(self.mesh)
+        read = []
+        states = []
         loader = dataset.loader(batch_size=BATCH, num_workers=2, collate_fn=keys_of)
         for _ in range(2):
             read.append([])
@@ -105,27 +112,38 @@ class Job:
 
     def mixture(self) -> list[list[str]]:
         """Read two sources."""
-        sources = {str(seed): self.dataset(self.mesh, seed=seed).map(named(seed)) for seed in (7, 8)}
-        unlike = {"divided": self.dataset(self.mesh), "whole": self.dataset(None, rank=0, world_size=1)}
+        sources = {
+            str(seed): self.dataset(self.mesh, seed=seed).map(named(seed)) for seed in (7, 8)
+        }
+        unlike = {
+            "divided": self.dataset(self.mesh),
+            "whole": self.dataset(None, rank=0, world_size=1),
+        }
         assert "differ in rank and world_size, or in mesh" in (error(lambda: Mixture(unlike)) or "")
         return [[sample["key"]] for sample in Mixture(sources)]
 
     def without_mesh(self) -> list[str | None]:
         """Return the errors of a dataset made now, and of one made before the model was divided."""
-        return [error(lambda: self.dataset(None)), error(lambda: list(self._early.loader(batch_size=1, num_workers=1)))]
+        return [
+            error(lambda: self.dataset(None)),
+            error(lambda: list(self._early.loader(batch_size=1, num_workers=1))),
+        ]
 
     def numbered(self) -> dict[str, Any]:
         """Read by number, with a sampler for the ranks of the mesh; return the error of one for all ranks as well."""
         dataset = self.dataset(self.mesh)
         samples: Any = dataset.indexed()
         share = dataset.topology()
-        sampler = DistributedSampler(samples, share.world_size, share.rank, shuffle=False, drop_last=True)
+        sampler = DistributedSampler(
+            samples, share.world_size, share.rank, shuffle=False, drop_last=True
+        )
         read = [keys_of([samples[number]]) for number in sampler]
         return {"read": read, "error": error(lambda: DistributedSampler(samples))}
 
     def other_seeds(self) -> dict[str, str | None]:
         """Return the errors where the last rank has a seed of its own."""
-        seed, share = dist.get_rank() // 3, self.dataset(self.mesh).topology()
+        seed = dist.get_rank() // 3
+        share = self.dataset(self.mesh).topology()
         mesh = self.dataset(self.mesh, seed=seed)
         ranks = self.dataset(None, seed=seed, rank=share.rank, world_size=share.world_size)
         return {"mesh": error(lambda: next(iter(mesh))), "named": error(lambda: next(iter(ranks)))}
@@ -188,7 +206,9 @@ def count(*parts: list[list[str]]) -> int:
     return reads.total()
 
 
-def test_ranks_of_a_copy_train_on_the_same_samples(ranks: list[Report], copies: list[list[Report]]) -> None:
+def test_ranks_of_a_copy_train_on_the_same_samples(
+    ranks: list[Report], copies: list[list[Report]]
+) -> None:
     """Batches and states of a copy are the same on its ranks, and over the copies every sample comes once an epoch."""
     assert [rank["train"]["share"] for rank in ranks] == [[copy, 2] for copy in COPIES]
     assert [one["train"] == other["train"] for one, other in copies] == [True, True]
@@ -203,9 +223,14 @@ def test_other_ways_of_reading_take_the_mesh(copies: list[list[Report]]) -> None
         assert count(*(one[way] for one, _ in copies)) == samples
 
 
-def test_sampler_of_indexed_divides_among_the_mesh(ranks: list[Report], copies: list[list[Report]]) -> None:
+def test_sampler_of_indexed_divides_among_the_mesh(
+    ranks: list[Report], copies: list[list[Report]]
+) -> None:
     """The ranks of a copy read the same numbers; a sampler for all ranks of the job is an error with the right ones."""
-    assert [one["numbered"]["read"] == other["numbered"]["read"] for one, other in copies] == [True, True]
+    assert [one["numbered"]["read"] == other["numbered"]["read"] for one, other in copies] == [
+        True,
+        True,
+    ]
     assert count(*(one["numbered"]["read"] for one, _ in copies)) == 2 * EACH
     for rank, copy in zip(ranks, COPIES, strict=True):
         assert f"num_replicas=2, rank={copy})" in rank["numbered"]["error"]
@@ -222,16 +247,21 @@ def test_model_parallelism_without_a_mesh_is_an_error(recipe: str, ranks: list[R
     """On every rank, with the line to write: each would get samples of its own."""
     for rank in ranks:
         assert all(
-            "ConfigError" in error and f"ShardDataset(..., {LINES[recipe]})" in error for error in rank["no mesh"]
+            "ConfigError" in error and f"ShardDataset(..., {LINES[recipe]})" in error
+            for error in rank["no mesh"]
         )
 
 
 def test_seed_of_one_rank_is_compared_with_all_of_the_job(ranks: list[Report]) -> None:
-    """The last rank has another seed than the others, one of which reads the same share: one side is told.
+    """The last rank has another seed than the others, one of which reads the same share: one side
+    is told.
 
     Whether the share comes from a mesh or from rank and world_size.
     """
     for rank, way in enumerate(("mesh", "named")):
         errors = [rank["other seeds"][way] for rank in ranks]
-        assert [error is not None for error in errors] in ([False] * 3 + [True], [True] * 3 + [False])
+        assert [error is not None for error in errors] in (
+            [False] * 3 + [True],
+            [True] * 3 + [False],
+        )
         assert all("RanksError" in error and "seed" in error for error in errors if error)

@@ -49,12 +49,17 @@ def nodes(source: Path) -> Iterator[list[Daemon]]:
         yield [old, new]
 
 
-def run(out: Path, sockets: list[Path], when: str, workers: str, init: str, urls: str) -> list[Told]:
+def run(
+    out: Path, sockets: list[Path], when: str, workers: str, init: str, urls: str
+) -> list[Told]:
     """Run a job of a rank for each socket; return what each has told."""
     port = str(free_port())
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if init == "env" else {}
     method = {"env": "env://", "tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{out}/meet"}[init]
-    arguments = [(urls, socket, when, workers, method, rank, len(sockets)) for rank, socket in enumerate(sockets)]
+    arguments = [
+        (urls, socket, when, workers, method, rank, len(sockets))
+        for rank, socket in enumerate(sockets)
+    ]
     return processes(listed, arguments, **env)
 
 
@@ -62,9 +67,11 @@ def run(out: Path, sockets: list[Path], when: str, workers: str, init: str, urls
 def test_all_ranks_read_by_the_list_of_rank_0(
     init: str, workers: str, nodes: list[Daemon], source: Path, tmp_path: Path
 ) -> None:
-    """With torch.distributed initialised first, the three ranks share what rank 0's node lists, and nothing else.
+    """With torch.distributed initialised first, the three ranks share what rank 0's node lists, and
+    nothing else.
 
-    With a file to meet at, no variable names the ranks: spawned workers, which never initialise it, know them too.
+    With a file to meet at, no variable names the ranks: spawned workers, which never initialise it,
+    know them too.
     """
     old, new = (node.socket for node in nodes)
     told = run(tmp_path, [old, new, new], "early", workers, init, f"file://{source}/")
@@ -78,13 +85,19 @@ def test_ranks_draw_one_seed(nodes: list[Daemon], source: Path, tmp_path: Path) 
     assert sorted(key for rank in told for key in rank["keys"]) == OLD_KEYS
 
 
-def test_ranks_that_select_other_samples_get_an_error(nodes: list[Daemon], source: Path, tmp_path: Path) -> None:
+def test_ranks_that_select_other_samples_get_an_error(
+    nodes: list[Daemon], source: Path, tmp_path: Path
+) -> None:
     """One of two ranks, before it reads: their parts would overlap. Ranks that select the same share it."""
     url = write_index(tmp_path, [SAMPLES] * SHARDS, f"{source}/shard-{{:06d}}.tar")
     sockets = [node.socket for node in nodes]
     told = run(tmp_path, sockets, "split", "none", "env", url)
     assert [rank["error"] for rank in told] == [None] * 2
-    assert len({key for rank in told for key in rank["keys"]}) == sum(len(rank["keys"]) for rank in told) == 10
+    assert (
+        len({key for rank in told for key in rank["keys"]})
+        == sum(len(rank["keys"]) for rank in told)
+        == 10
+    )
     told = run(tmp_path, sockets, "astray", "fork", "tcp", url)
     errors = [rank["error"] for rank in told if rank["error"]]
     assert len(errors) == 1
@@ -92,7 +105,9 @@ def test_ranks_that_select_other_samples_get_an_error(nodes: list[Daemon], sourc
     assert "has selected other samples than rank" in errors[0]
 
 
-def test_ranks_that_join_other_shards_get_an_error(nodes: list[Daemon], source: Path, tmp_path: Path) -> None:
+def test_ranks_that_join_other_shards_get_an_error(
+    nodes: list[Daemon], source: Path, tmp_path: Path
+) -> None:
     """One of two ranks, before it reads, though both have rank 0's list of the first source's shards."""
     for name in ("same", "other"):
         (tmp_path / name).mkdir()
@@ -103,7 +118,11 @@ def test_ranks_that_join_other_shards_get_an_error(nodes: list[Daemon], source: 
         method = f"tcp://127.0.0.1:{free_port()}"
         ranks = enumerate(zip(nodes, partners, strict=True))
         return processes(
-            joined, [(url, f"file://{tmp_path}/{each}/", node.socket, method, rank, 2) for rank, (node, each) in ranks]
+            joined,
+            [
+                (url, f"file://{tmp_path}/{each}/", node.socket, method, rank, 2)
+                for rank, (node, each) in ranks
+            ],
         )
 
     told = run_with("same", "same")
@@ -115,28 +134,38 @@ def test_ranks_that_join_other_shards_get_an_error(nodes: list[Daemon], source: 
     assert "/other/shard-000000.tar" in error
 
 
-def test_a_dataset_that_rank_0_does_not_make(nodes: list[Daemon], source: Path, tmp_path: Path) -> None:
+def test_a_dataset_that_rank_0_does_not_make(
+    nodes: list[Daemon], source: Path, tmp_path: Path
+) -> None:
     """The rank that waits for it in vain is told so in time, and how a dataset is made on one rank alone."""
-    told = run(tmp_path, [node.socket for node in nodes], "alone", "none", "env", f"file://{source}/")
+    told = run(
+        tmp_path, [node.socket for node in nodes], "alone", "none", "env", f"file://{source}/"
+    )
     assert told[0]["error"] is None
     assert "RankTimeoutError" in told[1]["error"]
     assert "rank=0, world_size=1" in told[1]["error"]
 
 
 def test_ranks_deal_alike_whatever_their_daemons_know(tmp_path: Path, nodes: list[Daemon]) -> None:
-    """One node's daemon has counted all shards, the other's none, and nothing connects the ranks: both deal shards.
+    """One node's daemon has counted all shards, the other's none, and nothing connects the ranks:
+    both deal shards.
 
-    Dealt samples by the one and shards by the other, the two would lose some and read others twice. The counts of an
-    index file are the same for all: by them both deal samples.
+    Dealt samples by the one and shards by the other, the two would lose some and read others twice.
+    The counts of an index file are the same for all: by them both deal samples.
     """
     knows, new = (node.socket for node in nodes)
-    url, index = f"file://{tmp_path}/{{0..3}}.tar", write_indexed(tmp_path, COUNTS)
+    url = f"file://{tmp_path}/{{0..3}}.tar"
+    index = write_indexed(tmp_path, COUNTS)
 
     def job(url: str, sockets: tuple[Path, Path], **options: Any) -> list[ShardDataset]:
-        return [ShardDataset(url, socket=each, rank=rank, world_size=2, **options) for rank, each in enumerate(sockets)]
+        return [
+            ShardDataset(url, socket=each, rank=rank, world_size=2, **options)
+            for rank, each in enumerate(sockets)
+        ]
 
     keys = keys_of(ShardDataset(url, socket=knows))
-    fixed, uneven = job(url, (knows, new), samples_per_epoch=14), job(url, (knows, new), even=None)
+    fixed = job(url, (knows, new), samples_per_epoch=14)
+    uneven = job(url, (knows, new), even=None)
     assert [ds.manifest.uncounted for ds in (*fixed, *uneven)] == [0, 4, 0, 4]
     with pytest.raises(TypeError, match="shardcache index"):
         len(uneven[0])

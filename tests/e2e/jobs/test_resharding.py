@@ -47,19 +47,29 @@ def shards(dataset: Any, rank: int = 1, processes: int = 2) -> IterableDatasetSh
 
 RANK_WRAPPERS: dict[str, tuple[Wrap, str]] = {
     "split_by_node": (pipeline(wds.split_by_node), "split_by_node"),
-    "split_by_node behind another stage": (pipeline(wds.shuffle(10), wds.split_by_node), "split_by_node"),
+    "split_by_node behind another stage": (
+        pipeline(wds.shuffle(10), wds.split_by_node),
+        "split_by_node",
+    ),
     "IterableDatasetShard": (shards, "IterableDatasetShard"),
-    "IterableDatasetShard around a pipeline": (lambda dataset: shards(pipeline()(dataset)), "IterableDatasetShard"),
+    "IterableDatasetShard around a pipeline": (
+        lambda dataset: shards(pipeline()(dataset)),
+        "IterableDatasetShard",
+    ),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_ranks")
 @pytest.mark.parametrize(("wrap", "name"), RANK_WRAPPERS.values(), ids=RANK_WRAPPERS)
-def test_a_second_sharding_among_ranks_is_an_error(make: Make, keys: list[str], wrap: Wrap, name: str) -> None:
-    """The first sample that a rank's wrapper asks for raises an error with the wrapper's name and a remedy.
+def test_a_second_sharding_among_ranks_is_an_error(
+    make: Make, keys: list[str], wrap: Wrap, name: str
+) -> None:
+    """The first sample that a rank's wrapper asks for raises an error with the wrapper's name and a
+    remedy.
 
-    With rank=0, world_size=1 the wrapper's sharding is the only one: half of the samples, and no error.
+    With rank=0, world_size=1 the wrapper's sharding is the only one: half of the samples, and no
+    error.
     """
     with pytest.raises(ConfigError, match=name) as failure:
         next(iter(wrap(make())))
@@ -76,7 +86,9 @@ def test_the_rank_of_a_single_process_is_never_sharded_again(
     assert len(set(keys_of(wrap(make())))) == expected
 
 
-def test_shares_of_shares_may_be_what_was_meant(make: Make, keys: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_of_shares_may_be_what_was_meant(
+    make: Make, keys: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four processes on two nodes: dealt to nodes by explicit ranks, and to a node's two processes by a wrapper."""
     monkeypatch.setenv("WORLD_SIZE", "4")
     read: list[str] = []
@@ -89,13 +101,18 @@ def test_shares_of_shares_may_be_what_was_meant(make: Make, keys: list[str], mon
 
 WORKER_WRAPPERS: dict[str, tuple[Wrap, str]] = {
     "split_by_worker": (pipeline(wds.split_by_worker), "split_by_worker"),
-    "sharding_filter": (lambda dataset: IterableWrapper(dataset).sharding_filter(), "sharding_filter"),
+    "sharding_filter": (
+        lambda dataset: IterableWrapper(dataset).sharding_filter(),
+        "sharding_filter",
+    ),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("wrap", "name"), WORKER_WRAPPERS.values(), ids=WORKER_WRAPPERS)
-def test_a_second_sharding_among_workers_is_an_error(make: Make, keys: list[str], wrap: Wrap, name: str) -> None:
+def test_a_second_sharding_among_workers_is_an_error(
+    make: Make, keys: list[str], wrap: Wrap, name: str
+) -> None:
     """Two workers of one rank raise it; one worker takes everything, and so does a loader without."""
     for workers in (0, 1):
         assert sorted(keys_of(loader(wrap(make()), workers))) == keys
@@ -119,14 +136,16 @@ def test_the_drop_in_refuses_a_leftover_splitter(make: Make, keys: list[str]) ->
 
 @pytest.mark.slow
 def test_accelerate_prepares_no_loader_of_ranks(index: str, daemon: Daemon) -> None:
-    """Two processes under `accelerator.prepare` get the typed error, both of them, with and without workers.
+    """Two processes under `accelerator.prepare` get the typed error, both of them, with and without
+    workers.
 
-    Where each process reads all samples, `accelerator.prepare` shares them out, each once. So does a loader that is not
-    prepared, and `gather_for_metrics` leaves none out.
+    Where each process reads all samples, `accelerator.prepare` shares them out, each once. So does
+    a loader that is not prepared, and `gather_for_metrics` leaves none out.
     """
     ranks = torchrun(accelerated, daemon.socket, index)
     for name in ranks[0]:
-        keys, errors = [rank[name]["keys"] for rank in ranks], [rank[name]["error"] for rank in ranks]
+        keys = [rank[name]["keys"] for rank in ranks]
+        errors = [rank[name]["error"] for rank in ranks]
         if name.startswith("every rank reads all"):
             assert sorted(chain(*keys)) == list(range(200)), name
         elif name == "not prepared, gathered":

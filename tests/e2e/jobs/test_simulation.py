@@ -16,12 +16,17 @@ from support.programs.daemon import Daemon, eventually
 from support.shards.tars import make_tar, random_samples, write_shards
 from support.stores.throttled_s3 import ThrottledS3
 
-SHARDS, SAMPLES, EPOCHS = 60, 16, 3
+SHARDS = 60
+SAMPLES = 16
+EPOCHS = 3
 URLS = f"s3://bucket/shard-{{000000..{SHARDS - 1:06d}}}.tar"
 
 
-def train(daemons: list[Daemon], url: str, *, ranks: int, jobs: int, window: int, together: bool = False) -> None:
-    """Read every epoch with all readers in step, sample by sample; whatever is fetched has arrived before the next.
+def train(
+    daemons: list[Daemon], url: str, *, ranks: int, jobs: int, window: int, together: bool = False
+) -> None:
+    """Read every epoch with all readers in step, sample by sample; whatever is fetched has arrived
+    before the next.
 
     Jobs begin `together`, or spread evenly over an epoch.
     """
@@ -49,14 +54,26 @@ def train(daemons: list[Daemon], url: str, *, ranks: int, jobs: int, window: int
     while readers:
         readers = [reader for reader in readers if next(reader, "end") != "end"]
         eventually(
-            lambda: {each["stage"] for daemon in daemons for each in daemon.status()["transfers"]} <= {Stage.SPACE}
+            lambda: (
+                {each["stage"] for daemon in daemons for each in daemon.status()["transfers"]}
+                <= {Stage.SPACE}
+            )
         )
 
 
 def compare(
-    bucket: Path, root: Path, *, nodes: int, ranks: int, jobs: int, window: int, kept: float, together: bool = False
+    bucket: Path,
+    root: Path,
+    *,
+    nodes: int,
+    ranks: int,
+    jobs: int,
+    window: int,
+    kept: float,
+    together: bool = False,
 ) -> float:
-    """Train over the shards in a bucket's folder, and return how many times the simulated bytes the store has sent.
+    """Train over the shards in a bucket's folder, and return how many times the simulated bytes the
+    store has sent.
 
     Args:
         kept: part of the dataset that a node's disk holds.
@@ -79,7 +96,14 @@ def compare(
         before = store.stats().sent_bytes
         train(daemons, str(index), ranks=ranks, jobs=jobs, window=window, together=together)
         sent_bytes = store.stats().sent_bytes - before
-    options = {"nodes": nodes, "ranks": ranks, "workers": 1, "jobs": jobs, "shuffle-window": window, "epochs": EPOCHS}
+    options = {
+        "nodes": nodes,
+        "ranks": ranks,
+        "workers": 1,
+        "jobs": jobs,
+        "shuffle-window": window,
+        "epochs": EPOCHS,
+    }
     flags = [f"--{name}={value}" for name, value in options.items()]
     if together:
         flags.append("--together")
@@ -98,16 +122,33 @@ def compare(
     ],
 )
 def test_the_store_sends_what_was_simulated(
-    tmp_path: Path, nodes: int, ranks: int, jobs: int, window: int, kept: float, together: bool, more: float
+    tmp_path: Path,
+    nodes: int,
+    ranks: int,
+    jobs: int,
+    window: int,
+    kept: float,
+    together: bool,
+    more: float,
 ) -> None:
-    """Within 2 % of the bytes, for caches of all and of a part of the dataset, and for several jobs and nodes.
+    """Within 2 % of the bytes, for caches of all and of a part of the dataset, and for several jobs
+    and nodes.
 
-    Jobs that share a cache on a busy machine fetch up to 6 % more: their transfers last as long as the reading, and
-    shards are evicted that much earlier (docs/simulation.md).
+    Jobs that share a cache on a busy machine fetch up to 6 % more: their transfers last as long as
+    the reading, and shards are evicted that much earlier (docs/simulation.md).
     """
     (bucket := tmp_path / "bucket").mkdir()
     write_shards(bucket, SHARDS, SAMPLES, {"jpg": 25_000})
-    times = compare(bucket, tmp_path, nodes=nodes, ranks=ranks, jobs=jobs, window=window, kept=kept, together=together)
+    times = compare(
+        bucket,
+        tmp_path,
+        nodes=nodes,
+        ranks=ranks,
+        jobs=jobs,
+        window=window,
+        kept=kept,
+        together=together,
+    )
     assert 0.98 <= times <= 1 + more
 
 
@@ -151,7 +192,10 @@ def test_the_store_sends_what_was_simulated_of_a_global_shuffle(
     tmp_path: Path, ranks: int, kept: float, percent: int, within: float
 ) -> None:
     """Samples are read by their ranges, and parts of shards are kept."""
-    shards, samples, epochs, batch = 10, 30, 2, 8
+    shards = 10
+    samples = 30
+    epochs = 2
+    batch = 8
     (bucket := tmp_path / "bucket").mkdir()
     write_shards(bucket, shards, samples, {"jpg": 40_000})
     urls = f"s3://bucket/shard-{{000000..{shards - 1:06d}}}.tar"
@@ -162,7 +206,9 @@ def test_the_store_sends_what_was_simulated_of_a_global_shuffle(
 
     def read(rank: int, socket: Path) -> Iterator[object]:
         topology: dict[str, Any] = {"rank": rank, "world_size": ranks, "batch_size": batch}
-        dataset = ShardDataset(str(index), shuffle="global", epochs=epochs, socket=socket, **topology)
+        dataset = ShardDataset(
+            str(index), shuffle="global", epochs=epochs, socket=socket, **topology
+        )
         for _ in range(epochs):
             yield from dataset
 
@@ -179,4 +225,6 @@ def test_the_store_sends_what_was_simulated_of_a_global_shuffle(
         sent_bytes = store.stats().sent_bytes - before
     flags = [f"--disk={disk}", f"--ranks={ranks}", f"--epochs={epochs}", f"--batch-size={batch}"]
     ran = shardcache("simulate", index, "--global-shuffle", *parts, *flags, "--json")
-    assert sent_bytes == pytest.approx(ran.json["policies"]["shardcache"]["store_bytes"], rel=within)
+    assert sent_bytes == pytest.approx(
+        ran.json["policies"]["shardcache"]["store_bytes"], rel=within
+    )

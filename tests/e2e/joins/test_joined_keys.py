@@ -61,7 +61,9 @@ def test_partners_are_found_in_any_shard_of_as_many_samples(
 
 
 @pytest.mark.slow
-def test_partners_are_found_by_readers_without_torch_and_by_number(daemon: Daemon, tmp_path: Path) -> None:
+def test_partners_are_found_by_readers_without_torch_and_by_number(
+    daemon: Daemon, tmp_path: Path
+) -> None:
     """By `JoinedReader` and `indexed`, as by `Joined`."""
     images = recut(daemon, tmp_path / "img", IMAGES, COUNTS)
     captions = recut(daemon, tmp_path / "cap", DEALT, COUNTS)
@@ -110,7 +112,9 @@ def test_missing_partners_of_plain_tars_raise(daemon: Daemon, tmp_path: Path) ->
 @pytest.fixture
 def repeated(daemon: Daemon, tmp_path: Path) -> dict[str, Any]:
     """Images whose third shard has a key of the first; each key has one caption."""
-    again = [{**sample, "__key__": KEYS[2]} if sample is IMAGES[11] else sample for sample in IMAGES]
+    again = [
+        {**sample, "__key__": KEYS[2]} if sample is IMAGES[11] else sample for sample in IMAGES
+    ]
     images = recut(daemon, tmp_path / "img", again, COUNTS)
     return sources(daemon, images, recut(daemon, tmp_path / "cap", CAPTIONS, COUNTS))
 
@@ -130,6 +134,8 @@ def test_key_in_two_shards_of_the_first_source_has_no_partner(repeated: dict[str
     """Its samples are skipped, or have the default, and a selection sees no members of another source."""
     others = [key for key in KEYS if key not in (KEYS[2], KEYS[11])]
     assert keys_of(Joined(repeated, missing="skip")) == others
-    filled = [sample["__key__"] for sample in Joined(repeated, **DEFAULTS) if sample["cap.txt"] == b""]
+    filled = [
+        sample["__key__"] for sample in Joined(repeated, **DEFAULTS) if sample["cap.txt"] == b""
+    ]
     assert filled == [KEYS[2], KEYS[2]]
     assert keys_of(Joined(repeated).select(lambda entry: "cap.txt" in entry.sizes)) == others

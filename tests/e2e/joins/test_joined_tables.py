@@ -38,9 +38,14 @@ from support.shards.tars import make_tar, random_samples
 
 COUNTS = (9, 0, 17, 4)
 TOTAL = sum(COUNTS)
-SHARDS = [random_samples(count, {"wav": 40}, first=sum(COUNTS[:number])) for number, count in enumerate(COUNTS)]
+SHARDS = [
+    random_samples(count, {"wav": 40}, first=sum(COUNTS[:number]))
+    for number, count in enumerate(COUNTS)
+]
 KEYS = [str(sample["__key__"]) for sample in chain.from_iterable(SHARDS)]
-ROWS = {key: {"text": f"said “{key}”", "duration": int(key) / 4, "tags": [key, None]} for key in KEYS}
+ROWS = {
+    key: {"text": f"said “{key}”", "duration": int(key) / 4, "tags": [key, None]} for key in KEYS
+}
 
 Make = Callable[..., Joined]
 
@@ -67,14 +72,18 @@ def make(daemon: Daemon, audio: str) -> Make:
     """A function that makes the dataset with a table, as each process of a job would."""
 
     def make_joined(table: Table, own: Mapping[str, Any] | None = None, **options: Any) -> Joined:
-        return Joined({"": ShardDataset(audio, socket=daemon.socket, **options), "row": table}, **(own or {}))
+        return Joined(
+            {"": ShardDataset(audio, socket=daemon.socket, **options), "row": table}, **(own or {})
+        )
 
     return make_joined
 
 
 def json_lines(rows: Mapping[str, Mapping[str, Any]], key: str = "id") -> bytes:
     """Return rows as JSON lines, the last keys first: the order of a table does not matter."""
-    lines = [json.dumps({**row, key: name}, ensure_ascii=False) for name, row in reversed(rows.items())]
+    lines = [
+        json.dumps({**row, key: name}, ensure_ascii=False) for name, row in reversed(rows.items())
+    ]
     return "\n".join(lines).encode()
 
 
@@ -92,14 +101,22 @@ def with_rows(rows: Mapping[str, Mapping[str, Any]] = ROWS) -> list[dict[str, An
     ]
 
 
-def content(samples: Iterator[dict[str, Any]] | Sequence[dict[str, Any]] | Joined) -> list[dict[str, Any]]:
+def content(
+    samples: Iterator[dict[str, Any]] | Sequence[dict[str, Any]] | Joined,
+) -> list[dict[str, Any]]:
     """Return samples without their urls, by key."""
-    plain = [{name: value for name, value in sample.items() if name != "__url__"} for sample in samples]
+    plain = [
+        {name: value for name, value in sample.items() if name != "__url__"} for sample in samples
+    ]
     return sorted(plain, key=lambda sample: str(sample["__key__"]))
 
 
-@pytest.mark.parametrize("options", first_quick([{}, {"shuffle": True, "shuffle_window": 2, "seed": 3}]), ids=str)
-def test_samples_get_the_columns_of_their_rows(make: Make, tmp_path: Path, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options", first_quick([{}, {"shuffle": True, "shuffle_window": 2, "seed": 3}]), ids=str
+)
+def test_samples_get_the_columns_of_their_rows(
+    make: Make, tmp_path: Path, options: dict[str, Any]
+) -> None:
     """Values as the file has them, in several epochs, with exact lengths; in the order of the first source."""
     joined = make(Table(manifest(tmp_path), key="id"), **options)
     assert len(joined) == TOTAL
@@ -108,14 +125,18 @@ def test_samples_get_the_columns_of_their_rows(make: Make, tmp_path: Path, optio
 
 
 @pytest.mark.parametrize(
-    ("suffix", "compress"), [("", bytes), (".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)]
+    ("suffix", "compress"),
+    [("", bytes), (".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)],
 )
 def test_json_lines_may_be_compressed(
     make: Make, tmp_path: Path, suffix: str, compress: Callable[[bytes], bytes]
 ) -> None:
     """As the name says; lines that are blank, and a byte order that reverses, do not matter."""
     data = compress(json_lines(ROWS).replace(b"\n", b"\n\n") + b"\n")
-    assert content(make(Table(manifest(tmp_path, data, f"rows.jsonl{suffix}"), key="id"))) == with_rows()
+    assert (
+        content(make(Table(manifest(tmp_path, data, f"rows.jsonl{suffix}"), key="id")))
+        == with_rows()
+    )
 
 
 def test_json_lines_may_be_compressed_with_zstd(make: Make, tmp_path: Path) -> None:
@@ -143,7 +164,9 @@ def test_tables_may_be_parquet(make: Make, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     for part, keys in enumerate((KEYS[:7], KEYS[7:])):
         columns = {"id": keys, "jpg": [b"\xff"] * len(keys)}
-        columns |= {name: [ROWS[key][name] for key in keys] for name in ("text", "duration", "tags")}
+        columns |= {
+            name: [ROWS[key][name] for key in keys] for name in ("text", "duration", "tags")
+        }
         parquet.write_table(pyarrow.table(columns), tmp_path / f"{part}.parquet")
 
     urls = f"file://{tmp_path}/{{0..1}}.parquet"
@@ -155,13 +178,18 @@ def test_tables_may_be_parquet(make: Make, tmp_path: Path) -> None:
 
 def test_keys_are_found_by_a_pattern_or_a_function(make: Make, tmp_path: Path) -> None:
     """The pattern makes the sample's key of the row's, the function the row's of the sample's."""
-    url = manifest(tmp_path, json_lines({f"/data/{key}.wav": row for key, row in ROWS.items()}, "audio_filepath"))
+    url = manifest(
+        tmp_path,
+        json_lines({f"/data/{key}.wav": row for key, row in ROWS.items()}, "audio_filepath"),
+    )
     by_pattern = Table(url, key="audio_filepath", pattern=r".*/([^/]+)\.wav")
     assert content(make(by_pattern)) == with_rows()
     by_function = Table(url, key="audio_filepath", key_of=lambda key: f"/data/{key}.wav")
     assert content(make(by_function)) == with_rows()
 
-    with pytest.raises(UnmatchedKeyError, match=r"no row has its key; some keys of the table are '/data/") as raised:
+    with pytest.raises(
+        UnmatchedKeyError, match=r"no row has its key; some keys of the table are '/data/"
+    ) as raised:
         list(make(Table(url, key="audio_filepath")))
     assert "pattern or key_of" in str(raised.value)
     with pytest.raises(MetadataError, match="does not match the row's 'audio_filepath', '/data/"):
@@ -178,7 +206,10 @@ def test_flags_of_a_pattern_are_part_of_it(make: Make, tmp_path: Path) -> None:
     pattern = r"(?:x_)?(.*)"
     with pytest.raises(UnmatchedKeyError, match="some keys of the table are 'X_"):
         list(make(Table(url, key="id", pattern=pattern)))
-    assert content(make(Table(url, key="id", pattern=re.compile(pattern, re.IGNORECASE)))) == with_rows()
+    assert (
+        content(make(Table(url, key="id", pattern=re.compile(pattern, re.IGNORECASE))))
+        == with_rows()
+    )
 
 
 def test_table_without_rows_says_so(make: Make, tmp_path: Path) -> None:
@@ -188,9 +219,13 @@ def test_table_without_rows_says_so(make: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", first_quick(["missing", "doubled"]))
-def test_samples_without_one_row_are_as_missing_says(make: Make, tmp_path: Path, fault: str) -> None:
+def test_samples_without_one_row_are_as_missing_says(
+    make: Make, tmp_path: Path, fault: str
+) -> None:
     """An error by default, or left out, or with default values; keys that come twice have no row."""
-    lines = json_lines({key: row for key, row in ROWS.items() if key != KEYS[11] or fault == "doubled"})
+    lines = json_lines(
+        {key: row for key, row in ROWS.items() if key != KEYS[11] or fault == "doubled"}
+    )
     if fault == "doubled":
         lines += b"\n" + json_lines({KEYS[11]: ROWS[KEYS[0]]})
     table = Table(manifest(tmp_path, lines), key="id")
@@ -212,7 +247,11 @@ def test_members_choose_columns(make: Make, tmp_path: Path) -> None:
     del rows[KEYS[5]]["duration"]
     table = Table(manifest(tmp_path, json_lines(rows)), key="id")
 
-    assert set(content(make(table, {"members": ["wav", "row.text"]}))[0]) == {"__key__", "wav", "row.text"}
+    assert set(content(make(table, {"members": ["wav", "row.text"]}))[0]) == {
+        "__key__",
+        "wav",
+        "row.text",
+    }
     with pytest.raises(MissingMemberError, match=r"row\.duration"):
         list(make(table, {"members": ["wav", "row.duration"]}))
     skipping = {"members": ["wav", "row.duration"], "missing": "skip"}
@@ -235,8 +274,12 @@ def test_functions_get_samples_with_their_rows(make: Make, tmp_path: Path) -> No
 def test_rows_choose_samples(daemon: Daemon, audio: str, tmp_path: Path) -> None:
     """select() sees them beside the sizes, before any sample is read."""
     index_with_table(daemon, tmp_path)
-    joined = Joined({"": ShardDataset(audio, socket=daemon.socket), "row": Table(manifest(tmp_path), key="id")})
-    short = joined.select(lambda entry: entry.rows["row"]["duration"] < 3 and entry.sizes["wav"] == 40)
+    joined = Joined(
+        {"": ShardDataset(audio, socket=daemon.socket), "row": Table(manifest(tmp_path), key="id")}
+    )
+    short = joined.select(
+        lambda entry: entry.rows["row"]["duration"] < 3 and entry.sizes["wav"] == 40
+    )
     assert len(short) == 12
     assert keys_of(content(short)) == KEYS[:12]
 
@@ -247,11 +290,15 @@ def test_rows_choose_samples(daemon: Daemon, audio: str, tmp_path: Path) -> None
     [
         {"num_workers": 2},
         pytest.param({"num_workers": 2, "workers": "threads"}, marks=pytest.mark.slow),
-        pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, marks=pytest.mark.slow),
+        pytest.param(
+            {"num_workers": 2, "multiprocessing_context": "spawn"}, marks=pytest.mark.slow
+        ),
     ],
     ids=str,
 )
-def test_a_loader_resumes_with_other_values(make: Make, tmp_path: Path, options: dict[str, Any]) -> None:
+def test_a_loader_resumes_with_other_values(
+    make: Make, tmp_path: Path, options: dict[str, Any]
+) -> None:
     """A state stays valid when the table's values change, as keys and order have not."""
     shuffle = {"shuffle": True, "shuffle_window": 2, "batch_size": 4}
     loader = make(Table(manifest(tmp_path), key="id"), **shuffle).loader(collate_fn=list, **options)
@@ -284,7 +331,12 @@ def test_a_table_is_made_once_for_a_version(audio: str, tmp_path: Path, tables: 
     with Daemon(tmp_path, "--listing-ttl-s", "0") as daemon:
 
         def joined(**options: Any) -> Joined:
-            return Joined({"": ShardDataset(audio, socket=daemon.socket), "row": Table(url, key="id", **options)})
+            return Joined(
+                {
+                    "": ShardDataset(audio, socket=daemon.socket),
+                    "row": Table(url, key="id", **options),
+                }
+            )
 
         joined()
         (made,) = tables.glob("*.rows")
@@ -301,7 +353,9 @@ def test_a_table_is_made_once_for_a_version(audio: str, tmp_path: Path, tables: 
 
 
 @pytest.mark.parametrize("kept_bytes", first_quick([0, 20, 1_000]))
-def test_a_table_that_was_cut_is_made_again(make: Make, tmp_path: Path, tables: Path, kept_bytes: int) -> None:
+def test_a_table_that_was_cut_is_made_again(
+    make: Make, tmp_path: Path, tables: Path, kept_bytes: int
+) -> None:
     """A file has its name but not all of its bytes if the node lost power while it was written."""
     table = Table(manifest(tmp_path), key="id")
     assert content(make(table)) == with_rows()
@@ -339,7 +393,9 @@ def test_a_folder_of_others_is_refused(make: Make, tmp_path: Path, tables: Path)
     ],
     ids=["json", "list", "key", "csv", "gzip"],
 )
-def test_damaged_tables_are_errors(make: Make, tmp_path: Path, data: bytes, name: str, message: str) -> None:
+def test_damaged_tables_are_errors(
+    make: Make, tmp_path: Path, data: bytes, name: str, message: str
+) -> None:
     """With the place in the file; nothing is left behind that would be taken for a table."""
     for _ in range(2):
         with pytest.raises(MetadataError, match=message):
@@ -357,7 +413,9 @@ def test_arguments_that_do_not_fit_are_errors(make: Make, tmp_path: Path, daemon
     with pytest.raises(ConfigError, match="names only columns of tables"):
         make(table, {"members": ["row.text"]})
     for options in ({}, {"members": ["wav", "row.title"]}):
-        with pytest.raises(ConfigError, match=r"missing has a value for 'row\.text', which members does not name"):
+        with pytest.raises(
+            ConfigError, match=r"missing has a value for 'row\.text', which members does not name"
+        ):
             make(table, {**options, "missing": {"row.text": ""}})
     for alternatives in ("row.text;row.title", "wav;row.text"):
         with pytest.raises(ConfigError, match=f"names '{alternatives}', but a table's columns"):
@@ -373,14 +431,24 @@ def test_arguments_that_do_not_fit_are_errors(make: Make, tmp_path: Path, daemon
 
 
 @pytest.mark.slow
-def test_tables_join_mixtures_and_readers_without_torch(daemon: Daemon, audio: str, tmp_path: Path) -> None:
+def test_tables_join_mixtures_and_readers_without_torch(
+    daemon: Daemon, audio: str, tmp_path: Path
+) -> None:
     """As other sources do."""
     url = manifest(tmp_path)
-    reader = JoinedReader({"": ShardReader(audio, socket=daemon.socket), "row": Table(url, key="id")})
+    reader = JoinedReader(
+        {"": ShardReader(audio, socket=daemon.socket), "row": Table(url, key="id")}
+    )
     assert content(list(reader)) == with_rows()
 
     joined = Joined({"": ShardDataset(audio, socket=daemon.socket), "row": Table(url, key="id")})
     plain = ShardDataset(audio, socket=daemon.socket)
-    mixed = list(islice(Mixture({"with": joined, "without": plain}, weights={"with": 1, "without": 1}), TOTAL))
-    assert {name for sample in mixed if sample["__source__"] == "with" for name in sample} >= {"row.text"}
+    mixed = list(
+        islice(
+            Mixture({"with": joined, "without": plain}, weights={"with": 1, "without": 1}), TOTAL
+        )
+    )
+    assert {name for sample in mixed if sample["__source__"] == "with" for name in sample} >= {
+        "row.text"
+    }
     assert not any("row.text" in sample for sample in mixed if sample["__source__"] == "without")

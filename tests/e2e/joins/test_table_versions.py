@@ -19,11 +19,16 @@ from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import Bucket
 
 COUNTS = (7, 5, 8)
-SHARDS = [random_samples(count, {"wav": 3000}, first=sum(COUNTS[:number])) for number, count in enumerate(COUNTS)]
+SHARDS = [
+    random_samples(count, {"wav": 3000}, first=sum(COUNTS[:number]))
+    for number, count in enumerate(COUNTS)
+]
 KEYS = [str(sample["__key__"]) for sample in chain.from_iterable(SHARDS)]
 
 FIRST = {key: {"text": f"first {key}"} for key in KEYS}
-SECOND: dict[str, dict[str, Any]] = {key: {"text": f"second {key}", "score": int(key)} for key in [*KEYS, "900", "901"]}
+SECOND: dict[str, dict[str, Any]] = {
+    key: {"text": f"second {key}", "score": int(key)} for key in [*KEYS, "900", "901"]
+}
 
 
 @pytest.fixture(autouse=True)
@@ -79,11 +84,15 @@ def own_daemon(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.mark.slow
-def test_run_resumes_with_the_new_rows_and_fetches_only_these(place: Place, own_daemon: Daemon) -> None:
+def test_run_resumes_with_the_new_rows_and_fetches_only_these(
+    place: Place, own_daemon: Daemon
+) -> None:
     """The state holds where keys and order do; shards stay cached, with new values, new columns and new rows beside."""
 
     def joined() -> Joined:
-        audio = ShardDataset(f"{place.url}/index.json", socket=own_daemon.socket, shuffle=True, seed=3, batch_size=4)
+        audio = ShardDataset(
+            f"{place.url}/index.json", socket=own_daemon.socket, shuffle=True, seed=3, batch_size=4
+        )
         return Joined({"": audio, "row": Table(f"{place.url}/manifest.jsonl", key="id")})
 
     def loader() -> Any:

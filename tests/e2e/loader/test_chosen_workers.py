@@ -220,7 +220,9 @@ def test_abandoned_iterator_ends_its_threads_and_processes(long: Data, end: End)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "error", [pytest.param(ValueError("no image"), marks=pytest.mark.slow), KeyboardInterrupt()], ids=repr
+    "error",
+    [pytest.param(ValueError("no image"), marks=pytest.mark.slow), KeyboardInterrupt()],
+    ids=repr,
 )
 def test_failed_loop_ends_its_threads_and_processes(long: Data, error: BaseException) -> None:
     """Or with Ctrl-C, once the error is dealt with."""

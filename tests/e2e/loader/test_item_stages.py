@@ -61,7 +61,9 @@ def by_loader(dataset: ShardDataset[Any], **options: Any) -> Items:
 DOORS: dict[str, Callable[[Make, Stage], Items]] = {
     "dataset": lambda make, stage: list(stage(make(even=None))),
     "loader": lambda make, stage: by_loader(stage(make(even=None)), num_workers=0),
-    "threads": lambda make, stage: by_loader(stage(make(even=None)), num_workers=2, workers="threads"),
+    "threads": lambda make, stage: by_loader(
+        stage(make(even=None)), num_workers=2, workers="threads"
+    ),
     "processes": lambda make, stage: by_loader(stage(make(even=None)), num_workers=1),
     "plain": lambda make, stage: list(DataLoader(stage(make(even=None)), None, num_workers=1)),
     "mixture": lambda make, stage: list(stage(Mixture([make(even=None)]))),
@@ -71,7 +73,9 @@ DOORS: dict[str, Callable[[Make, Stage], Items]] = {
 
 
 @pytest.mark.parametrize("door", first_quick(DOORS, 3))
-def test_stage_goes_with_every_door(make: Make, stage: Stage, expected: list[int], door: str) -> None:
+def test_stage_goes_with_every_door(
+    make: Make, stage: Stage, expected: list[int], door: str
+) -> None:
     """Each item once in an epoch."""
     assert sorted(DOORS[door](make, stage)) == expected
 
@@ -80,7 +84,9 @@ def test_stage_goes_with_every_door(make: Make, stage: Stage, expected: list[int
 def test_stage_resumes_exactly(make: Make, stage: Stage, taken: int) -> None:
     """With the next batch, on workers of another kind."""
     whole = by_loader(stage(make(even=None)), num_workers=0)
-    loader = stage(make(even=None)).loader(batch_size=4, collate_fn=list, num_workers=2, workers="threads")
+    loader = stage(make(even=None)).loader(
+        batch_size=4, collate_fn=list, num_workers=2, workers="threads"
+    )
     begun = list(chain.from_iterable(islice(loader, taken)))
     resumed = stage(make(even=None)).loader(batch_size=4, collate_fn=list, num_workers=0)
     resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))

@@ -88,12 +88,16 @@ def test_lightning_resumed_with_one_batch_left_reads_each_epoch(
     whole = training.Recorder(EPOCHS)
     training.trainer(EPOCHS, training.saver(tmp_path, steps)).fit(whole, loader_of(make()))
     resumed = training.Recorder(EPOCHS)
-    training.trainer(EPOCHS).fit(resumed, loader_of(make()), ckpt_path=tmp_path / f"step={steps}.ckpt")
+    training.trainer(EPOCHS).fit(
+        resumed, loader_of(make()), ckpt_path=tmp_path / f"step={steps}.ckpt"
+    )
     assert [*chain(*resumed.read)] == [*chain(*whole.read)][steps:]
 
 
 @quietly
-def test_lightning_reads_epochs_of_one_batch_one_after_another(make: Make, training: ModuleType) -> None:
+def test_lightning_reads_epochs_of_one_batch_one_after_another(
+    make: Make, training: ModuleType
+) -> None:
     """Each with the samples in another order."""
     model = training.Recorder(EPOCHS)
     training.trainer(EPOCHS).fit(model, loader_of(make(batch_size=WHOLE)))

@@ -49,13 +49,18 @@ def state_after(loader: ShardLoader[list[str]], batches: int) -> Any:
 @pytest.mark.slow
 def test_a_short_batch_is_dropped_if_asked_for(make: Make) -> None:
     """`drop_last` holds for batches, length and the end of the epoch; without it every sample comes, once."""
-    whole, loader = load(make(), 2), load(make(), 2, drop_last=True)
+    whole = load(make(), 2)
+    loader = load(make(), 2, drop_last=True)
     assert [len(whole), sorted(chain(*whole))] == [12, KEYS]
     assert len(loader) == len(KEYS) // BATCH == 11
-    assert [(loader.epoch, loader.remaining) for _ in loader] == [(0, left) for left in range(10, -1, -1)]
-    assert (loader.epoch, loader.remaining) == (1, 11)
+    assert [(loader.epoch, loader.remaining) for _ in loader] == [
+        (0, left) for left in range(10, -1, -1)
+    ]
+    assert loader.epoch == 1
+    assert loader.remaining == 11
     loader.load_state_dict(loader.state_dict())
-    assert (loader.epoch, loader.remaining) == (1, len(loader))
+    assert loader.epoch == 1
+    assert loader.remaining == len(loader)
 
 
 @pytest.mark.slow
@@ -83,22 +88,30 @@ def test_a_loader_changes_nothing_of_its_dataset(make: Make) -> None:
     dataset = make()
     with pytest.raises(ConfigError, match="does not take shuffle"):
         dataset.loader(batch_size=8, shuffle=True)
-    train, evaluate = load(dataset, 0), load(dataset, 0, batch_size=8)
+    train = load(dataset, 0)
+    evaluate = load(dataset, 0, batch_size=8)
     part, _ = dataset.split(0.5, 0.5)
-    assert (dataset.batch_size, part.batch_size, len(train), len(evaluate)) == (BATCH, BATCH, 12, 6)
+    assert dataset.batch_size == BATCH
+    assert part.batch_size == BATCH
+    assert len(train) == 12
+    assert len(evaluate) == 6
     read = []
     for batch in train:
         read.append(batch)
         if len(read) % 6 == 0:
             assert sorted(chain(*evaluate)) == KEYS
     assert read == list(load(make(), 0))
-    assert (dataset.epoch, train.epoch, evaluate.epoch) == (0, 1, 2)
+    assert dataset.epoch == 0
+    assert train.epoch == 1
+    assert evaluate.epoch == 2
     assert make().loader(num_workers=0).batch_size == BATCH
     singles = make().loader(batch_size=None, num_workers=0)
     assert len(singles) == len(list(singles)) == len(KEYS)
 
 
-@pytest.mark.parametrize(("ranks", "workers"), [("", 8), ("4", 3), ("100", 1), ("0", 8), ("two", 8)])
+@pytest.mark.parametrize(
+    ("ranks", "workers"), [("", 8), ("4", 3), ("100", 1), ("0", 8), ("two", 8)]
+)
 def test_default_workers_share_the_cpus_with_the_ranks_of_the_node(
     make: Make, monkeypatch: pytest.MonkeyPatch, ranks: str, workers: int
 ) -> None:
@@ -114,11 +127,16 @@ def test_epoch_and_state_that_are_set_in_the_dataset_hold_for_its_loaders(make: 
     loader = load(dataset, 0)
     epochs = [list(loader) for _ in range(3)]
     dataset.set_epoch(1)
-    assert (loader.epoch, list(loader), list(loader)) == (1, epochs[1], epochs[1])
+    assert loader.epoch == 1
+    assert list(loader) == epochs[1]
+    assert list(loader) == epochs[1]
     dataset.load_state_dict(state_after(load(make(), 0), 5))
-    assert (loader.epoch, loader.remaining, list(loader)) == (0, 7, epochs[0][5:])
+    assert loader.epoch == 0
+    assert loader.remaining == 7
+    assert list(loader) == epochs[0][5:]
     dataset.set_epoch(0)
-    assert (loader.remaining, list(loader)) == (12, epochs[0])
+    assert loader.remaining == 12
+    assert list(loader) == epochs[0]
     loader.set_epoch(2)
     assert list(loader) == epochs[2]
 
@@ -128,7 +146,9 @@ def read_to_its_end(loader: ShardLoader[list[str]], answers: Any) -> None:
     answers.put((loader.epoch, list(loader)))
 
 
-@pytest.mark.parametrize("copied", first_quick([copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))]))
+@pytest.mark.parametrize(
+    "copied", first_quick([copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+)
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_copy_of_a_loader_is_where_the_loader_is(
     make: Make, copied: Callable[[ShardLoader[list[str]]], ShardLoader[list[str]]], workers: int
@@ -141,7 +161,8 @@ def test_copy_of_a_loader_is_where_the_loader_is(
     batches = iter(loader)
     taken = list(islice(batches, 5))
     found = copied(loader)
-    assert (found.epoch, found.remaining) == (loader.epoch, loader.remaining)
+    assert found.epoch == loader.epoch
+    assert found.remaining == loader.remaining
     assert found.state_dict() == loader.state_dict()
     assert list(found) == epochs[0][5:]
     assert list(found) == epochs[1]
@@ -173,7 +194,8 @@ def test_shallow_copy_of_a_loader_leaves_its_loop(make: Make) -> None:
 @pytest.mark.slow
 def test_loader_that_is_sent_to_another_process_is_where_it_was(make: Make) -> None:
     """In the middle of an epoch, with persistent workers."""
-    loader, other = load(make(), 2), load(make(), 2)
+    loader = load(make(), 2)
+    other = load(make(), 2)
     batches = iter(loader)
     list(islice(batches, 5))
     context: Any = multiprocessing.get_context("spawn")
@@ -188,7 +210,8 @@ def test_loader_that_is_sent_to_another_process_is_where_it_was(make: Make) -> N
 @pytest.mark.slow
 def test_loader_of_a_forked_process_begins_the_next_epoch(make: Make) -> None:
     """It has no part in the loop of its parent, not even in one with persistent workers."""
-    loader, second = load(make(), 2), load(make(), 2)
+    loader = load(make(), 2)
+    second = load(make(), 2)
     second.set_epoch(1)
     batches = iter(loader)
     list(islice(batches, 5))
@@ -205,7 +228,9 @@ def test_a_member_that_some_samples_lack_is_named(make: Make, tmp_path: Path) ->
     """Not collate's KeyError: the error says which sample of which shard."""
     samples = [{"__key__": "a", "jpg": b"1", "cls": b"0"}, {"__key__": "b", "jpg": b"2"}]
     (tmp_path / "lacking.tar").write_bytes(make_tar(samples))
-    loader = make(f"file://{tmp_path}/lacking.tar", shuffle=False).loader(batch_size=2, num_workers=1)
+    loader = make(f"file://{tmp_path}/lacking.tar", shuffle=False).loader(
+        batch_size=2, num_workers=1
+    )
     with pytest.raises(MissingMemberError, match="'b' has no member 'cls'") as caught:
         list(loader)
     assert caught.value.url == f"file://{tmp_path}/lacking.tar"
@@ -236,7 +261,9 @@ def test_frameworks_leave_it_alone(make: Make) -> None:
 
     loader = load(make(), 2, prefetch_factor=3)
     assert Accelerator(cpu=True).prepare(loader) is loader
-    assert (loader.num_workers, loader.prefetch_factor, loader.drop_last) == (2, 3, False)
+    assert loader.num_workers == 2
+    assert loader.prefetch_factor == 3
+    assert loader.drop_last is False
     with pytest.raises(AttributeError, match="no attribute 'sampler'"):
         _ = loader.sampler
 
@@ -246,7 +273,9 @@ def test_frameworks_leave_it_alone(make: Make) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_before_the_first_batch_does_not_empty_later_epochs(make: Make, tmp_path: Path, workers: int) -> None:
+def test_an_error_before_the_first_batch_does_not_empty_later_epochs(
+    make: Make, tmp_path: Path, workers: int
+) -> None:
     """A loop that begins again reads samples again."""
     mended = tmp_path / "mended"
 
@@ -255,10 +284,13 @@ def test_an_error_before_the_first_batch_does_not_empty_later_epochs(make: Make,
             raise ValueError("not yet")
         return sample
 
-    loader, before = load(make(decode=decode), workers), {*children(os.getpid())}
+    loader = load(make(decode=decode), workers)
+    before = {*children(os.getpid())}
     with pytest.raises(DecodeError, match="not yet"):
         next(iter(loader))
-    assert {*children(os.getpid())} == before, "no worker is left for the collector, which waits for each"
+    assert {*children(os.getpid())} == before, (
+        "no worker is left for the collector, which waits for each"
+    )
     mended.touch()
     assert sorted(chain(*loader)) == KEYS
     assert sorted(chain(*loader)) == KEYS
@@ -267,7 +299,8 @@ def test_an_error_before_the_first_batch_does_not_empty_later_epochs(make: Make,
 @pytest.mark.slow
 def test_loader_resumes_where_a_worker_was_killed(make: Make) -> None:
     """The kill is an error; the state of before it has every other sample, read by new workers."""
-    loader, before = load(make(), 2, prefetch_factor=1), {*children(os.getpid())}
+    loader = load(make(), 2, prefetch_factor=1)
+    before = {*children(os.getpid())}
     batches = iter(loader)
     taken = list(islice(batches, 3))
     workers = {*children(os.getpid())} - before
@@ -298,7 +331,8 @@ def test_a_loader_given_up_ends_its_workers_at_once(make: Make, persistent: bool
 def test_workers_of_a_loader_in_a_cycle_are_told_to_end(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a trainer of Lightning's is one, which knows the loader: they do not wait for torch's next check.
+    """As a trainer of Lightning's is one, which knows the loader: they do not wait for torch's next
+    check.
 
     That comes long after torch's patience with workers, which it then terminates.
     """
@@ -329,7 +363,9 @@ def test_other_ranks_resume_after_the_end_of_a_stateful_loaders_epoch(
 ) -> None:
     """With the next epoch: not with what is left of the last one, which is nothing."""
     dataset = make(rank=0, world_size=2, **options)
-    loader: Any = StatefulDataLoader(dataset, batch_size=dataset.batch_size, num_workers=workers, collate_fn=keys_of)
+    loader: Any = StatefulDataLoader(
+        dataset, batch_size=dataset.batch_size, num_workers=workers, collate_fn=keys_of
+    )
     list(loader)
     state = loader.state_dict()
     for ranks in (1, 2):

@@ -33,7 +33,9 @@ def plain_loader_of(ds: ShardDataset, workers: int) -> Any:
 
 
 LoaderOf = Callable[[ShardDataset, int], Any]
-loaders = pytest.mark.parametrize("loader_of", [loader_of, plain_loader_of], ids=["loader", "plain"])
+loaders = pytest.mark.parametrize(
+    "loader_of", [loader_of, plain_loader_of], ids=["loader", "plain"]
+)
 workers = pytest.mark.parametrize(
     "workers", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
 )
@@ -51,7 +53,9 @@ def beginnings(make: Make, loader_of: LoaderOf, workers: int, batches: int) -> l
 
 @loaders
 @workers
-def test_loop_that_breaks_reads_one_epoch_after_another(make: Make, loader_of: LoaderOf, workers: int) -> None:
+def test_loop_that_breaks_reads_one_epoch_after_another(
+    make: Make, loader_of: LoaderOf, workers: int
+) -> None:
     """A for loop does, and so does an iterator that is replaced by the next."""
     expected = beginnings(make, loader_of, workers, BATCHES)
     loader = loader_of(make(), workers)
@@ -66,7 +70,9 @@ def test_loop_that_breaks_reads_one_epoch_after_another(make: Make, loader_of: L
 
 @loaders
 @workers
-def test_iterators_that_are_kept_read_one_epoch_after_another(make: Make, loader_of: LoaderOf, workers: int) -> None:
+def test_iterators_that_are_kept_read_one_epoch_after_another(
+    make: Make, loader_of: LoaderOf, workers: int
+) -> None:
     """An old iterator may live on in a variable, a list or a traceback."""
     loader = loader_of(make(), workers)
     kept: list[Iterator[Batch]] = []
@@ -89,7 +95,8 @@ def test_nested_loop_gives_the_position_back_to_the_outer_one(make: Make, worker
         taken.append(batch)
         if step == 5:
             break
-        assert (loader.epoch, loader.remaining) == (0, len(whole) - len(taken))
+        assert loader.epoch == 0
+        assert loader.remaining == len(whole) - len(taken)
     state = loader.state_dict()
     resumed = loader_of(make(), workers)
     resumed.load_state_dict(state)
@@ -98,7 +105,9 @@ def test_nested_loop_gives_the_position_back_to_the_outer_one(make: Make, worker
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_nested_loops_in_every_step_change_no_epoch_of_the_outer_one(make: Make, workers: int) -> None:
+def test_nested_loops_in_every_step_change_no_epoch_of_the_outer_one(
+    make: Make, workers: int
+) -> None:
     """Each pass of the outer loop reads the epoch after the one before it."""
     plain = loader_of(make(), workers)
     epochs = [list(plain) for _ in range(2)]
@@ -130,7 +139,9 @@ def test_iterator_is_refused_once_a_state_was_loaded_under_it(make: Make, worker
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("is_of_the_dataset", [False, True])
-def test_epoch_set_in_a_loop_concerns_the_next_iterator_only(make: Make, workers: int, is_of_the_dataset: bool) -> None:
+def test_epoch_set_in_a_loop_concerns_the_next_iterator_only(
+    make: Make, workers: int, is_of_the_dataset: bool
+) -> None:
     """The running one keeps the position, and a state of it resumes with its next batch."""
     plain = loader_of(make(), workers)
     epochs = [list(plain) for _ in range(3)]
@@ -141,23 +152,27 @@ def test_epoch_set_in_a_loop_concerns_the_next_iterator_only(make: Make, workers
     state = loader.state_dict()
     (dataset if is_of_the_dataset else loader).set_epoch(2)
     assert loader.state_dict() == state
-    assert (loader.epoch, loader.remaining) == (0, len(epochs[0]) - 4)
+    assert loader.epoch == 0
+    assert loader.remaining == len(epochs[0]) - 4
     assert taken + list(batches) == epochs[0]
     del batches
-    assert (loader.epoch, loader.remaining) == (2, len(epochs[2]))
+    assert loader.epoch == 2
+    assert loader.remaining == len(epochs[2])
     assert list(loader) == epochs[2]
 
 
 def test_epoch_set_in_an_iteration_of_samples_concerns_the_next_one_only(make: Make) -> None:
     """The dataset itself is where its iterator is."""
     plain = make()
-    first, second = keys_of(plain), keys_of(plain)
+    first = keys_of(plain)
+    second = keys_of(plain)
     dataset = make()
     samples = iter(dataset)
     taken = keys_of(islice(samples, 10))
     state = dataset.state_dict()
     dataset.set_epoch(1)
-    assert (dataset.epoch, dataset.state_dict()) == (0, state)
+    assert dataset.epoch == 0
+    assert dataset.state_dict() == state
     assert taken + keys_of(samples) == first
     assert keys_of(dataset) == second
 
@@ -167,4 +182,5 @@ def test_epoch_and_remaining_hold_until_the_last_batch_is_left(make: Make) -> No
     loader = loader_of(make(), 0)
     logged = [(loader.epoch, loader.remaining) for _ in loader]
     assert logged == [(0, left) for left in reversed(range(len(loader)))]
-    assert (loader.epoch, loader.remaining) == (1, len(loader))
+    assert loader.epoch == 1
+    assert loader.remaining == len(loader)

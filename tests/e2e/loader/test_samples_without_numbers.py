@@ -36,7 +36,11 @@ PAIRS = [
     for k, after in enumerate(KINDS)
 ]
 """Kinds before and after: each with its neighbour; the others are slow, as each case starts workers."""
-OTHERS = [*KINDS[1:2], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[2:-1]), *KINDS[-1:]]
+OTHERS = [
+    *KINDS[1:2],
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[2:-1]),
+    *KINDS[-1:],
+]
 """Kinds beside the training process itself: threads and processes."""
 Data = Callable[[], Any]
 """Makes a dataset anew, as each process of a job would."""
@@ -83,7 +87,10 @@ def by_length(dataset: ShardDataset[Any]) -> LengthBatches[Any]:
 
 def mixed(make: Make) -> Mixture[Any]:
     """Return a mixture of two parts of the samples, of which a third is left out."""
-    sources = {"even": make().subset(range(0, len(KEYS), 2)), "odd": make().subset(range(1, len(KEYS), 2))}
+    sources = {
+        "even": make().subset(range(0, len(KEYS), 2)),
+        "odd": make().subset(range(1, len(KEYS), 2)),
+    }
     return Mixture(sources, {"even": 0.7, "odd": 0.3}).filter(is_kept)
 
 
@@ -101,7 +108,8 @@ def saved(loader: Any) -> Any:
 @pytest.mark.parametrize("kind", OTHERS)
 def test_batches_are_the_same_for_any_workers(data: Data, kind: Kind) -> None:
     """Two epochs, each of which is another order."""
-    alone, others = load(data(), num_workers=0), load(data(), **kind)
+    alone = load(data(), num_workers=0)
+    others = load(data(), **kind)
     first = [list(alone), list(alone)]
     assert [list(others), list(others)] == first
     assert first[0] != first[1]
@@ -110,7 +118,9 @@ def test_batches_are_the_same_for_any_workers(data: Data, kind: Kind) -> None:
 def test_loader_of_batches_by_length_takes_only_none_for_options_of_batches(make: Make) -> None:
     """None is what a DataLoader over such batches takes; any other value would change them."""
     batches = list(by_length(make()).loader(num_workers=0))
-    assert list(by_length(make()).loader(num_workers=0, batch_size=None, collate_fn=None)) == batches
+    assert (
+        list(by_length(make()).loader(num_workers=0, batch_size=None, collate_fn=None)) == batches
+    )
     with pytest.raises(ConfigError, match="does not take batch_size"):
         by_length(make()).loader(num_workers=0, batch_size=8)
 
@@ -174,7 +184,9 @@ def test_rest_of_a_filtered_epoch_is_read_by_other_ranks(make: Make) -> None:
     for ranks, batches in ((2, 1), (3, 0), (1, 1), (2, 100)):
         following = []
         for rank in range(ranks):
-            loader = load(make(even=None, rank=rank, world_size=ranks).filter(is_kept), num_workers=0)
+            loader = load(
+                make(even=None, rank=rank, world_size=ranks).filter(is_kept), num_workers=0
+            )
             if states:
                 loader.load_state_dict(states)
             iterator = iter(loader)

@@ -56,7 +56,9 @@ def test_the_slowest_stage_has_the_largest_share(
         work_on_sample = partial(work, rounds=times * 25_000)
         keys_after = partial(keys_after_work, rounds=times * 100_000)
         dataset = make(decode=work_on_sample if slow == "decoding" else None)
-        loader = dataset.loader(collate_fn=keys_after if slow == "collating" else keys_of, num_workers=workers)
+        loader = dataset.loader(
+            collate_fn=keys_after if slow == "collating" else keys_of, num_workers=workers
+        )
         caplog.clear()
         with caplog.at_level(logging.INFO, "shardcache"):
             next(iter(loader))
@@ -68,7 +70,9 @@ def test_the_slowest_stage_has_the_largest_share(
     next(iter(loader))
     assert loader.stats() == stats
     assert largest(shares) == slow, shares
-    assert (stats["epoch"], stats["batches"], stats["samples"]) == (1, 12, len(KEYS))
+    assert stats["epoch"] == 1
+    assert stats["batches"] == 12
+    assert stats["samples"] == len(KEYS)
     lines = [line for line in caplog.messages if " samples/s" in line]
     assert [line.partition(":")[0] for line in lines] == ["epoch 0", "epoch 1"]
 

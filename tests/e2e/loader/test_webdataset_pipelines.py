@@ -33,7 +33,9 @@ def source(folder: Path) -> Path:
     first = 0
     for number, count in enumerate(COUNTS):
         samples = random_samples(count, {"bin": 40}, first=first)
-        (source / f"{number}.tar").write_bytes(make_tar([{**s, "txt": str(s["__key__"]).encode()} for s in samples]))
+        (source / f"{number}.tar").write_bytes(
+            make_tar([{**s, "txt": str(s["__key__"]).encode()} for s in samples])
+        )
         first += count
     (source / "broken.tar").write_bytes(b"x" * 20_000)
     (source / "empty.tar").write_bytes(make_tar([]))
@@ -57,7 +59,9 @@ def dataset(counted: str, daemon: Daemon) -> Callable[..., WebDataset]:
 def theirs(urls: str | list[str], *arguments: Any, **more: Any) -> wds.WebDataset:
     """Return webdataset's own over files, which it would leave open."""
     pipeline = wds.WebDataset(urls, *arguments, **{"shardshuffle": False} | more)
-    pipeline.pipeline = [opened if isinstance(stage, StreamingOpen) else stage for stage in pipeline.pipeline]
+    pipeline.pipeline = [
+        opened if isinstance(stage, StreamingOpen) else stage for stage in pipeline.pipeline
+    ]
     return pipeline
 
 
@@ -86,17 +90,25 @@ def plain(item: Any) -> Any:
     "stages",
     [
         lambda pipe: pipe,
-        lambda pipe: wds.DataPipeline(pipe, wds.decode(), wds.to_tuple("__key__", "txt"), wds.batched(4)),
+        lambda pipe: wds.DataPipeline(
+            pipe, wds.decode(), wds.to_tuple("__key__", "txt"), wds.batched(4)
+        ),
         lambda pipe: pipe.decode().to_tuple("__key__", "txt", "bin"),
         lambda pipe: pipe.rename(text="txt").map(text_of).listed(4),
         lambda pipe: pipe.to_tuple("__key__", "txt").batched(4),
-        lambda pipe: pipe.select(lambda sample: sample["txt"] > b"000009").to_tuple("txt").batched(4, partial=False),
+        lambda pipe: (
+            pipe.select(lambda sample: sample["txt"] > b"000009")
+            .to_tuple("txt")
+            .batched(4, partial=False)
+        ),
         lambda pipe: pipe.shuffle(6, seed=3),
         lambda pipe: pipe.slice(7).with_epoch(20),
         lambda pipe: pipe.repeat(2),
     ],
 )
-def test_stages_give_what_they_give_in_webdataset(dataset: Any, source: Path, stages: Pipeline) -> None:
+def test_stages_give_what_they_give_in_webdataset(
+    dataset: Any, source: Path, stages: Pipeline
+) -> None:
     """The same items in the same order, whatever stages follow."""
     expected = plain(list(stages(theirs(f"{source}/{{0..3}}.tar"))))
     assert len(expected) >= 3
@@ -104,30 +116,50 @@ def test_stages_give_what_they_give_in_webdataset(dataset: Any, source: Path, st
 
 
 @pytest.mark.parametrize("wanted", [".txt", "4.bin", ".none"])
-def test_selected_members_are_those_that_webdataset_selects(dataset: Any, source: Path, wanted: str) -> None:
+def test_selected_members_are_those_that_webdataset_selects(
+    dataset: Any, source: Path, wanted: str
+) -> None:
     """`select_files` sees each member's name, and a sample without any member left does not exist."""
-    arguments: dict[str, Any] = {"select_files": lambda name: name.endswith(wanted), "empty_check": False}
-    assert plain(list(dataset(**arguments))) == plain(list(theirs(f"{source}/{{0..3}}.tar", **arguments)))
+    arguments: dict[str, Any] = {
+        "select_files": lambda name: name.endswith(wanted),
+        "empty_check": False,
+    }
+    assert plain(list(dataset(**arguments))) == plain(
+        list(theirs(f"{source}/{{0..3}}.tar", **arguments))
+    )
 
 
-@pytest.mark.parametrize("handler", first_quick([wds.ignore_and_continue, wds.warn_and_continue, wds.ignore_and_stop]))
+@pytest.mark.parametrize(
+    "handler", first_quick([wds.ignore_and_continue, wds.warn_and_continue, wds.ignore_and_stop])
+)
 @pytest.mark.filterwarnings("ignore")
-def test_webdatasets_handlers_decide(source: Path, daemon: Daemon, handler: Callable[[Exception], bool]) -> None:
+def test_webdatasets_handlers_decide(
+    source: Path, daemon: Daemon, handler: Callable[[Exception], bool]
+) -> None:
     """A shard that cannot be read is passed over, or ends the epoch, as it does in webdataset."""
     names = [f"{source}/{name}.tar" for name in ("0", "broken", "2")]
     ours = WebDataset(names, handler, shardshuffle=False, socket=daemon.socket)
     assert keys_of(ours) == keys_of(theirs(names, handler))
 
 
-def test_local_shards_are_named_as_in_webdataset(source: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_shards_are_named_as_in_webdataset(
+    source: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`file:` urls, relative ones too, and paths lead to the shards, and samples have `__local_path__`."""
     monkeypatch.chdir(source)
     for url in (f"file:{source}/0.tar", "file:0.tar", f"{source}/0.tar", Path("0.tar")):
         expected = list(theirs(f"file:{source}/0.tar"))
         assert [sample["__local_path__"] for sample in expected] == [f"{source}/0.tar"] * COUNTS[0]
         assert plain(list(WebDataset(url, socket=daemon.socket))) == plain(expected)
-        selected = list(WebDataset(url, socket=daemon.socket, select_files=lambda name: name.endswith("txt")))
-        assert {name for sample in selected for name in sample} == {"__key__", "__url__", "__local_path__", "txt"}
+        selected = list(
+            WebDataset(url, socket=daemon.socket, select_files=lambda name: name.endswith("txt"))
+        )
+        assert {name for sample in selected for name in sample} == {
+            "__key__",
+            "__url__",
+            "__local_path__",
+            "txt",
+        }
 
 
 @pytest.mark.slow
@@ -144,7 +176,9 @@ def test_a_missing_shard_is_a_file_not_found_error_of_the_iteration(
         list(WebDataset("missing.tar", wds.warn_and_continue, socket=daemon.socket))
 
 
-def test_each_rank_reads_everything_without_a_nodesplitter(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_reads_everything_without_a_nodesplitter(
+    dataset: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As in webdataset, where each node then opens every shard."""
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -166,7 +200,12 @@ def test_resampled_ranks_count_their_rounds_alone(
 ) -> None:
     """A rank that reads on while the other has yet to begin is not warned of epochs, which its user does not have."""
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port)}
+    place = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(server.port),
+    }
     for name, value in place.items():
         monkeypatch.setenv(name, value)
     endless = dataset(resampled=True).with_epoch(2 * TOTAL)
@@ -176,7 +215,9 @@ def test_resampled_ranks_count_their_rounds_alone(
     assert not caplog.records
 
 
-def test_shards_are_shuffled_by_the_seed_and_the_epoch(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_are_shuffled_by_the_seed_and_the_epoch(
+    dataset: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same on every rank and in every run; $WDS_SEED is the seed, as in webdataset."""
     first = keys_of(dataset(shardshuffle=100, seed=5))
     assert keys_of(dataset(shardshuffle=100, seed=5)) == first
@@ -188,7 +229,9 @@ def test_shards_are_shuffled_by_the_seed_and_the_epoch(dataset: Any, monkeypatch
     assert keys_of(again.map(dict)) == first
 
 
-def test_a_cache_folder_is_left_to_the_daemon(dataset: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cache_folder_is_left_to_the_daemon(
+    dataset: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """A folder that webdataset would fill needs not even exist; a line in the log says so."""
     assert len(keys_of(dataset(cache_dir="/nowhere/at/all"))) == TOTAL
     assert "cache_dir" in caplog.text
@@ -203,9 +246,11 @@ def test_a_state_taken_early_in_a_later_epoch(dataset: Any, workers: int) -> Non
         pipeline = dataset(shardshuffle=100, seed=3, batch_size=4).map(dict)
         return StatefulDataLoader(pipeline, batch_size=4, num_workers=workers, collate_fn=list)
 
-    whole, first = loader(), loader()
+    whole = loader()
+    first = loader()
     list(whole), list(first)
-    expected, batches = list(whole), iter(first)
+    expected = list(whole)
+    batches = iter(first)
     for taken in (0, 1):
         again = loader()
         again.load_state_dict(first.state_dict())
@@ -227,7 +272,9 @@ def letters(samples: Iterable[dict[str, Any]]) -> Iterator[str]:
         (lambda pipe: pipe.batched(2).unbatched(), "unbatched"),
     ],
 )
-def test_state_after_a_stage_that_splits_samples_is_refused(dataset: Any, stages: Pipeline, named: str) -> None:
+def test_state_after_a_stage_that_splits_samples_is_refused(
+    dataset: Any, stages: Pipeline, named: str
+) -> None:
     """In the middle of a sample the source is behind it: the rest of its items would be lost on resume."""
     pipeline = stages(dataset())
     next(iter(pipeline))
@@ -240,7 +287,9 @@ def test_state_after_a_stage_that_splits_samples_is_refused(dataset: Any, stages
     "stages",
     [
         lambda pipe: pipe.decode().rename(text="txt").map(dict).select(bool).map_dict(text=str),
-        lambda pipe: pipe.rename_keys(text="txt", keep_unselected=True).compose(wds.info(n=0)).slice(100),
+        lambda pipe: (
+            pipe.rename_keys(text="txt", keep_unselected=True).compose(wds.info(n=0)).slice(100)
+        ),
     ],
 )
 def test_stages_that_give_item_by_item_resume_exactly(dataset: Any, stages: Pipeline) -> None:
@@ -253,7 +302,9 @@ def test_stages_that_give_item_by_item_resume_exactly(dataset: Any, stages: Pipe
     assert keys_of(again) == keys_of(items)
 
 
-def test_samples_in_a_buffer_are_reported_as_lost(dataset: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_samples_in_a_buffer_are_reported_as_lost(
+    dataset: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """A shuffle buffer has samples that the state takes for read: whoever loads it is told."""
     pipeline = dataset().shuffle(5)
     pipeline.load_state_dict(dataset().state_dict())

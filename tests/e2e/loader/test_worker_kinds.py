@@ -39,7 +39,10 @@ PAIRS = [
 
 def kinds(*quick: int) -> list[Any]:
     """Return all kinds, of which these are quick."""
-    return [pytest.param(kind, marks=[] if i in quick else pytest.mark.slow) for i, kind in enumerate(KINDS)]
+    return [
+        pytest.param(kind, marks=[] if i in quick else pytest.mark.slow)
+        for i, kind in enumerate(KINDS)
+    ]
 
 
 Batches = list[list[str]]
@@ -75,7 +78,9 @@ def test_batches_are_the_same_for_any_workers(make: Make, options: dict[str, Any
 
 
 @pytest.mark.parametrize("size", [3, pytest.param(5, marks=pytest.mark.slow), None])
-def test_plain_loader_of_batches_of_another_size_has_the_order_of_one_process(make: Make, size: int | None) -> None:
+def test_plain_loader_of_batches_of_another_size_has_the_order_of_one_process(
+    make: Make, size: int | None
+) -> None:
     """Though the dataset has not been told of it."""
     expected = keys_of(make())
     loader: Any = DataLoader(make(), size, num_workers=3, collate_fn=lambda each: each)
@@ -84,13 +89,16 @@ def test_plain_loader_of_batches_of_another_size_has_the_order_of_one_process(ma
 
 
 @pytest.mark.parametrize(("before", "after"), PAIRS)
-def test_any_workers_resume_from_the_state_of_any(make: Make, before: dict[str, Any], after: dict[str, Any]) -> None:
+def test_any_workers_resume_from_the_state_of_any(
+    make: Make, before: dict[str, Any], after: dict[str, Any]
+) -> None:
     """The state says how many batches were taken, and nothing of workers."""
     whole = list(load(make(), num_workers=0))
     loader = load(make(), **before)
     taken = list(islice(loader, 5))
     state = saved(loader)
-    assert (state["epoch"], state["phases"]) == (0, [[1, BATCH, 5]])
+    assert state["epoch"] == 0
+    assert state["phases"] == [[1, BATCH, 5]]
     assert len(json.dumps(state)) < 300
     resumed = load(make(), **after)
     resumed.load_state_dict(state)
@@ -146,7 +154,8 @@ def test_batches_that_are_left_out_count_as_taken(
             break
         loader.skip(leave)
         at = min(at + leave, len(whole))
-        assert (loader.remaining, saved(loader)["phases"]) == (len(whole) - at, [[1, BATCH, at]])
+        assert loader.remaining == len(whole) - at
+        assert saved(loader)["phases"] == [[1, BATCH, at]]
     assert list(batches) == whole[at:]
 
 
@@ -155,14 +164,17 @@ def test_batches_are_left_out_before_a_loop(make: Make) -> None:
     whole = list(load(make(), num_workers=0))
     loader = load(make(), num_workers=0)
     loader.skip(4)
-    assert (loader.epoch, loader.remaining) == (0, len(whole) - 4)
+    assert loader.epoch == 0
+    assert loader.remaining == len(whole) - 4
     assert list(loader) == whole[4:]
     assert sorted(chain(*loader)) == KEYS
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("taken", [2, 5])
-def test_batches_are_left_out_of_the_epoch_after_a_loop_that_was_left(make: Make, taken: int) -> None:
+def test_batches_are_left_out_of_the_epoch_after_a_loop_that_was_left(
+    make: Make, taken: int
+) -> None:
     """They are counted from where the next iterator begins, and so they are in the state."""
     reference = load(make(), num_workers=0)
     epochs = [list(reference) for _ in range(3)]
@@ -170,8 +182,10 @@ def test_batches_are_left_out_of_the_epoch_after_a_loop_that_was_left(make: Make
     assert list(islice(loader, taken)) == epochs[0][:taken]
     loader.skip(2)
     state = saved(loader)
-    assert (state["epoch"], state["phases"]) == (1, [[1, BATCH, 2]])
-    assert (loader.epoch, loader.remaining) == (1, len(epochs[1]) - 2)
+    assert state["epoch"] == 1
+    assert state["phases"] == [[1, BATCH, 2]]
+    assert loader.epoch == 1
+    assert loader.remaining == len(epochs[1]) - 2
     assert list(loader) == epochs[1][2:]
     assert list(loader) == epochs[2]
 
@@ -193,7 +207,8 @@ def test_epoch_that_was_set_stays_set_when_batches_are_left_out(make: Make) -> N
     loader.set_epoch(3)
     list(islice(loader, 4))
     loader.skip(2)
-    assert (loader.epoch, loader.remaining) == (3, len(epochs[3]) - 2)
+    assert loader.epoch == 3
+    assert loader.remaining == len(epochs[3]) - 2
     assert list(loader) == epochs[3][2:]
     assert list(loader) == epochs[3]
     loader.skip(1)
@@ -218,7 +233,9 @@ def test_batches_of_a_filtered_dataset_cannot_be_left_out(make: Make) -> None:
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
 @pytest.mark.parametrize("kind", kinds(0, 1, 2))
-def test_batches_are_in_pinned_memory_if_there_is_a_device_for_it(make: Make, kind: dict[str, Any]) -> None:
+def test_batches_are_in_pinned_memory_if_there_is_a_device_for_it(
+    make: Make, kind: dict[str, Any]
+) -> None:
     """Whoever makes them; without a device, `pin_memory=True` changes nothing, as in a DataLoader."""
     whole = list(load(make(), num_workers=0))
     dataset = make().map(lambda sample: int(sample["__key__"]))
@@ -233,7 +250,11 @@ def test_batches_without_numbers_are_in_pinned_memory_if_there_is_a_device_for_i
     make: Make, kind: dict[str, Any]
 ) -> None:
     """Those of a filter, which the training process makes of what workers have decoded."""
-    dataset = make().filter(lambda sample: int(sample["__key__"]) % 2).map(lambda sample: int(sample["__key__"]))
+    dataset = (
+        make()
+        .filter(lambda sample: int(sample["__key__"]) % 2)
+        .map(lambda sample: int(sample["__key__"]))
+    )
     expected = [batch.tolist() for batch in dataset.loader(num_workers=0)]
     batches: list[torch.Tensor] = list(dataset.loader(pin_memory=True, **kind))
     assert [batch.tolist() for batch in batches] == expected
@@ -245,7 +266,9 @@ def test_batches_without_numbers_are_in_pinned_memory_if_there_is_a_device_for_i
 
 def running() -> set[str]:
     """Return the names of the threads that read and make batches."""
-    return {thread.name for thread in threading.enumerate() if thread.name.startswith("shardcache-")}
+    return {
+        thread.name for thread in threading.enumerate() if thread.name.startswith("shardcache-")
+    }
 
 
 @pytest.mark.parametrize("end", [list, next, lambda batches: batches.close()])

@@ -22,7 +22,13 @@ def measure(_batch: list[Any]) -> int:
 def kept_by_loader(dataset: ShardDataset, workers: int) -> int:
     """Return what the process keeps that reads the first batch; a worker has nothing of what this process freed."""
     context = "spawn" if workers else None
-    loader = DataLoader(dataset, batch_size=4, num_workers=workers, collate_fn=measure, multiprocessing_context=context)
+    loader = DataLoader(
+        dataset,
+        batch_size=4,
+        num_workers=workers,
+        collate_fn=measure,
+        multiprocessing_context=context,
+    )
     return next(iter(loader))  # type: ignore[no-any-return]
 
 

@@ -32,7 +32,10 @@ Make = Callable[..., Mixture]
 @pytest.fixture(scope="module")
 def indexes(folder: Path) -> dict[str, str]:
     """The index files of three sources."""
-    return {name: write_indexed(folder / name, counts, first=FIRST[name]) for name, counts in COUNTS.items()}
+    return {
+        name: write_indexed(folder / name, counts, first=FIRST[name])
+        for name, counts in COUNTS.items()
+    }
 
 
 @pytest.fixture
@@ -52,7 +55,8 @@ def make(daemon: Daemon, indexes: dict[str, str]) -> Make:
         chosen = {"socket": daemon.socket, "batch_size": BATCH} | options
         shuffled: dict[str, Any] = {"shuffle": True, "shuffle_window": 3, "seed": seed}
         sources = {
-            name: ShardDataset(indexes[name], **({} if name == "code" else shuffled), **chosen) for name in weights
+            name: ShardDataset(indexes[name], **({} if name == "code" else shuffled), **chosen)
+            for name in weights
         }
         return Mixture(sources, weights, samples_per_epoch=samples, batches=batches)
 
@@ -74,7 +78,9 @@ def kept(state: Any) -> Any:
     return json.loads(json.dumps(state, sort_keys=True))
 
 
-def on_ranks(make: Callable[[int], Mixture], ranks: int, state: Any, steps: int | None) -> tuple[Read, Any]:
+def on_ranks(
+    make: Callable[[int], Mixture], ranks: int, state: Any, steps: int | None
+) -> tuple[Read, Any]:
     """Return what ranks read in some steps, or in the rest of the epoch, and the first one's state there."""
     loaders = [loader(make(rank)) for rank in range(ranks)]
     if state is not None:
@@ -107,9 +113,12 @@ def test_sources_go_on_where_they_were_on_other_ranks(make: Make) -> None:
         ({"web": 5, "math": 1}, 2, None),
         ({"code": 2, "web": 1, "math": 1}, 1, None),
     ]:
-        more, state = on_ranks(lambda rank, w=weights, n=ranks: make(w, rank=rank, world_size=n), ranks, state, steps)
+        more, state = on_ranks(
+            lambda rank, w=weights, n=ranks: make(w, rank=rank, world_size=n), ranks, state, steps
+        )
         samples += more
-    assert (state["epoch"], state["over"]) == (2, True)
+    assert state["epoch"] == 2
+    assert state["over"] is True
     assert len(samples) == 3 * SAMPLES
     for name in COUNTS:
         assert_in_rounds(samples, name)
@@ -135,8 +144,11 @@ def test_added_source_begins_at_its_beginning(make: Make) -> None:
     first = read(islice(before, 10))
     after = loader(make({"web": 1, "code": 1, "math": 2}, samples=40))
     after.load_state_dict(kept(before.state_dict()))
-    rest, following = read(after), read(after)
-    assert (len(first), len(rest), len(following)) == (40, SAMPLES - 40, 40)
+    rest = read(after)
+    following = read(after)
+    assert len(first) == 40
+    assert len(rest) == SAMPLES - 40
+    assert len(following) == 40
     math = [key for source, key in rest if source == "math"]
     assert len(math) == 16
     alone = loader(make({"math": 1}, samples=16))
@@ -178,7 +190,8 @@ def test_state_of_a_changed_mixture_resumes_exactly(make: Make) -> None:
         return each
 
     whole = changed()
-    rest, following = read(whole), read(whole)
+    rest = read(whole)
+    following = read(whole)
     for taken in (2, 6, 12):
         interrupted = changed()
         assert read(islice(interrupted, taken)) == rest[: taken * BATCH]
@@ -373,7 +386,9 @@ def test_global_batches_change_alike_on_any_ranks(make: Make) -> None:
 
     def after(ranks: int) -> list[Read]:
         loaders = [
-            loader(make({"web": 1, "code": 1, "math": 2}, 70, rank=rank, world_size=ranks, **options))
+            loader(
+                make({"web": 1, "code": 1, "math": 2}, 70, rank=rank, world_size=ranks, **options)
+            )
             for rank in range(ranks)
         ]
         for each in loaders:
@@ -397,7 +412,9 @@ def test_running_workers_of_a_dataloader_hear_of_a_change(make: Make) -> None:
     list(islice(before, 5))
     state = kept(before.state_dict())
     mixture = make({"web": 0, "code": 1})
-    plain = DataLoader(mixture, batch_size=BATCH, num_workers=2, collate_fn=list, persistent_workers=True)
+    plain = DataLoader(
+        mixture, batch_size=BATCH, num_workers=2, collate_fn=list, persistent_workers=True
+    )
     assert len(read(plain)) == SAMPLES
     mixture.load_state_dict(state)
     fresh = loader(make({"web": 0, "code": 1}))

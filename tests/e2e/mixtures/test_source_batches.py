@@ -30,7 +30,10 @@ Make = Callable[..., Mixture]
 @pytest.fixture(scope="module")
 def indexes(folder: Path) -> dict[str, str]:
     """The index files of two sources."""
-    return {name: write_indexed(folder / name, counts, first=FIRST[name]) for name, counts in COUNTS.items()}
+    return {
+        name: write_indexed(folder / name, counts, first=FIRST[name])
+        for name, counts in COUNTS.items()
+    }
 
 
 @pytest.fixture
@@ -157,7 +160,10 @@ def test_source_batches_go_on_with_other_ranks_and_sizes(make: Make, batches: st
         (batches, 1, 4, None),
         (batches, 2, 3, None),
     ]:
-        loaders = [loader(make(kind, rank=rank, world_size=ranks, batch_size=size)) for rank in range(ranks)]
+        loaders = [
+            loader(make(kind, rank=rank, world_size=ranks, batch_size=size))
+            for rank in range(ranks)
+        ]
         for each in loaders:
             if state is not None:
                 each.load_state_dict(state)
@@ -199,7 +205,9 @@ def test_global_batches_are_of_one_source(make: Make) -> None:
 
 
 @pytest.mark.slow
-def test_substitutes_are_of_the_same_source(daemon: Daemon, indexes: dict[str, str], tmp_path: Path) -> None:
+def test_substitutes_are_of_the_same_source(
+    daemon: Daemon, indexes: dict[str, str], tmp_path: Path
+) -> None:
     """A bad sample is replaced by another of its source, so that batches stay of one."""
     samples = random_samples(12, {"jpg": 50}, first=200)
     samples.insert(3, samples[3])  # two members of one name

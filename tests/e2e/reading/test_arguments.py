@@ -43,9 +43,15 @@ def refusal(kind: Any, *args: Any, **options: Any) -> str:
         ({"batch_size": "64"}, ["batch_size is '64'", "write batch_size=64, without quotes"]),
         ({"even": "Pad"}, ["even is 'Pad'", '"pad", "drop" or None']),
         ({"global_batch_size": 0}, ["global_batch_size is 0"]),
-        ({"global_batch_size": 16, "batch_size": 4}, ["batch_size is 4", "give global_batch_size alone"]),
+        (
+            {"global_batch_size": 16, "batch_size": 4},
+            ["batch_size is 4", "give global_batch_size alone"],
+        ),
         ({"global_batch_size": 16, "even": None}, ["same number of samples on every rank"]),
-        ({"global_batch_size": 16, "canonical_nodes": 3}, ["cannot be divided among canonical_nodes=3"]),
+        (
+            {"global_batch_size": 16, "canonical_nodes": 3},
+            ["cannot be divided among canonical_nodes=3"],
+        ),
         ({"tokens": 2048}, ["tokens is 2048", "TokenBlocks(length)"]),
         ({"timeout_s": 0}, ["timeout_s is 0", "above 0"]),
         ({"timeout_s": 10**400}, ["timeout_s is 1000", "above 0"]),
@@ -64,7 +70,10 @@ def refusal(kind: Any, *args: Any, **options: Any) -> str:
         ({"job": "x" * 10_000}, ["job is 'xxxx", "a name of 1 to 255 characters"]),
         ({"job": ""}, ["job is ''", "a name of 1 to 255"]),
         ({"job": "\ud800"}, ["job is '"]),
-        ({"zero_copy": ["zzz"], "members": "jpg"}, ["zero_copy names the member 'zzz'", "name it in members"]),
+        (
+            {"zero_copy": ["zzz"], "members": "jpg"},
+            ["zero_copy names the member 'zzz'", "name it in members"],
+        ),
         ({"zero_copy": ""}, ["zero_copy is ''"]),
         ({"rank": 3, "world_size": 2}, ["rank 3 is out of range"]),
         ({"rank": 1}, ["rank is 1 and world_size is None"]),
@@ -114,7 +123,12 @@ def test_each_class_and_method_has_its_own_name_in_errors(daemon: Daemon, index:
         (Mine, (URL,), {"batch_size": "x"}, "Mine: batch_size"),
         (ShardDataset, (), {}, "ShardDataset: missing"),
         (ShardDataset, (URL, True), {}, "ShardDataset: too many"),
-        (WebDataset, (URL,), {"batch_size": 4, "global_batch_size": 8}, "WebDataset: batch_size is 4"),
+        (
+            WebDataset,
+            (URL,),
+            {"batch_size": 4, "global_batch_size": 8},
+            "WebDataset: batch_size is 4",
+        ),
         (dataset.map, (None,), {}, "ShardDataset.map(): function is None"),
         (dataset.select, ("cat",), {}, "ShardDataset.select(): predicate"),
         (dataset.set_epoch, (-1,), {}, "ShardDataset.set_epoch(): epoch is -1"),
@@ -164,7 +178,9 @@ def test_two_sources_of_one_name_are_refused(kind: type, daemon: Daemon, index: 
     """Names are texts, in which 1 and "1" are the same: one source, or its weight, would be lost."""
     source = ShardDataset(index, socket=daemon.socket)
     assert "sources has two entries named '1'" in refusal(kind, {1: source, "1": source})
-    assert "weights has two entries named '1'" in refusal(kind, [source, source], weights={0: 1, 1: 2, "1": 3})
+    assert "weights has two entries named '1'" in refusal(
+        kind, [source, source], weights={0: 1, 1: 2, "1": 3}
+    )
 
 
 @pytest.mark.parametrize("epoch", [1.5, True, "1", -1, None])
@@ -179,29 +195,50 @@ def test_a_mixture_of_a_list_names_its_sources_by_number(daemon: Daemon, index: 
     """With weights as a list, an array or a dict by number; by epoch, too; as a dict of names would."""
     source = ShardDataset(index, socket=daemon.socket)
     named = Mixture({"0": source, "1": source}, {"0": 0.75, "1": 0.25}, samples_per_epoch=40)
-    for weights in ([0.75, 0.25], (3, 1), np.array([0.75, 0.25], dtype=np.float32), {0: 3, 1: np.int8(1)}):
+    for weights in (
+        [0.75, 0.25],
+        (3, 1),
+        np.array([0.75, 0.25], dtype=np.float32),
+        {0: 3, 1: np.int8(1)},
+    ):
         mixture = Mixture([source, source], weights, samples_per_epoch=40)
         assert mixture.samples_of(0) == {"0": 30, "1": 10}
         assert mixture.state_dict() == named.state_dict()
     assert {sample["__source__"] for sample in named} == {"0", "1"}
-    changing = Mixture([source, source], {0: [1, 0], np.int64(2): [0, 1]}, samples_per_epoch=np.int32(40))
-    assert [changing.samples_of(epoch) for epoch in (1, np.int64(2))] == [{"0": 40, "1": 0}, {"0": 0, "1": 40}]
+    changing = Mixture(
+        [source, source], {0: [1, 0], np.int64(2): [0, 1]}, samples_per_epoch=np.int32(40)
+    )
+    assert [changing.samples_of(epoch) for epoch in (1, np.int64(2))] == [
+        {"0": 40, "1": 0},
+        {"0": 0, "1": 40},
+    ]
 
 
 def test_numbers_of_numpy_give_the_same_state(daemon: Daemon, index: str) -> None:
     """Of any width, as floats and as arrays without dimensions: sizes, seed, ranks and epochs are Python's ints."""
-    plain = {"shuffle": True, "shuffle_window": 3, "seed": 7, "samples_per_epoch": 90, "epochs": 5, "batch_size": 4}
+    plain = {
+        "shuffle": True,
+        "shuffle_window": 3,
+        "seed": 7,
+        "samples_per_epoch": 90,
+        "epochs": 5,
+        "batch_size": 4,
+    }
     plain |= {"rank": 1, "world_size": 2, "canonical_nodes": 2, "timeout_s": 300}
     states = []
     for number in (int, np.int64, np.uint8, np.float32, np.array, float):
-        options = {name: np.bool_(value) if value is True else number(min(value, 200)) for name, value in plain.items()}
+        options = {
+            name: np.bool_(value) if value is True else number(min(value, 200))
+            for name, value in plain.items()
+        }
         dataset = ShardDataset(index, socket=daemon.socket, **options)
         dataset.set_epoch(number(3))
         states.append(json.dumps([dataset.state_dict(), dataset.seed]))
     assert len(set(states)) == 1
-    assert [repr(TokenBlocks(number(8), overlap=number(1), end=number(0))) for number in (np.int64, np.float64)] == [
-        repr(TokenBlocks(8, overlap=1, end=0))
-    ] * 2
+    assert [
+        repr(TokenBlocks(number(8), overlap=number(1), end=number(0)))
+        for number in (np.int64, np.float64)
+    ] == [repr(TokenBlocks(8, overlap=1, end=0))] * 2
 
 
 def test_samples_by_number_are_found_in_indexed(daemon: Daemon, index: str) -> None:
@@ -211,19 +248,31 @@ def test_samples_by_number_are_found_in_indexed(daemon: Daemon, index: str) -> N
         for kind in (dataset, ShardReader(index, socket=daemon.socket)):
             with pytest.raises(TypeError, match=remedy):
                 kind[wrong]
-    assert len(list(dataset)) == sum(len(batch["__key__"]) for batch in DataLoader(dataset, batch_size=8)) == 200
+    assert (
+        len(list(dataset))
+        == sum(len(batch["__key__"]) for batch in DataLoader(dataset, batch_size=8))
+        == 200
+    )
 
 
 def random_dataset(daemon: Daemon, index: str, **options: Any) -> ShardDataset:
     """Return a shuffled dataset whose seed is drawn."""
-    return ShardDataset(index, **{"shuffle": True, "seed": None, "batch_size": 5, "socket": daemon.socket} | options)
+    return ShardDataset(
+        index, **{"shuffle": True, "seed": None, "batch_size": 5, "socket": daemon.socket} | options
+    )
 
 
-def test_seed_none_is_random_and_kept_in_states(daemon: Daemon, index: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_seed_none_is_random_and_kept_in_states(
+    daemon: Daemon, index: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """It is logged once, differs from run to run, and gives the same order as an argument; a resumed run takes it."""
-    first, other = random_dataset(daemon, index), random_dataset(daemon, index)
+    first = random_dataset(daemon, index)
+    other = random_dataset(daemon, index)
     assert first.seed != other.seed
-    assert [f"seed={each.seed} " in record.message for each, record in zip((first, other), caplog.records, strict=True)]
+    assert [
+        f"seed={each.seed} " in record.message
+        for each, record in zip((first, other), caplog.records, strict=True)
+    ]
     keys = keys_of(random_dataset(daemon, index, seed=first.seed))
     samples = iter(first)
     assert [next(samples)["__key__"] for _ in range(60)] == keys[:60]
@@ -247,8 +296,14 @@ def test_seed_none_is_random_and_kept_in_states(daemon: Daemon, index: str, capl
         ({"timeout": -1}, "timeout is -1"),
         ({"timeout": "x"}, "timeout is 'x'"),
         ({"worker_init_fn": 3}, "worker_init_fn is 3"),
-        ({"num_workers": 1, "multiprocessing_context": "zz"}, "multiprocessing_context option should specify a valid"),
-        ({"num_workers": 0, "prefetch_factor": 2}, "prefetch_factor option could only be specified"),
+        (
+            {"num_workers": 1, "multiprocessing_context": "zz"},
+            "multiprocessing_context option should specify a valid",
+        ),
+        (
+            {"num_workers": 0, "prefetch_factor": 2},
+            "prefetch_factor option could only be specified",
+        ),
     ],
 )
 def test_loaders_refuse_values_when_they_are_made(
@@ -259,7 +314,9 @@ def test_loaders_refuse_values_when_they_are_made(
 
 
 @pytest.mark.parametrize("refused", ["dataset", "sampler", "batch_sampler", "shuffle"])
-def test_the_list_of_a_loaders_arguments_has_none_that_it_refuses(refused: str, daemon: Daemon, index: str) -> None:
+def test_the_list_of_a_loaders_arguments_has_none_that_it_refuses(
+    refused: str, daemon: Daemon, index: str
+) -> None:
     """Those of a DataLoader that are about the order."""
     loader = ShardDataset(index, socket=daemon.socket).loader
     listed = refusal(loader, zzz=1).partition("its arguments are ")[2].split(", ")
@@ -279,7 +336,9 @@ def test_the_list_of_a_loaders_arguments_has_none_that_it_refuses(refused: str, 
         (slice(0, 9, 2), "write .subset(range(0, 9, 2))"),
     ],
 )
-def test_samples_by_number_are_refused_with_what_to_write(daemon: Daemon, index: str, number: Any, remedy: str) -> None:
+def test_samples_by_number_are_refused_with_what_to_write(
+    daemon: Daemon, index: str, number: Any, remedy: str
+) -> None:
     """Of a slice, the numbers that it means."""
     dataset: Any = ShardDataset(index, socket=daemon.socket)
     with pytest.raises(TypeError) as raised:
@@ -325,24 +384,36 @@ def test_a_refused_state_leaves_a_dataset_its_own_seed(daemon: Daemon, index: st
 @pytest.mark.parametrize(
     "options", [{}, pytest.param({"global_batch_size": 5, "batch_size": 1}, marks=pytest.mark.slow)]
 )
-def test_running_workers_take_the_seed_of_a_loaded_state(daemon: Daemon, index: str, options: dict[str, int]) -> None:
+def test_running_workers_take_the_seed_of_a_loaded_state(
+    daemon: Daemon, index: str, options: dict[str, int]
+) -> None:
     """A loader whose persistent workers have begun with its own seed continues another run, and its later epochs."""
     saved, resumed = (random_dataset(daemon, index, **options) for _ in range(2))
     saving = saved.loader(num_workers=2, collate_fn=keys_of)
-    loader: Any = DataLoader(resumed, batch_size=5, num_workers=2, collate_fn=keys_of, persistent_workers=True)
+    loader: Any = DataLoader(
+        resumed, batch_size=5, num_workers=2, collate_fn=keys_of, persistent_workers=True
+    )
     batches = iter(saving)
     for _ in range(7):
         next(batches)
     assert len(list(loader)) == 40
     resumed.load_state_dict(saving.state_dict())
-    assert sorted(loader) == sorted(batches)  # a plain loader resumes with its first worker, whosever turn it was
+    assert sorted(loader) == sorted(
+        batches
+    )  # a plain loader resumes with its first worker, whosever turn it was
     assert list(loader) == list(saving)
 
 
 def test_a_mixtures_random_seeds_are_kept_by_source(daemon: Daemon, index: str) -> None:
     """A source with a seed of its own keeps it; the others take the saved run's."""
     runs = [
-        Mixture([random_dataset(daemon, index), random_dataset(daemon, index, seed=3), random_dataset(daemon, index)])
+        Mixture(
+            [
+                random_dataset(daemon, index),
+                random_dataset(daemon, index, seed=3),
+                random_dataset(daemon, index),
+            ]
+        )
         for _ in range(2)
     ]
     samples = iter(runs[0])
@@ -355,7 +426,9 @@ def test_a_mixtures_random_seeds_are_kept_by_source(daemon: Daemon, index: str) 
 
 
 @pytest.mark.parametrize("kind", [ShardDataset, ShardReader])
-def test_ranks_that_share_nothing_cannot_draw_a_seed(kind: type, daemon: Daemon, index: str) -> None:
+def test_ranks_that_share_nothing_cannot_draw_a_seed(
+    kind: type, daemon: Daemon, index: str
+) -> None:
     """Each would draw another; a single rank, named or not, may."""
     options: dict[str, Any] = {"shuffle": True, "seed": None, "socket": daemon.socket}
     assert "give a seed" in refusal(kind, index, **options, rank=1, world_size=2)
@@ -377,7 +450,9 @@ def test_ranks_that_share_nothing_cannot_draw_a_seed(kind: type, daemon: Daemon,
         ({"batch_sampler": []}, "does not take batch_sampler"),
     ],
 )
-def test_wrong_options_of_a_loader_are_refused(daemon: Daemon, index: str, options: dict[str, Any], hint: str) -> None:
+def test_wrong_options_of_a_loader_are_refused(
+    daemon: Daemon, index: str, options: dict[str, Any], hint: str
+) -> None:
     """By our own words, when the loader is made."""
     text = refusal(ShardDataset(index, socket=daemon.socket).loader, **options)
     assert text.startswith("ShardDataset.loader(): ")
@@ -395,7 +470,9 @@ def test_wrong_options_of_a_loader_are_refused(daemon: Daemon, index: str, optio
         ({"cache_size": "10GB"}, "give a number of bytes"),
     ],
 )
-def test_wrong_options_of_a_webdataset_are_refused(options: dict[str, Any], hint: str, index: str) -> None:
+def test_wrong_options_of_a_webdataset_are_refused(
+    options: dict[str, Any], hint: str, index: str
+) -> None:
     """When it is made, not at the first sample, also those that have no effect but are compared."""
     text = refusal(WebDataset, **{"urls": index} | options)
     assert text.startswith("WebDataset: ")
@@ -404,7 +481,9 @@ def test_wrong_options_of_a_webdataset_are_refused(options: dict[str, Any], hint
 
 def test_batches_by_length_are_of_a_dataset() -> None:
     """Not of a number."""
-    assert "give a ShardDataset or Mixture" in refusal(batch_by_length, 5, max_tokens=10, length=len)
+    assert "give a ShardDataset or Mixture" in refusal(
+        batch_by_length, 5, max_tokens=10, length=len
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,14 @@ def test_ranks_without_counts_are_refused_at_the_start(daemon: Daemon, folder: P
     (folder / "never-read.tar").write_bytes(make_tar(random_samples(4)))
     url = f"file://{folder}/never-read.tar"
     options: dict[str, Any] = {"socket": daemon.socket, "rank": 1, "world_size": 2}
-    with pytest.raises(ConfigError, match=r"shardcache index[\s\S]*samples_per_epoch[\s\S]*even=None"):
+    with pytest.raises(
+        ConfigError, match=r"shardcache index[\s\S]*samples_per_epoch[\s\S]*even=None"
+    ):
         iter(ShardDataset(url, **options))
-    assert keys_of(ShardDataset(url, even=None, **options)) in ([], [f"{number:06d}" for number in range(4)])
+    assert keys_of(ShardDataset(url, even=None, **options)) in (
+        [],
+        [f"{number:06d}" for number in range(4)],
+    )
 
 
 def sessions_of(daemon: Daemon, job: str) -> int:
@@ -32,13 +37,18 @@ def sessions_of(daemon: Daemon, job: str) -> int:
     return sum(each["sessions"] for each in daemon.status()["jobs"] if each["name"] == job)
 
 
-def test_more_readers_than_uncounted_shards(daemon: Daemon, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_more_readers_than_uncounted_shards(
+    daemon: Daemon, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Whole shards are dealt: some have none, yield nothing and do not even connect; the job is told once."""
     source = folder / "few"
     source.mkdir()
     write_shards(source, 2, 3)
     options: dict[str, Any] = {"even": None, "socket": daemon.socket, "world_size": 5}
-    ranks = [ShardDataset(f"file://{source}/", job=f"idle-{rank}", rank=rank, **options) for rank in range(5)]
+    ranks = [
+        ShardDataset(f"file://{source}/", job=f"idle-{rank}", rank=rank, **options)
+        for rank in range(5)
+    ]
     read = [keys_of(rank) for rank in ranks]
     assert sorted(map(len, read)) == [0, 0, 0, 3, 3] == sorted(len(keys_of(rank)) for rank in ranks)
     for rank, keys in enumerate(read):
@@ -81,7 +91,9 @@ def test_an_iterator_dropped_midway(daemon: Daemon, urls: str, keys: list[str]) 
     ds = ShardDataset(urls, socket=daemon.socket, job="dropped-alone")
     samples = iter(ds)
     next(samples)
-    eventually(lambda: daemon.leases() == 1)  # the shard that is read; the next is kept by the plan alone
+    eventually(
+        lambda: daemon.leases() == 1
+    )  # the shard that is read; the next is kept by the plan alone
     del samples
     eventually(lambda: sessions_of(daemon, "dropped-alone") == 0)
     assert daemon.leases() == 0
@@ -122,18 +134,27 @@ def _read_one_and_fork(ds: ShardDataset, pipe: Any) -> None:
     ],
 )  # fmt: skip
 def test_local_paths_mean_the_working_folder(
-    daemon: Daemon, urls: str, folder: Path, keys: list[str], monkeypatch: pytest.MonkeyPatch, url: Any
+    daemon: Daemon,
+    urls: str,
+    folder: Path,
+    keys: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    url: Any,
 ) -> None:
     """Relative paths, globs, folders and `Path`s are those of the training script, whatever the daemon's folder."""
     monkeypatch.chdir(folder / "source")
     assert keys_of(ShardDataset(url, socket=daemon.socket)) == keys
 
 
-def test_a_missing_local_file_is_named_in_full(daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_local_file_is_named_in_full(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A relative path that leads nowhere: the error says where it was looked for, and `except IOError` catches it."""
     monkeypatch.chdir(tmp_path)
     for url in ("none.tar", "file:none.tar"):
-        with pytest.raises(NotFoundError, match=f"{tmp_path}/none.tar: the file does not exist") as caught:
+        with pytest.raises(
+            NotFoundError, match=f"{tmp_path}/none.tar: the file does not exist"
+        ) as caught:
             keys_of(ShardDataset(url, socket=daemon.socket))
         assert isinstance(caught.value, FileNotFoundError)
         assert f"url='{tmp_path}/none.tar'" in repr(caught.value)

@@ -27,9 +27,12 @@ from support.shards.reading import keys_of
 from support.shards.tars import write_indexed, write_shards
 
 
-def test_evicted_shards_are_not_fetched_after_the_last_epoch(daemon: Daemon, tmp_path: Path) -> None:
+def test_evicted_shards_are_not_fetched_after_the_last_epoch(
+    daemon: Daemon, tmp_path: Path
+) -> None:
     """An evicted shard is fetched again for a next epoch that nobody has ruled out, and for no other."""
-    urls, datasets = {}, {}
+    urls = {}
+    datasets = {}
     for name, epochs in (("last", 2), ("another", None)):
         (tmp_path / name).mkdir()
         urls[name] = [f"file://{path}" for path in write_shards(tmp_path / name, 4, 5)]
@@ -46,18 +49,25 @@ def test_evicted_shards_are_not_fetched_after_the_last_epoch(daemon: Daemon, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_workers_go_from_epoch_to_epoch_together(daemon: Daemon, index: str, keys: list[str], persistent: bool) -> None:
-    """Without anybody's naming it each iteration of a loader is another epoch, the same one for all its workers.
+def test_workers_go_from_epoch_to_epoch_together(
+    daemon: Daemon, index: str, keys: list[str], persistent: bool
+) -> None:
+    """Without anybody's naming it each iteration of a loader is another epoch, the same one for all
+    its workers.
 
     An epoch that is set reaches workers that run already.
     """
     options: dict[str, Any] = {"shuffle": True, "batch_size": 10, "socket": daemon.socket}
     alone, dataset = (ShardDataset(index, **options) for _ in range(2))
-    loader = DataLoader(dataset, 10, num_workers=2, persistent_workers=persistent, collate_fn=keys_of)
+    loader = DataLoader(
+        dataset, 10, num_workers=2, persistent_workers=persistent, collate_fn=keys_of
+    )
     epochs = [list(loader) for _ in range(3)]
     for batches in epochs:
         assert sorted(key for batch in batches for key in batch) == keys
-        assert batches[0] == keys_of(islice(iter(alone), 11))[:10], "the first worker begins where one process would"
+        assert batches[0] == keys_of(islice(iter(alone), 11))[:10], (
+            "the first worker begins where one process would"
+        )
     dataset.set_epoch(1)
     assert list(loader) == epochs[1]
 
@@ -91,16 +101,23 @@ def test_readers_read_the_samples_assigned_to_them_in_order(
     rank: int,
     step: int,
 ) -> None:
-    """Whatever the options, a reader gives the samples of its share in its order, at once or in two runs.
+    """Whatever the options, a reader gives the samples of its share in its order, at once or in two
+    runs.
 
     Where ranks are equal, the state behind the last sample is the beginning of the next epoch.
     """
     deal = SampleDeal(COUNTS, shuffle, even, 1, length)
     shares = [deal.share(each, Topology(rank, 4)) for each in (epoch, epoch + 1)]
     dealt, dealt_next = (
-        [f"{sum(COUNTS[:shard]) + number:06d}" for shard, number in walk(share, COUNTS)] for share in shares
+        [f"{sum(COUNTS[:shard]) + number:06d}" for shard, number in walk(share, COUNTS)]
+        for share in shares
     )
-    options: dict[str, Any] = {"even": even, "samples_per_epoch": length, "rank": rank, "world_size": 4}
+    options: dict[str, Any] = {
+        "even": even,
+        "samples_per_epoch": length,
+        "rank": rank,
+        "world_size": 4,
+    }
     if shuffle:
         options |= {"shuffle": True, "shuffle_window": shuffle.window}
         options |= {"seed": shuffle.seed, "canonical_nodes": shuffle.groups}
@@ -120,10 +137,17 @@ def test_epoch_of_thousands_of_rounds_is_read_and_resumed_in_parts(
     daemon: Daemon, tmp_path: Path, window: int | None
 ) -> None:
     """A plan is a part of it; the samples are those of the deal, beyond the first part as well."""
-    counts, epoch_samples, taken = [1] * 6, 50_000, MAX_VISITS + 50
+    counts = [1] * 6
+    epoch_samples = 50_000
+    taken = MAX_VISITS + 50
     index = write_indexed(tmp_path / "single", counts)
-    deal = SampleDeal(counts, None if window is None else Shuffle(0, window), "pad", 1, epoch_samples)
-    epoch = RankEpoch(deal.share(0, Topology()), Manifest.of(ShardRef(f"{shard}", samples=1) for shard in range(6)))
+    deal = SampleDeal(
+        counts, None if window is None else Shuffle(0, window), "pad", 1, epoch_samples
+    )
+    epoch = RankEpoch(
+        deal.share(0, Topology()),
+        Manifest.of(ShardRef(f"{shard}", samples=1) for shard in range(6)),
+    )
     dealt = [f"{shard:06d}" for shard, _ in epoch.between(0, taken + 100)]
 
     options: dict[str, Any] = {"samples_per_epoch": epoch_samples, "socket": daemon.socket}
@@ -160,7 +184,9 @@ def of_one_batch(url: str, socket: str, samples: int) -> ShardDataset:
 
 def plain(url: str, socket: str, samples: int) -> ShardDataset:
     """Return the second rank's part of a dataset."""
-    return ShardDataset(url, shuffle=True, samples_per_epoch=samples, rank=1, world_size=3, socket=socket)
+    return ShardDataset(
+        url, shuffle=True, samples_per_epoch=samples, rank=1, world_size=3, socket=socket
+    )
 
 
 @pytest.mark.slow
@@ -170,7 +196,8 @@ def test_endless_epoch_takes_little_memory(daemon: Daemon, uneven: str, make: Ma
     keys_of(islice(iter(make(uneven, daemon.socket, 100)), 1))  # imports what is imported once
     tracemalloc.start()
     try:
-        dataset, resumed = make(uneven, daemon.socket, ENDLESS), make(uneven, daemon.socket, ENDLESS)
+        dataset = make(uneven, daemon.socket, ENDLESS)
+        resumed = make(uneven, daemon.socket, ENDLESS)
         samples = iter(dataset)
         next(samples)
         resumed.load_state_dict(dataset.state_dict())

@@ -24,7 +24,9 @@ PART_BYTES = 64 * KIB
 COUNTS = (17, 30, 0, 9, 24)
 SIZES = {"jpg": 40 * KIB, "cls": 2}
 TOTAL = sum(COUNTS)
-SAMPLES = [random_samples(count, SIZES, first=sum(COUNTS[:number])) for number, count in enumerate(COUNTS)]
+SAMPLES = [
+    random_samples(count, SIZES, first=sum(COUNTS[:number])) for number, count in enumerate(COUNTS)
+]
 ALL: list[Any] = list(chain.from_iterable(SAMPLES))
 KEYS = [sample["__key__"] for sample in ALL]
 BATCH = 8
@@ -47,7 +49,9 @@ def files(store: Canary, folder: Path) -> str:
     urls = [store.url(f"/{number}.tar") for number in range(len(COUNTS))]
     (folder / "indexing").mkdir()
     with Daemon(folder / "indexing") as daemon:
-        ran = shardcache("index", *urls, "-o", folder / "index.json", "--samples", socket=daemon.socket)
+        ran = shardcache(
+            "index", *urls, "-o", folder / "index.json", "--samples", socket=daemon.socket
+        )
     assert ran.code == 0, ran.err
     for name in ("index.json", "index.samples"):
         store.files[f"/{name}"] = (folder / name).read_bytes()
@@ -93,7 +97,14 @@ def test_each_sample_comes_once_in_an_order_of_all(make: Make) -> None:
 
 def test_samples_are_fetched_by_their_ranges(store: Canary, files: str, tmp_path: Path) -> None:
     """A batch costs the parts that have its samples; a pass over all of them, each byte once; a second one, nothing."""
-    flags = ("--range-part-size", str(PART_BYTES), "--whole-from-percent", "100", "--listing-ttl-s", "1000")
+    flags = (
+        "--range-part-size",
+        str(PART_BYTES),
+        "--whole-from-percent",
+        "100",
+        "--listing-ttl-s",
+        "1000",
+    )
     with Daemon(tmp_path, *flags) as daemon:
         dataset = ShardDataset(files, shuffle="global", socket=daemon.socket)
         store.requests.clear()
@@ -114,11 +125,15 @@ def test_samples_are_fetched_by_their_ranges(store: Canary, files: str, tmp_path
         {"num_workers": 0},
         {"num_workers": 2},
         {"num_workers": 2, "workers": "threads"},
-        pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, marks=pytest.mark.slow),
+        pytest.param(
+            {"num_workers": 2, "multiprocessing_context": "spawn"}, marks=pytest.mark.slow
+        ),
     ],
     ids=str,
 )
-def test_any_workers_give_the_same_batches_and_resume_with_the_next(make: Make, options: dict[str, Any]) -> None:
+def test_any_workers_give_the_same_batches_and_resume_with_the_next(
+    make: Make, options: dict[str, Any]
+) -> None:
     """As with a window: a state of any batch, for any workers."""
     alone = list(make())
     batches = [alone[start : start + BATCH] for start in range(0, TOTAL, BATCH)]
@@ -157,7 +172,9 @@ def test_other_ranks_read_the_rest_once(make: Make) -> None:
         read += keys_of(chain.from_iterable(islice(batches, 2)))
         states.append(loader.state_dict())
     for rank in range(3):
-        loader = make(rank=rank, world_size=3, even=None, batch_size=5).loader(num_workers=0, collate_fn=list)
+        loader = make(rank=rank, world_size=3, even=None, batch_size=5).loader(
+            num_workers=0, collate_fn=list
+        )
         loader.load_state_dict(states)
         read += keys_of(chain.from_iterable(loader))
     assert sorted(read) == KEYS
@@ -168,9 +185,9 @@ def test_global_batches_are_the_same_on_any_ranks(make: Make) -> None:
 
     def batches(ranks: int) -> list[list[str]]:
         of_ranks = [
-            make(batch_size=1, global_batch_size=8, canonical_nodes=2, rank=rank, world_size=ranks).loader(
-                num_workers=0, collate_fn=keys_of
-            )
+            make(
+                batch_size=1, global_batch_size=8, canonical_nodes=2, rank=rank, world_size=ranks
+            ).loader(num_workers=0, collate_fn=keys_of)
             for rank in range(ranks)
         ]
         return [list(chain.from_iterable(parts)) for parts in zip(*of_ranks, strict=True)]
@@ -194,7 +211,10 @@ def test_members_and_decoders_are_those_of_any_dataset(make: Make) -> None:
 def test_source_of_a_mixture_may_be_permuted_beside_one_with_a_window(make: Make) -> None:
     """Each sample of both comes once in an epoch, with the name of its source; also in batches of workers."""
     mixture = Mixture({"all": make(), "window": make(shuffle=True)})
-    for samples in (list(mixture), list(chain.from_iterable(mixture.loader(num_workers=2, collate_fn=list)))):
+    for samples in (
+        list(mixture),
+        list(chain.from_iterable(mixture.loader(num_workers=2, collate_fn=list))),
+    ):
         for name in ("all", "window"):
             assert sorted(each["__key__"] for each in samples if each["__source__"] == name) == KEYS
 
@@ -258,7 +278,9 @@ def test_daemon_that_restarts_loses_no_sample(files: str, tmp_path: Path) -> Non
     ],
     ids=str,
 )
-def test_options_without_a_meaning_are_refused(make: Make, options: dict[str, Any], message: str) -> None:
+def test_options_without_a_meaning_are_refused(
+    make: Make, options: dict[str, Any], message: str
+) -> None:
     """Each says what to write instead."""
     with pytest.raises(ConfigError, match=message) as caught:
         make(**options)

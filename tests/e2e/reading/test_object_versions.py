@@ -71,16 +71,24 @@ def read(url: str | list[str], daemon: Daemon) -> list[str]:
 def test_each_version_is_a_shard_of_its_own(versions: Versions, daemon: Daemon) -> None:
     """A version is read though another has replaced it, in any order, and cached next to it."""
     assert read(versions.url, daemon) == ["second"]
-    assert read([versions.first, versions.second, versions.first], daemon) == ["first", "second", "first"]
+    assert read([versions.first, versions.second, versions.first], daemon) == [
+        "first",
+        "second",
+        "first",
+    ]
     daemon.await_publication()
     assert sorted(daemon.whole()) == sorted([versions.url, versions.first, versions.second])
 
 
-def test_version_is_read_as_a_file_by_its_objects_name(versions: Versions, daemon: Daemon, tmp_path: Path) -> None:
+def test_version_is_read_as_a_file_by_its_objects_name(
+    versions: Versions, daemon: Daemon, tmp_path: Path
+) -> None:
     """By `open_cached`, fsspec and `get`; the id is no part of the file's name."""
     with open_cached(versions.first, socket=daemon.socket) as file:
         assert file.read() == tar_of("first")
-    with fsspec.open(f"shardcache::{versions.first}", shardcache={"socket": str(daemon.socket)}) as file:
+    with fsspec.open(
+        f"shardcache::{versions.first}", shardcache={"socket": str(daemon.socket)}
+    ) as file:
         assert file.read() == tar_of("first")
     (tmp_path / "to").mkdir()
     ran = shardcache("get", versions.first, tmp_path / "to", socket=daemon.socket)
@@ -99,25 +107,42 @@ def test_samples_of_a_version_are_read_by_number(versions: Versions, daemon: Dae
 
 
 @pytest.mark.slow
-def test_index_has_versions_and_what_is_beside_it_is_the_present_one(versions: Versions, daemon: Daemon) -> None:
+def test_index_has_versions_and_what_is_beside_it_is_the_present_one(
+    versions: Versions, daemon: Daemon
+) -> None:
     """An index of another version names shards beside it, and the table of samples is the one that is there now."""
     bucket = versions.bucket
     index = f"{bucket.url}/train/index.json"
     ran = shardcache(
-        "index", versions.url, "-o", index, "--samples", "--relative-to", f"{bucket.url}/train/", socket=daemon.socket
+        "index",
+        versions.url,
+        "-o",
+        index,
+        "--samples",
+        "--relative-to",
+        f"{bucket.url}/train/",
+        socket=daemon.socket,
     )
     assert ran.code == 0, ran.err
     (listed,) = (
         each["VersionId"]
-        for each in bucket.server.client.list_object_versions(Bucket=bucket.name, Prefix="train/index.json")["Versions"]
+        for each in bucket.server.client.list_object_versions(
+            Bucket=bucket.name, Prefix="train/index.json"
+        )["Versions"]
     )
     put(bucket, "train/index.json", b"no index")
-    selected = ShardDataset(f"{index}?versionId={listed}", socket=daemon.socket).select(lambda row: row.key == "second")
+    selected = ShardDataset(f"{index}?versionId={listed}", socket=daemon.socket).select(
+        lambda row: row.key == "second"
+    )
     assert keys_of(selected) == ["second"]
 
 
-@pytest.mark.parametrize("version", first_quick(["0b3aa5e5-0000-4000-8000-000000000000", "deleted"]))
-def test_missing_version_is_an_error_that_says_so(version: str, versions: Versions, daemon: Daemon) -> None:
+@pytest.mark.parametrize(
+    "version", first_quick(["0b3aa5e5-0000-4000-8000-000000000000", "deleted"])
+)
+def test_missing_version_is_an_error_that_says_so(
+    version: str, versions: Versions, daemon: Daemon
+) -> None:
     """So is one that says that the object was deleted; the present version is never read in its place."""
     if version == "deleted":
         bucket = versions.bucket

@@ -43,7 +43,10 @@ def store() -> Iterator[GatedStore]:
 def daemon() -> Iterator[Daemon]:
     """A daemon that fetches in small parts."""
     flags = ("--part-size", str(PART_BYTES), "--shard-connections", "4", "--attempts", "1")
-    with tempfile.TemporaryDirectory(prefix="shardcache-e2e-") as name, Daemon(Path(name), *flags) as running:
+    with (
+        tempfile.TemporaryDirectory(prefix="shardcache-e2e-") as name,
+        Daemon(Path(name), *flags) as running,
+    ):
         yield running
 
 
@@ -94,7 +97,10 @@ def test_the_first_samples_come_with_the_beginning_of_the_first_part(store: Gate
     written = random_samples(60, {"bin": 100_000})
     url = store.put("a.tar", make_tar(written))
     store.bytewise = True
-    with tempfile.TemporaryDirectory(prefix="shardcache-e2e-") as name, Daemon(Path(name), "--attempts", "1") as daemon:
+    with (
+        tempfile.TemporaryDirectory(prefix="shardcache-e2e-") as name,
+        Daemon(Path(name), "--attempts", "1") as daemon,
+    ):
         samples = iter(ShardDataset(url, socket=daemon.socket))
         store.let("a.tar", 3 * 1024 * 1024)
         assert next_keys(samples, 20) == KEYS[:20]
@@ -105,7 +111,9 @@ def test_the_first_samples_come_with_the_beginning_of_the_first_part(store: Gate
 
 
 @pytest.mark.slow
-def test_chosen_samples_wait_for_the_whole_shard(daemon: Daemon, store: GatedStore, indexed: str) -> None:
+def test_chosen_samples_wait_for_the_whole_shard(
+    daemon: Daemon, store: GatedStore, indexed: str
+) -> None:
     """They are found by number in the index, which comes last, also if they are read in file order."""
     dataset = ShardDataset(indexed, socket=daemon.socket).subset(range(0, SAMPLES, 7))
     with reading(lambda: keys_of(dataset)) as found:
@@ -119,9 +127,11 @@ def test_chosen_samples_wait_for_the_whole_shard(daemon: Daemon, store: GatedSto
 def test_a_dataset_that_read_what_arrived_ends_its_session_with_its_last_reference(
     daemon: Daemon, store: GatedStore, indexed: str
 ) -> None:
-    """Not when the garbage collector comes: until then the daemon would fetch for an epoch that never begins.
+    """Not when the garbage collector comes: until then the daemon would fetch for an epoch that
+    never begins.
 
-    With the number of samples known, the last is left to the index, and the walk through what arrives never ends.
+    With the number of samples known, the last is left to the index, and the walk through what
+    arrives never ends.
     """
     gc.collect()
     gc.disable()
@@ -140,17 +150,22 @@ def test_a_dataset_that_read_what_arrived_ends_its_session_with_its_last_referen
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("partial_reads", "etags"), [pytest.param(False, True, marks=pytest.mark.slow), (True, False)])
+@pytest.mark.parametrize(
+    ("partial_reads", "etags"), [pytest.param(False, True, marks=pytest.mark.slow), (True, False)]
+)
 def test_shard_is_read_whole_where_partial_reads_are_off_or_unsafe(
     daemon: Daemon, store: GatedStore, partial_reads: bool, etags: bool
 ) -> None:
     """Not to who opts out, and of no store that cannot guard each read against another version."""
     store.etag = None if etags else ""
-    samples = iter(ShardDataset(store.put("a.tar", BODY), socket=daemon.socket, partial_reads=partial_reads))
+    samples = iter(
+        ShardDataset(store.put("a.tar", BODY), socket=daemon.socket, partial_reads=partial_reads)
+    )
     with reading(lambda: next_keys(samples, 1)) as found:
         store.let("a.tar", FIVE_PARTS)
         eventually(lambda: transfer(daemon).get("done_bytes", 0) >= FIVE_PARTS)
-        assert (transfer(daemon)["waiters"], found) == (1, [])
+        assert transfer(daemon)["waiters"] == 1
+        assert found == []
         store.let("a.tar")
     assert [*found[0], *keys_of(samples)] == KEYS
 
@@ -159,9 +174,12 @@ CUT = BODY[: 12 * PART_BYTES]
 
 
 @pytest.mark.slow
-def test_a_lease_that_has_the_number_of_an_ended_one_is_left_alone(daemon: Daemon, store: GatedStore) -> None:
+def test_a_lease_that_has_the_number_of_an_ended_one_is_left_alone(
+    daemon: Daemon, store: GatedStore
+) -> None:
     """A reader that still waits for more of a released shard, and gets an error, keeps its newer lease."""
-    bad, good = store.put("bad.tar", random.Random(1).randbytes(len(BODY))), store.put("good.tar", BODY)
+    bad = store.put("bad.tar", random.Random(1).randbytes(len(BODY)))
+    good = store.put("good.tar", BODY)
     store.let("good.tar")
     with RawSession(daemon) as session:
         session.plan([good], [0])
@@ -180,7 +198,8 @@ def test_a_lease_that_has_the_number_of_an_ended_one_is_left_alone(daemon: Daemo
         assert session.receive()["type"] == "leased"
         store.let("bad.tar")
         failure = session.receive()
-        assert (failure["type"], failure["id"]) == ("error", 101)
+        assert failure["type"] == "error"
+        assert failure["id"] == 101
         assert daemon.leases() == 1
     eventually(lambda: daemon.leases() == 0)
 
@@ -192,7 +211,9 @@ def read(samples: Samples, *numbers: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_sample_is_read_once_it_has_arrived(indexed: str, daemon: Daemon, store: GatedStore) -> None:
+def test_a_sample_is_read_once_it_has_arrived(
+    indexed: str, daemon: Daemon, store: GatedStore
+) -> None:
     """In any order, also those of a selection; the last one, and what is behind what has come, wait for it."""
     store.let("a.tar", FIVE_PARTS)
     samples = ShardReader(indexed, socket=daemon.socket).indexed()
@@ -211,7 +232,9 @@ def test_a_sample_is_read_once_it_has_arrived(indexed: str, daemon: Daemon, stor
 
 
 @pytest.mark.slow
-def test_a_shard_that_was_replaced_is_opened_again(indexed: str, daemon: Daemon, store: GatedStore) -> None:
+def test_a_shard_that_was_replaced_is_opened_again(
+    indexed: str, daemon: Daemon, store: GatedStore
+) -> None:
     """An error lies between samples of two versions, and says that there were some of the first."""
     store.let("a.tar", FIVE_PARTS)
     samples = ShardReader(indexed, socket=daemon.socket).indexed()

@@ -43,10 +43,14 @@ def test_each_public_name_can_be_imported(name: str) -> None:
         pytest.param("ShardLoader", "", marks=pytest.mark.slow),
     ],
 )
-def test_import_of_a_dataset_without_torch_says_what_to_install(tmp_path: Path, name: str, instead: str) -> None:
+def test_import_of_a_dataset_without_torch_says_what_to_install(
+    tmp_path: Path, name: str, instead: str
+) -> None:
     """In an interpreter whose packages are shardcache's own requirements; and what reads the same without torch."""
     (tmp_path / "websockets").symlink_to(Path(websockets.__file__).parent)
-    sources = [str(Path(module.__file__ or "").parents[1]) for module in (shardcache, shardcache_client)]
+    sources = [
+        str(Path(module.__file__ or "").parents[1]) for module in (shardcache, shardcache_client)
+    ]
     found = subprocess.run(
         [sys.executable, "-S", "-c", f"from shardcache_client import {name}"],
         env={"PYTHONPATH": ":".join([*sources, str(tmp_path)])},
@@ -62,12 +66,16 @@ def test_import_of_a_dataset_without_torch_says_what_to_install(tmp_path: Path, 
 def test_a_process_without_torch_reads_what_a_dataset_would(index: str, daemon: Daemon) -> None:
     """Length, order and the state in the middle are the dataset's; each can go on where the other was."""
     dataset, resumed = (
-        ShardDataset(index, shuffle=True, seed=7, socket=daemon.socket, rank=1, world_size=2) for _ in range(2)
+        ShardDataset(index, shuffle=True, seed=7, socket=daemon.socket, rank=1, world_size=2)
+        for _ in range(2)
     )
     expected = keys_of(dataset)
     command = [sys.executable, "-c", WITHOUT_TORCH, index, str(daemon.socket)]
-    length, keys, state = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    assert (length, keys) == (len(dataset), expected)
+    length, keys, state = json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    )
+    assert length == len(dataset)
+    assert keys == expected
     resumed.load_state_dict(state)
     assert keys_of(resumed) == expected[30:]
 
@@ -93,7 +101,9 @@ def test_remedies_name_only_what_a_reader_can_use(daemon: Daemon, tmp_path: Path
         pytest.param("ShardDataset", True, marks=pytest.mark.slow),
     ],
 )
-def test_a_script_may_end_in_the_middle_of_an_epoch(reader: str, shuffle: bool, index: str, daemon: Daemon) -> None:
+def test_a_script_may_end_in_the_middle_of_an_epoch(
+    reader: str, shuffle: bool, index: str, daemon: Daemon
+) -> None:
     """An iterator that is left to the end of the interpreter prints nothing, and its session ends."""
     script = f"""
 from shardcache_client import {reader}
@@ -101,5 +111,6 @@ samples = iter({reader}({index!r}, shuffle={shuffle}, socket={str(daemon.socket)
 next(samples)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == ""
     eventually(lambda: daemon.leases() == 0)

@@ -88,9 +88,12 @@ def test_resumed_loader_gives_exactly_the_next_batch(
     assert epochs[0] != epochs[1]
     for taken in steps:
         interrupted = load(make(), workers, **options)
-        batches = iter(interrupted)  # kept: one batch of an iterator that is dropped would be a look
+        batches = iter(
+            interrupted
+        )  # kept: one batch of an iterator that is dropped would be a look
         assert list(islice(batches, taken)) == epochs[0][:taken]
-        resumed, read = load(make(), workers, **options), []
+        resumed = load(make(), workers, **options)
+        read = []
         resumed.load_state_dict(through_json(interrupted.state_dict()))
         expected = [*epochs[0], *epochs[1]][taken:]
         while len(read) < len(expected):
@@ -103,7 +106,8 @@ def test_resumed_loader_gives_exactly_the_next_batch(
 def test_other_ranks_and_workers_read_the_rest_once(make: Make, even: str | None) -> None:
     """Two ranks of two workers, then three ranks of one, then one rank of three: each sample is read once."""
     read: list[str] = []
-    states, later = [], []
+    states = []
+    later = []
     for rank in range(2):
         first = stateful(make(rank=rank, world_size=2, even=even), 2)
         read += keys_of(list(islice(first, 2)))
@@ -144,9 +148,12 @@ def test_unknowable_state_is_refused(make: Make) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_loop_that_names_the_epoch_that_has_ended_reads_no_more_of_it(make: Make, workers: int) -> None:
+def test_a_loop_that_names_the_epoch_that_has_ended_reads_no_more_of_it(
+    make: Make, workers: int
+) -> None:
     """It was saved by a checkpoint every so many steps, one of which was the epoch's last: nothing comes twice."""
-    ds, alone = make(), make()
+    ds = make()
+    alone = make()
     for each in (ds, alone):
         each.set_epoch(3)
     loader = own(ds, workers)
@@ -168,18 +175,22 @@ def test_a_loop_that_names_the_epoch_that_has_ended_reads_no_more_of_it(make: Ma
 
 
 def test_an_end_that_comes_sooner_on_one_rank_where_a_short_batch_is_dropped(make: Make) -> None:
-    """Of 23 and 24 samples, in batches of 12 without a short one, the first rank's are over a batch before the other's.
+    """Of 23 and 24 samples, in batches of 12 without a short one, the first rank's are over a batch
+    before the other's.
 
-    From there on the first rank's state neither claims the next epoch for the other nor tells if that is in its second
-    batch; the states of both continue exactly.
+    From there on the first rank's state neither claims the next epoch for the other nor tells if
+    that is in its second batch; the states of both continue exactly.
     """
 
     def rank(number: int) -> Any:
         return own(make(rank=number, world_size=2, even=None, batch_size=12), 0, drop_last=True)
 
     alone = make(rank=0, world_size=2, even=None, batch_size=12)
-    loader, other = rank(0), rank(1)
-    reading, others, samples = iter(loader), iter(other), iter(alone)
+    loader = rank(0)
+    other = rank(1)
+    reading = iter(loader)
+    others = iter(other)
+    samples = iter(alone)
     next(reading)
     next(others)
     list(islice(samples, 12))
@@ -202,11 +213,13 @@ def test_end_of_a_rank_is_in_the_states_of_a_plain_loaders_workers(make: Make) -
         ds = make(rank=number, world_size=2, even=None, batch_size=23)
         return StatefulDataLoader(ds, batch_size=23, num_workers=2, collate_fn=list)
 
-    loader, other = rank(0), rank(1)
+    loader = rank(0)
+    other = rank(1)
     next(iter(loader))
     others = iter(other)
     next(others)
-    state, state_of_other = through_json(loader.state_dict()), through_json(other.state_dict())
+    state = through_json(loader.state_dict())
+    state_of_other = through_json(other.state_dict())
     expected = list(others)
 
     resumed = rank(1).dataset
@@ -224,7 +237,10 @@ def test_end_states_of_all_ranks_resume_with_the_next_epoch(
     make: Make, workers: int, drop_last: bool, world_size: int
 ) -> None:
     """Where ranks have 23 and 24 samples, too: one of them ends sooner, and its loader may drop a short batch."""
-    loaders = [own(make(rank=rank, world_size=2, even=None), workers, drop_last=drop_last) for rank in range(2)]
+    loaders = [
+        own(make(rank=rank, world_size=2, even=None), workers, drop_last=drop_last)
+        for rank in range(2)
+    ]
     for loader in loaders:
         list(loader)
     states = through_json([loader.state_dict() for loader in loaders])
@@ -265,7 +281,12 @@ def test_end_states_of_all_ranks_resume_without_counts(tmp_path: Path, folder: P
     pattern = f"file://{tmp_path}/shard-{{000000..000003}}.tar"
 
     def rank(number: int, socket: str) -> Any:
-        return own(ShardDataset(pattern, rank=number, world_size=2, even=None, batch_size=2, socket=socket), 0)
+        return own(
+            ShardDataset(
+                pattern, rank=number, world_size=2, even=None, batch_size=2, socket=socket
+            ),
+            0,
+        )
 
     with tempfile.TemporaryDirectory(dir=folder) as first, Daemon(Path(first)) as fresh:
         loaders = [rank(number, fresh.socket) for number in range(2)]

@@ -41,7 +41,9 @@ class SigningServer(GatedStore):
             return super().reply(head, number)
         return Reply(answer(b"<Error><Code>AccessDenied</Code></Error>", status="403 Forbidden"))
 
-    def signed(self, name: str, signature: str, *, at: datetime | None = None, valid_s: int = 3600) -> str:
+    def signed(
+        self, name: str, signature: str, *, at: datetime | None = None, valid_s: int = 3600
+    ) -> str:
         """Return the url of a file with a signature."""
         date = f"{at or datetime.now(UTC):%Y%m%dT%H%M%SZ}"
         fields = f"X-Amz-Credential=K&X-Amz-Date={date}&X-Amz-Expires={valid_s}&X-Amz-Signature={signature}"
@@ -86,9 +88,14 @@ def read_by_number(url: str, daemon: Daemon) -> list[str]:
 
 
 @pytest.mark.slow
-def test_fresh_signatures_find_the_cached_shard_and_states_stay_valid(seaweedfs: Bucket, tmp_path: Path) -> None:
+def test_fresh_signatures_find_the_cached_shard_and_states_stay_valid(
+    seaweedfs: Bucket, tmp_path: Path
+) -> None:
     """An epoch goes on, and the next one begins, with urls that were signed again; each byte is fetched once."""
-    shards = {f"{number}.tar": make_tar(random_samples(SAMPLES, first=number * SAMPLES)) for number in range(3)}
+    shards = {
+        f"{number}.tar": make_tar(random_samples(SAMPLES, first=number * SAMPLES))
+        for number in range(3)
+    }
     for name, body in shards.items():
         seaweedfs.put(name, body)
 
@@ -137,7 +144,9 @@ def test_server_is_asked_once_for_a_while(server: SigningServer, daemon: Daemon)
     assert server.asked("second") == 1
 
 
-def test_objects_of_one_version_and_two_lengths_are_not_mixed(server: SigningServer, daemon: Daemon) -> None:
+def test_objects_of_one_version_and_two_lengths_are_not_mixed(
+    server: SigningServer, daemon: Daemon
+) -> None:
     """An ETag that does not tell objects apart is an error, not the bytes of the first."""
     server.etag = '"always"'
     read(server.signed("a.tar", "first"), daemon)
@@ -153,7 +162,9 @@ def test_forged_signature_joins_no_transfer(server: SigningServer, daemon: Daemo
     server.put("b.tar", make_tar(random_samples(SAMPLES)))
     server.let("b.tar", 1)  # the server says which version it is, and no more
     found: list[str] = []
-    reader = threading.Thread(target=lambda: found.extend(read(server.signed("b.tar", "first"), daemon)))
+    reader = threading.Thread(
+        target=lambda: found.extend(read(server.signed("b.tar", "first"), daemon))
+    )
     reader.start()
     eventually(lambda: bool(daemon.status()["transfers"]))
     with pytest.raises(AccessDeniedError):
@@ -176,7 +187,9 @@ def test_expired_signature_says_to_sign_again(server: SigningServer, daemon: Dae
 
 
 @pytest.mark.slow
-def test_signature_that_is_refused_later_is_refused_from_then_on(server: SigningServer, tmp_path: Path) -> None:
+def test_signature_that_is_refused_later_is_refused_from_then_on(
+    server: SigningServer, tmp_path: Path
+) -> None:
     """Once the server has been asked again, as for a new version."""
     url = server.signed("a.tar", "first")
     with Daemon(tmp_path, "--listing-ttl-s", "0") as daemon:

@@ -1,4 +1,5 @@
-"""Types that editors and type checkers see of samples and batches: `make lint` checks the assertions of this module.
+"""Types that editors and type checkers see of samples and batches: `make lint` checks the
+assertions of this module.
 
 An unused `type: ignore` is an error to mypy, too, so each of them is a mistake that it has seen.
 """
@@ -52,12 +53,16 @@ def test_samples_have_the_type_that_decode_returns(folder: Path, daemon: Daemon)
     assert sum(mixture.map(len)) == sum(map(len, keys.indexed())) * 2
 
 
-def test_packed_blocks_have_the_arguments_and_types_of_their_reader(folder: Path, daemon: Daemon) -> None:
+def test_packed_blocks_have_the_arguments_and_types_of_their_reader(
+    folder: Path, daemon: Daemon
+) -> None:
     """`pack` of a dataset takes what `pack` of a reader does, and returns a dataset of blocks of its samples."""
     url = write_indexed(folder / "packed", (3, 2))
     dataset = ShardDataset[Picture](url, socket=daemon.socket)
     assert_type(dataset.pack(100, len, window=2), ShardDataset[Block[Picture]])
-    assert_type(ShardReader[Picture](url, socket=daemon.socket).pack(100, len), ShardReader[Block[Picture]])
+    assert_type(
+        ShardReader[Picture](url, socket=daemon.socket).pack(100, len), ShardReader[Block[Picture]]
+    )
     with pytest.raises(ConfigError, match="max_tokens"):
         dataset.pack("a hundred", len)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="there is no argument"):
@@ -77,7 +82,9 @@ def test_samples_have_the_type_that_the_user_declares(folder: Path, daemon: Daem
     class Local(TypedDict):
         jpg: bytes
 
-    pickle.loads(pickle.dumps(ShardDataset[Local](url, socket=daemon.socket)))  # for workers that are spawned
+    pickle.loads(
+        pickle.dumps(ShardDataset[Local](url, socket=daemon.socket))
+    )  # for workers that are spawned
 
 
 def test_batches_have_the_type_that_collate_returns(folder: Path, daemon: Daemon) -> None:

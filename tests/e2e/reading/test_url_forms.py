@@ -84,7 +84,9 @@ def test_lz4_is_read_where_its_library_is_installed(tmp_path: Path, daemon: Daem
     assert read(f"file://{tmp_path}/", daemon) == ["a"]
 
 
-def test_cached_paths_inflate_shards_of_every_case_and_alias(archives: Path, daemon: Daemon) -> None:
+def test_cached_paths_inflate_shards_of_every_case_and_alias(
+    archives: Path, daemon: Daemon
+) -> None:
     """A prefix stands for the shards below it, which arrive as plain tars."""
     with cached_paths(f"{archives}/", socket=daemon.socket) as paths:
         sizes = {Path(path).stat().st_size for path in paths}
@@ -92,7 +94,9 @@ def test_cached_paths_inflate_shards_of_every_case_and_alias(archives: Path, dae
     assert sizes == {(archives / "a.tar").stat().st_size}
 
 
-def test_files_left_out_of_a_prefix_are_logged_with_their_number(archives: Path, daemon: Daemon) -> None:
+def test_files_left_out_of_a_prefix_are_logged_with_their_number(
+    archives: Path, daemon: Daemon
+) -> None:
     """The daemon's log has one line for a listing, with the first of them."""
     read(f"{archives}/", daemon)
     line = next(line for line in daemon.log.read_text().splitlines() if "left out" in line)
@@ -108,7 +112,9 @@ def audio(folder: Path) -> Path:
     return place
 
 
-@pytest.mark.parametrize("pattern", ["audio_[0..2].tar", "audio__OP_0..2_CL_.tar", "audio__OP_0,1,2_CL_.tar"])
+@pytest.mark.parametrize(
+    "pattern", ["audio_[0..2].tar", "audio__OP_0..2_CL_.tar", "audio__OP_0,1,2_CL_.tar"]
+)
 def test_ranges_in_nemos_spelling_are_ranges(pattern: str, audio: Path, daemon: Daemon) -> None:
     """A glob's class would match the characters `0`, `.` and `2`, and leave out the second shard silently."""
     assert read(f"{audio}/{pattern}", daemon) == ["audio_0", "audio_1", "audio_2"]
@@ -174,7 +180,9 @@ async def test_an_index_with_a_query_is_an_index(faulty: FaultyS3, daemon: Daemo
     assert keys == ["a", "b"]
 
 
-@pytest.mark.parametrize("name", first_quick(["a_[0..2].tar", "a{1,2}.tar", "a{.tar", "a_OP_0..2_CL_.tar", "b::c.tar"]))
+@pytest.mark.parametrize(
+    "name", first_quick(["a_[0..2].tar", "a{1,2}.tar", "a{.tar", "a_OP_0..2_CL_.tar", "b::c.tar"])
+)
 def test_path_that_exists_is_that_file(tmp_path: Path, daemon: Daemon, name: str) -> None:
     """Whatever a pattern would make of it, and for each way to read it."""
     write(tmp_path / "d", name)
@@ -188,7 +196,9 @@ def test_path_that_exists_is_that_file(tmp_path: Path, daemon: Daemon, name: str
 
 
 @pytest.mark.parametrize("pattern", ["", "*.tar"])
-def test_name_that_is_no_url_is_left_out_alone(tmp_path: Path, daemon: Daemon, pattern: str) -> None:
+def test_name_that_is_no_url_is_left_out_alone(
+    tmp_path: Path, daemon: Daemon, pattern: str
+) -> None:
     """A line break in one name does not refuse a whole prefix or glob; the daemon logs it."""
     write(tmp_path / "d", "a.tar", "b\nc.tar")
     assert read(f"{tmp_path}/d/{pattern}", daemon) == ["a"]

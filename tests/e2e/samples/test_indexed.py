@@ -31,7 +31,9 @@ def numbered(folder: Path) -> str:
 
 def test_every_number_is_its_sample(numbered: str, daemon: Daemon) -> None:
     """In any order, from both ends, whatever the dataset's own shuffle; other numbers are errors."""
-    dataset = ShardDataset(numbered, shuffle=True, decode=lambda sample: sample["__key__"], socket=daemon.socket)
+    dataset = ShardDataset(
+        numbered, shuffle=True, decode=lambda sample: sample["__key__"], socket=daemon.socket
+    )
     with dataset.indexed(window=2) as samples:
         assert len(samples) == len(KEYS)
         order = random.Random(1).sample(range(len(KEYS)), len(KEYS))
@@ -40,16 +42,22 @@ def test_every_number_is_its_sample(numbered: str, daemon: Daemon) -> None:
         assert list(samples) == KEYS
         assert samples.__getitems__([9, 0, 9, 26]) == [KEYS[9], KEYS[0], KEYS[9], KEYS[26]]
         one, _, other = dataset.map(lambda key: [key]).indexed().__getitems__([9, 0, 9])
-        assert one is not other  # a collate function may change samples in place, and augmentation is drawn for each
+        assert (
+            one is not other
+        )  # a collate function may change samples in place, and augmentation is drawn for each
         for wrong in (len(KEYS), -len(KEYS) - 1):
             with pytest.raises(IndexError, match=f"sample {wrong} of a dataset with {len(KEYS)}"):
                 samples[wrong]
 
 
 @pytest.mark.parametrize("numbers", [np.array, torch.tensor])
-def test_arrays_of_numbers_are_several(numbered: str, daemon: Daemon, numbers: Callable[[Any], Any]) -> None:
+def test_arrays_of_numbers_are_several(
+    numbered: str, daemon: Daemon, numbers: Callable[[Any], Any]
+) -> None:
     """Also one of a single number; one without a dimension is a number."""
-    with ShardReader(numbered, decode=lambda sample: sample["__key__"], socket=daemon.socket).indexed() as samples:
+    with ShardReader(
+        numbered, decode=lambda sample: sample["__key__"], socket=daemon.socket
+    ).indexed() as samples:
         assert samples[numbers([9, 0, -1])] == [KEYS[9], KEYS[0], KEYS[-1]]
         assert samples[numbers([9])] == [KEYS[9]]
         assert samples[numbers(9)] == KEYS[9]
@@ -84,8 +92,13 @@ def test_samplers_and_workers(numbered: str, daemon: Daemon, context: str) -> No
 def test_threads_share_what_is_held(numbered: str, daemon: Daemon) -> None:
     """Each gets the samples that it asks for, although they close each other's shards."""
     wanted = random.Random(2).choices(range(len(KEYS)), k=100)
-    with ShardReader(numbered, socket=daemon.socket).indexed(window=1) as samples, ThreadPoolExecutor(4) as threads:
-        assert [sample["__key__"] for sample in threads.map(samples.__getitem__, wanted)] == [KEYS[i] for i in wanted]
+    with (
+        ShardReader(numbered, socket=daemon.socket).indexed(window=1) as samples,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        assert [sample["__key__"] for sample in threads.map(samples.__getitem__, wanted)] == [
+            KEYS[i] for i in wanted
+        ]
 
 
 def test_a_forked_process_holds_its_own_shards(numbered: str, daemon: Daemon) -> None:
@@ -122,7 +135,9 @@ def test_the_shard_asked_for_last_stays(numbered: str, daemon: Daemon) -> None:
         assert "held=[0, 3]" in repr(samples)
 
 
-def test_samples_that_cannot_be_numbered_are_refused(numbered: str, daemon: Daemon, folder: Path) -> None:
+def test_samples_that_cannot_be_numbered_are_refused(
+    numbered: str, daemon: Daemon, folder: Path
+) -> None:
     """Uncounted shards, filters and skipped samples leave numbers without a sample."""
     dataset = ShardDataset(numbered, socket=daemon.socket)
     with pytest.raises(ConfigError, match="some numbers would have no sample"):

@@ -55,10 +55,15 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         for number, tar in enumerate(TARS):
             store.files[f"/{number}.tar"] = tar
         urls = [store.url(f"/{number}.tar") for number in range(SHARDS)]
-        ran = shardcache("index", *urls, "-o", folder / "index.json", "--samples", socket=daemon.socket)
+        ran = shardcache(
+            "index", *urls, "-o", folder / "index.json", "--samples", socket=daemon.socket
+        )
         assert ran.code == 0, ran.err
         index = (folder / "index.json").read_text().replace(store.url("/"), "")
-    return {"/index.json": index.encode(), "/index.samples": (folder / "index.samples").read_bytes()}
+    return {
+        "/index.json": index.encode(),
+        "/index.samples": (folder / "index.samples").read_bytes(),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +93,9 @@ def test_scattered_samples_are_fetched_alone(data: Dataset) -> None:
     """Of each shard the parts that have them, at any numbers, each sample whole."""
     numbers = [7, 101, 239, 60, 0, 7]
     with data.indexed() as samples:
-        assert [content(sample) for sample in samples[numbers]] == [ALL[number] for number in numbers]
+        assert [content(sample) for sample in samples[numbers]] == [
+            ALL[number] for number in numbers
+        ]
         assert content(samples[150]) == ALL[150]
     assert data.store.asked_bytes(".tar") <= 6 * 4 * PART_BYTES
     eventually(lambda: data.daemon.leases() == 0)
@@ -123,7 +130,10 @@ def test_every_sample_is_read(data: Dataset, shuffle: bool) -> None:
             num_workers=2,
             collate_fn=list,
         )
-        found = sorted((content(sample) for batch in loader for sample in batch), key=lambda sample: sample["__key__"])
+        found = sorted(
+            (content(sample) for batch in loader for sample in batch),
+            key=lambda sample: sample["__key__"],
+        )
     assert found == ALL
     assert data.store.asked_bytes(".tar") < sum(map(len, TARS)) * 3 / 2
 
@@ -145,7 +155,9 @@ def test_cached_shards_are_read_by_everyone(data: Dataset) -> None:
     before = data.shard_requests()
     with data.indexed(window=2) as samples:
         numbers = random.Random(3).sample(range(len(ALL)), len(ALL))
-        assert [content(samples[number]) for number in numbers] == [ALL[number] for number in numbers]
+        assert [content(samples[number]) for number in numbers] == [
+            ALL[number] for number in numbers
+        ]
     assert data.shard_requests() == before
 
 
@@ -154,20 +166,29 @@ def test_threads_read_ranges_at_the_same_time(data: Dataset) -> None:
     """Each gets its samples."""
     numbers = random.Random(2).choices(range(len(ALL)), k=60)
     with data.indexed() as samples, ThreadPoolExecutor(6) as threads:
-        assert list(map(content, threads.map(samples.__getitem__, numbers))) == [ALL[number] for number in numbers]
+        assert list(map(content, threads.map(samples.__getitem__, numbers))) == [
+            ALL[number] for number in numbers
+        ]
 
 
 def test_samples_are_found_by_their_keys(data: Dataset) -> None:
     """One, or a list of keys and numbers; each is fetched alone."""
     with data.indexed() as samples:
         assert content(samples["000201"]) == ALL[201]
-        assert [content(sample) for sample in samples[["000003", 5, "000199"]]] == [ALL[3], ALL[5], ALL[199]]
+        assert [content(sample) for sample in samples[["000003", 5, "000199"]]] == [
+            ALL[3],
+            ALL[5],
+            ALL[199],
+        ]
     assert data.store.asked_bytes(".tar") <= 4 * 4 * PART_BYTES
 
 
 def test_unknown_key_is_an_error_that_names_near_ones(data: Dataset) -> None:
     """It is a KeyError; a key of a sample that was left out is unknown, too."""
-    with data.indexed() as samples, pytest.raises(KeyError, match=r"no sample has the key '00020l'; near it are '0002"):
+    with (
+        data.indexed() as samples,
+        pytest.raises(KeyError, match=r"no sample has the key '00020l'; near it are '0002"),
+    ):
         samples["00020l"]
     some = data.indexed().subset(range(10, 20))
     assert content(some["000012"]) == ALL[12]
@@ -198,7 +219,9 @@ def test_table_of_other_shards_is_an_error(data: Dataset, tmp_path: Path) -> Non
     other = make_tar(random_samples(PER_SHARD, SIZES, first=1000))
     data.store.files["/1.tar"] = other
     urls = [data.store.url(f"/{number}.tar") for number in range(SHARDS)]
-    ran = shardcache("index", *urls, "-o", tmp_path / "new.json", "--samples", socket=data.daemon.socket)
+    ran = shardcache(
+        "index", *urls, "-o", tmp_path / "new.json", "--samples", socket=data.daemon.socket
+    )
     assert ran.code == 0, ran.err
     data.store.files["/index.samples"] = (tmp_path / "new.samples").read_bytes()
     with data.indexed() as samples:
@@ -236,7 +259,11 @@ def test_a_daemon_that_restarts_goes_on(data: Dataset) -> None:
         assert content(samples[200]) == ALL[200]
         data.daemon.kill()
         data.daemon.start()
-        assert [content(sample) for sample in samples[[0, 130, 200]]] == [ALL[0], ALL[130], ALL[200]]
+        assert [content(sample) for sample in samples[[0, 130, 200]]] == [
+            ALL[0],
+            ALL[130],
+            ALL[200],
+        ]
 
 
 @pytest.mark.slow
@@ -246,7 +273,9 @@ def test_compressed_and_odd_shards_are_read_whole(tmp_path: Path, daemon: Daemon
 
     (tmp_path / "0.tar.gz").write_bytes(gzip.compress(make_tar(SAMPLES[0][:5])))
     (tmp_path / "1.tar").write_bytes(make_tar(SAMPLES[1][:5]))
-    ran = shardcache("index", f"{tmp_path}/", "-o", tmp_path / "index.json", "--samples", socket=daemon.socket)
+    ran = shardcache(
+        "index", f"{tmp_path}/", "-o", tmp_path / "index.json", "--samples", socket=daemon.socket
+    )
     assert ran.code == 0, ran.err
     with ShardDataset(f"{tmp_path}/index.json", socket=daemon.socket).indexed() as samples:
         assert [content(sample) for sample in samples[[3, 6]]] == [SAMPLES[0][3], SAMPLES[1][1]]

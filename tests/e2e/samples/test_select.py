@@ -39,9 +39,14 @@ def train(folder: Path, daemon: Daemon) -> str:
     source.mkdir()
     for number, count in enumerate(COUNTS):
         samples = random_samples(count, {"jpg": 300, "txt": 20}, first=sum(COUNTS[:number]))
-        kept = [{k: v for k, v in one.items() if k != "txt" or has_caption(one["__key__"])} for one in samples]
+        kept = [
+            {k: v for k, v in one.items() if k != "txt" or has_caption(one["__key__"])}
+            for one in samples
+        ]
         (source / f"{number}.tar").write_bytes(make_tar(kept))
-    ran = shardcache("index", f"{source}/", "-o", source / "index.json", "--samples", socket=daemon.socket)
+    ran = shardcache(
+        "index", f"{source}/", "-o", source / "index.json", "--samples", socket=daemon.socket
+    )
     assert ran.code == 0, ran.err
     return f"file://{source}/index.json"
 
@@ -51,12 +56,16 @@ def make(daemon: Daemon, train: str) -> Make:
     """A function that makes the dataset of the samples with a caption, anew for a rank."""
 
     def make_dataset(**options: Any) -> ShardDataset:
-        return ShardDataset(train, socket=daemon.socket, **options).select(lambda entry: "txt" in entry.sizes)
+        return ShardDataset(train, socket=daemon.socket, **options).select(
+            lambda entry: "txt" in entry.sizes
+        )
 
     return make_dataset
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": True, "shuffle_window": 0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"shuffle": True}, {"shuffle": True, "shuffle_window": 0}], ids=str
+)
 def test_selected_samples_come_once_and_alone(make: Make, options: dict[str, Any]) -> None:
     """In the order of their numbers, or shuffled, each with its members; epochs differ, and the length is exact."""
     dataset = make(**options)
@@ -70,7 +79,9 @@ def test_selected_samples_come_once_and_alone(make: Make, options: dict[str, Any
 
 def test_an_index_that_comes_twice_is_selected_from_twice(train: str, daemon: Daemon) -> None:
     """As its samples come twice without a selection."""
-    dataset = ShardDataset([train, train], socket=daemon.socket).select(lambda entry: "txt" in entry.sizes)
+    dataset = ShardDataset([train, train], socket=daemon.socket).select(
+        lambda entry: "txt" in entry.sizes
+    )
     assert keys_of(dataset) == CHOSEN * 2
 
 
@@ -106,17 +117,29 @@ def test_a_selection_resumes_on_other_ranks(make: Make) -> None:
 
 
 def test_samples_are_selected_by_metadata(train: str, folder: Path, daemon: Daemon) -> None:
-    """Of one member of each sample, as the table keeps it; no shard is read for it, and none without a selected sample
-    is fetched. Older tables name the command.
+    """Of one member of each sample, as the table keeps it; no shard is read for it, and none
+    without a selected sample is fetched. Older tables name the command.
     """
     source = folder / "metadata"
     source.mkdir()
     for shard in range(3):
         samples = random_samples(20, {"jpg": 300}, first=20 * shard)
-        described = [one | {"json": json.dumps({"width": int(one["__key__"]), "url": "x"}).encode()} for one in samples]
+        described = [
+            one | {"json": json.dumps({"width": int(one["__key__"]), "url": "x"}).encode()}
+            for one in samples
+        ]
         (source / f"{shard}.tar").write_bytes(make_tar(described[:-1] + samples[-1:]))
     index = source / "index.json"
-    ran = shardcache("index", f"{source}/", "-o", index, "--samples", "--metadata", "json:width", socket=daemon.socket)
+    ran = shardcache(
+        "index",
+        f"{source}/",
+        "-o",
+        index,
+        "--samples",
+        "--metadata",
+        "json:width",
+        socket=daemon.socket,
+    )
     assert ran.code == 0, ran.err
     (folder / "reader").mkdir()
     with Daemon(folder / "reader") as other:
@@ -124,10 +147,16 @@ def test_samples_are_selected_by_metadata(train: str, folder: Path, daemon: Daem
         wide = dataset.select(lambda entry: entry.metadata.get("width", 0) >= 30)
         other.await_publication()
         assert {shard["url"] for shard in other.shards()} == {f"file://{source}/index.samples"}
-        assert sorted(map(int, keys_of(wide))) == [number for number in range(30, 60) if number % 20 != 19]
+        assert sorted(map(int, keys_of(wide))) == [
+            number for number in range(30, 60) if number % 20 != 19
+        ]
         assert len(wide) == 28
         other.await_publication()
-        assert {Path(shard["url"]).name for shard in other.shards()} == {"1.tar", "2.tar", "index.samples"}
+        assert {Path(shard["url"]).name for shard in other.shards()} == {
+            "1.tar",
+            "2.tar",
+            "index.samples",
+        }
         bare = dataset.select(lambda entry: not entry.metadata)
         assert keys_of(bare.indexed()) == ["000019", "000039", "000059"]
         with pytest.raises(KeyError, match="url"):
@@ -138,23 +167,35 @@ def test_samples_are_selected_by_metadata(train: str, folder: Path, daemon: Daem
 
 
 @pytest.mark.parametrize("by", first_quick(["samples", "shards"]))
-def test_split_is_the_same_in_every_process(make: Make, train: str, daemon: Daemon, by: Any) -> None:
+def test_split_is_the_same_in_every_process(
+    make: Make, train: str, daemon: Daemon, by: Any
+) -> None:
     """Streamed, shuffled or by number, by any rank: two parts with no sample in common, and together all."""
     whole = ShardDataset(train, shuffle=True, socket=daemon.socket)
     parts = [set(keys_of(part)) for part in whole.split(0.8, 0.2, by=by)]
     assert len(parts[0]) + len(parts[1]) == len(parts[0] | parts[1]) == TOTAL
-    ranks = [ShardDataset(train, socket=daemon.socket, rank=rank, world_size=2, even=None) for rank in range(2)]
-    assert parts == [{key for rank in ranks for key in keys_of(rank.split(0.8, 0.2, by=by)[n])} for n in range(2)]
+    ranks = [
+        ShardDataset(train, socket=daemon.socket, rank=rank, world_size=2, even=None)
+        for rank in range(2)
+    ]
+    assert parts == [
+        {key for rank in ranks for key in keys_of(rank.split(0.8, 0.2, by=by)[n])} for n in range(2)
+    ]
     assert parts == [set(keys_of(part)) for part in whole.indexed().split(0.8, 0.2, by=by)]
     if by == "samples":
         assert len(parts[1]) == round(TOTAL * 0.2)
-        assert len({int(key) for key in parts[1]} & set(range(COUNTS[0]))) in (3, 4)  # a fifth of the first shard
+        assert len({int(key) for key in parts[1]} & set(range(COUNTS[0]))) in (
+            3,
+            4,
+        )  # a fifth of the first shard
     validated = whole.split(0.8, 0.2, by=by)[1].select(lambda entry: "txt" in entry.sizes)
     assert set(keys_of(validated)) == parts[1] & set(CHOSEN)
     assert len(validated) == len(parts[1] & set(CHOSEN))
 
 
-def test_impossible_selections_say_why(make: Make, train: str, folder: Path, daemon: Daemon) -> None:
+def test_impossible_selections_say_why(
+    make: Make, train: str, folder: Path, daemon: Daemon
+) -> None:
     """No index, no table, the table of another index, no sample left, samples never counted, those of a mixture."""
     source = folder / "select"
     with pytest.raises(ConfigError, match="needs a table of the samples") as caught:

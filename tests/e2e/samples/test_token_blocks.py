@@ -37,7 +37,9 @@ def numbered(sizes: Sequence[Sequence[int]]) -> list[Documents]:
 
 def expected(shards: Sequence[Documents], length: int, overlap: int = 0) -> list[Block]:
     """Return all blocks in order."""
-    return [tuple(tokens) for documents in shards for tokens, _ in blocks_of(documents, length, overlap)]
+    return [
+        tuple(tokens) for documents in shards for tokens, _ in blocks_of(documents, length, overlap)
+    ]
 
 
 def taken(samples: Iterable[dict[str, Any]]) -> list[Block]:
@@ -75,7 +77,12 @@ def test_ranks_read_each_block_once_and_resume_on_others(
     url = write_token_shards(folder / f"any-{next(fresh)}", shards)
 
     def readers(number: int) -> list[ShardReader]:
-        options: dict[str, Any] = {"shuffle": shuffle, "shuffle_window": 2, "seed": 3, "socket": daemon.socket}
+        options: dict[str, Any] = {
+            "shuffle": shuffle,
+            "shuffle_window": 2,
+            "seed": 3,
+            "socket": daemon.socket,
+        }
         tokens = TokenBlocks(length)
         return [
             ShardReader(url, tokens=tokens, even=None, rank=rank, world_size=number, **options)
@@ -87,7 +94,9 @@ def test_ranks_read_each_block_once_and_resume_on_others(
             readers(1)
         return
     before = readers(ranks[0])
-    iterators = [iter(reader) for reader in before]  # a first sample whose iterator is dropped would be a look
+    iterators = [
+        iter(reader) for reader in before
+    ]  # a first sample whose iterator is dropped would be a look
     read = [taken(islice(iterator, steps)) for iterator in iterators]
     states = [reader.state_dict() for reader in before]
     after = readers(ranks[1])
@@ -107,7 +116,12 @@ def test_loader_resumes_within_a_document(index: str, daemon: Daemon) -> None:
 
     def loader() -> Any:
         dataset = ShardDataset(
-            index, shuffle=True, seed=5, tokens=TokenBlocks(LENGTH, overlap=1), batch_size=2, socket=daemon.socket
+            index,
+            shuffle=True,
+            seed=5,
+            tokens=TokenBlocks(LENGTH, overlap=1),
+            batch_size=2,
+            socket=daemon.socket,
         )
         assert len(dataset) == len(blocks)
         return dataset.loader(num_workers=2)
@@ -116,7 +130,8 @@ def test_loader_resumes_within_a_document(index: str, daemon: Daemon) -> None:
     assert {batch["tokens"].dtype for batch in whole} == {torch.uint16}
     assert sorted(taken(whole)) == blocks
     for batches in (3, 6):
-        first, resumed = loader(), loader()
+        first = loader()
+        resumed = loader()
         begun = list(islice(first, batches))
         resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
         assert taken([*begun, *resumed]) == taken(whole)
@@ -136,11 +151,17 @@ def test_blocks_of_two_datasets_are_mixed(index: str, folder: Path, daemon: Daem
 
     whole = list(mixture())
     assert Counter(sample["__source__"] for sample in whole) == {"web": 20, "code": 20}
-    assert {(sample["__source__"], len(sample["tokens"])) for sample in whole} == {("web", LENGTH), ("code", 5)}
-    first, resumed = mixture(), mixture()
+    assert {(sample["__source__"], len(sample["tokens"])) for sample in whole} == {
+        ("web", LENGTH),
+        ("code", 5),
+    }
+    first = mixture()
+    resumed = mixture()
     begun = list(islice(first, 13))
     resumed.load_state_dict(first.state_dict())
-    assert [sample["__key__"] for sample in [*begun, *resumed]] == [sample["__key__"] for sample in whole]
+    assert [sample["__key__"] for sample in [*begun, *resumed]] == [
+        sample["__key__"] for sample in whole
+    ]
 
 
 def test_a_state_of_other_blocks_is_refused(index: str, daemon: Daemon) -> None:
@@ -148,7 +169,9 @@ def test_a_state_of_other_blocks_is_refused(index: str, daemon: Daemon) -> None:
     reader = ShardReader(index, tokens=TokenBlocks(LENGTH), socket=daemon.socket)
     for others in (TokenBlocks(LENGTH, documents=True), TokenBlocks(LENGTH, overlap=1), None):
         with pytest.raises(ConfigError, match="another dataset"):
-            reader.load_state_dict(ShardReader(index, tokens=others, socket=daemon.socket).state_dict())
+            reader.load_state_dict(
+                ShardReader(index, tokens=others, socket=daemon.socket).state_dict()
+            )
 
 
 @pytest.mark.parametrize(("member", "dtype"), [("npy", None), ("tok", "uint32")])
@@ -163,18 +186,25 @@ def test_the_index_command_counts_tokens(
         path.write_bytes(token_tar(documents, extension=member, dtype=dtype))
         urls.append(str(path))
     blocks = TokenBlocks(LENGTH, member=member, dtype=dtype)
-    plain, counted = tmp_path / "plain.json", tmp_path / "tokens.json"
+    plain = tmp_path / "plain.json"
+    counted = tmp_path / "tokens.json"
     assert shardcache("index", *urls, "-o", plain, socket=daemon.socket).code == 0
-    with pytest.raises(ConfigError, match="the tokens of 3 of 3 shards were never counted") as caught:
+    with pytest.raises(
+        ConfigError, match="the tokens of 3 of 3 shards were never counted"
+    ) as caught:
         ShardReader(plain, tokens=blocks, socket=daemon.socket)
     assert "--tokens" in caught.value.remedy
     option = member if dtype is None else f"{member}:{dtype}"
-    ran = shardcache("index", *urls, "-o", counted, "--tokens", option, "--json", socket=daemon.socket)
+    ran = shardcache(
+        "index", *urls, "-o", counted, "--tokens", option, "--json", socket=daemon.socket
+    )
     assert ran.code == 0, ran.err
     rows = json.loads(counted.read_text())["shardlist"]
     assert [row["ntokens"] for row in rows] == [sum(map(len, documents)) for documents in shards]
     assert [row["nsamples"] for row in rows] == list(map(len, shards))
-    assert taken(ShardReader(counted, tokens=blocks, socket=daemon.socket)) == expected(shards, LENGTH)
+    assert taken(ShardReader(counted, tokens=blocks, socket=daemon.socket)) == expected(
+        shards, LENGTH
+    )
 
 
 def test_an_index_with_other_numbers_is_an_error(folder: Path, daemon: Daemon) -> None:
@@ -182,7 +212,10 @@ def test_an_index_with_other_numbers_is_an_error(folder: Path, daemon: Daemon) -
     url = write_token_shards(folder / "wrong", [[[1, 2, 3, 4, 5]]])
     path = folder / "wrong" / "index.json"
     path.write_text(path.read_text().replace('"ntokens": 5', '"ntokens": 6'))
-    with pytest.raises(CountMismatchError, match="the shard holds 2 blocks of tokens, but the dataset's list says 3"):
+    with pytest.raises(
+        CountMismatchError,
+        match="the shard holds 2 blocks of tokens, but the dataset's list says 3",
+    ):
         list(ShardReader(url, tokens=TokenBlocks(2), socket=daemon.socket))
     with pytest.raises(TokensError, match=r"not a \.npy file"):
         list(ShardReader(url, tokens=TokenBlocks(2, member="txt"), socket=daemon.socket))
@@ -212,7 +245,9 @@ def test_the_writer_counts_tokens(folder: Path, daemon: Daemon) -> None:
     ("option", "value"),
     [("zero_copy", True), ("members", ("npy",)), ("decode", {"npy": "numpy"}), ("missing", "skip")],
 )
-def test_token_blocks_refuse_options_for_members(index: str, daemon: Daemon, option: str, value: Any) -> None:
+def test_token_blocks_refuse_options_for_members(
+    index: str, daemon: Daemon, option: str, value: Any
+) -> None:
     """Blocks have none."""
     options: dict[str, Any] = {option: value}
     with pytest.raises(ConfigError, match="blocks of tokens"):

@@ -37,18 +37,25 @@ class Endpoint:
 
 @pytest.fixture(scope="module", params=["store", "daemon"])
 def endpoint(
-    request: pytest.FixtureRequest, seaweedfs_server: SeaweedFS, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    seaweedfs_server: SeaweedFS,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Endpoint]:
     """The store's own endpoint, with its keys; and a daemon's, whose keys AWS clients ask a program for."""
     store = seaweedfs_server
     with tempfile.TemporaryDirectory(prefix="shardcache-s3-") as name:
         folder = Path(name)
         config = folder / "aws"
-        nobody = {"AWS_CONFIG_FILE": str(config), "AWS_SHARED_CREDENTIALS_FILE": str(folder / "none")}
+        nobody = {
+            "AWS_CONFIG_FILE": str(config),
+            "AWS_SHARED_CREDENTIALS_FILE": str(folder / "none"),
+        }
         if request.param == "store":
             yield Endpoint(store, store.env() | nobody)
             return
-        with Daemon(folder, "--s3", "127.0.0.1:0", "--listing-ttl-s", "0", env=store.env()) as daemon:
+        with Daemon(
+            folder, "--s3", "127.0.0.1:0", "--listing-ttl-s", "0", env=store.env()
+        ) as daemon:
             program = f"{sys.executable} -m shardcache credentials --socket {daemon.socket}"
             config.write_text(f"[default]\nregion = us-east-1\ncredential_process = {program}\n")
             env = aws_env(f"http://{daemon.status()['s3']}") | nobody

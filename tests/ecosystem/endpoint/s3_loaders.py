@@ -1,7 +1,8 @@
-"""Loaders of training data, none of them ours, over data in their own formats: arguments are LOADER, URL and FOLDER.
+"""Loaders of training data, none of them ours, over data in their own formats: arguments are
+LOADER, URL and FOLDER.
 
-Each prints, as JSON, the numbers of the samples of an epoch that are as they were written, in the order in which they
-came. With `write` in place of the url, the data is made in the folder.
+Each prints, as JSON, the numbers of the samples of an epoch that are as they were written, in the
+order in which they came. With `write` in place of the url, the data is made in the folder.
 """
 
 import hashlib
@@ -43,7 +44,9 @@ def write(name: str, folder: Path) -> None:
 def of_mosaicml(url: str, folder: Path) -> Iterator[tuple[int, bytes]]:
     """Shards that it downloads into a folder of its own."""
     streaming = mosaicml()
-    dataset = streaming.StreamingDataset(remote=url, local=str(folder), shuffle=True, shuffle_seed=7, batch_size=8)
+    dataset = streaming.StreamingDataset(
+        remote=url, local=str(folder), shuffle=True, shuffle_seed=7, batch_size=8
+    )
     for sample in dataset:
         yield sample["number"], sample["body"]
 
@@ -51,7 +54,8 @@ def of_mosaicml(url: str, folder: Path) -> Iterator[tuple[int, bytes]]:
 def of_litdata(url: str, folder: Path) -> Iterator[tuple[int, bytes]]:
     """Chunks that it downloads into a folder of its own.
 
-    By obstore, to which it does not say that an endpoint may be plain HTTP, and has no option for that.
+    By obstore, to which it does not say that an endpoint may be plain HTTP, and has no option for
+    that.
     """
     from litdata import StreamingDataset
     from litdata.streaming import downloader
@@ -59,7 +63,9 @@ def of_litdata(url: str, folder: Path) -> Iterator[tuple[int, bytes]]:
     downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
 
     place = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]}
-    dataset = StreamingDataset(url, cache_dir=str(folder), shuffle=True, seed=7, storage_options=place)
+    dataset = StreamingDataset(
+        url, cache_dir=str(folder), shuffle=True, seed=7, storage_options=place
+    )
     for sample in dataset:
         yield sample["number"], sample["body"]
 
@@ -68,7 +74,10 @@ def of_s3torchconnector(url: str, _folder: Path) -> Iterator[tuple[int, bytes]]:
     """An object for each sample, by number and then in order."""
     from s3torchconnector import S3IterableDataset, S3MapDataset
 
-    place: dict[str, Any] = {"region": os.environ["AWS_REGION"], "endpoint": os.environ["AWS_ENDPOINT_URL"]}
+    place: dict[str, Any] = {
+        "region": os.environ["AWS_REGION"],
+        "endpoint": os.environ["AWS_ENDPOINT_URL"],
+    }
     by_number = S3MapDataset.from_prefix(url, **place)
     assert is_right(SAMPLES - 1, by_number[SAMPLES - 1].read())
     for item in S3IterableDataset.from_prefix(url, **place):
@@ -87,7 +96,11 @@ def main() -> None:
     if url == "write":
         write(name, Path(folder))
         return
-    print(json.dumps([number for number, data in LOADERS[name](url, Path(folder)) if is_right(number, data)]))
+    print(
+        json.dumps(
+            [number for number, data in LOADERS[name](url, Path(folder)) if is_right(number, data)]
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""S3 clients, none of them ours, each of which reads a bucket in its own way: arguments are CLIENT, BUCKET, FOLDER.
+"""S3 clients, none of them ours, each of which reads a bucket in its own way: arguments are CLIENT,
+BUCKET, FOLDER.
 
-A client finds endpoint and credentials where it looks for them by itself: in the AWS variables and config file, or as
-its own documentation says. Each prints what it has read as JSON: the SHA-256 of each object, and of bytes 1,000 to
-1,999 of `large.bin`, where the client reads ranges.
+A client finds endpoint and credentials where it looks for them by itself: in the AWS variables and
+config file, or as its own documentation says. Each prints what it has read as JSON: the SHA-256 of
+each object, and of bytes 1,000 to 1,999 of `large.bin`, where the client reads ranges.
 """
 
 import asyncio
@@ -41,7 +42,9 @@ def boto3(bucket: str, folder: Path) -> Found:
     import boto3 as library
 
     client = library.client("s3")
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, PaginationConfig={"PageSize": 2})
+    pages = client.get_paginator("list_objects_v2").paginate(
+        Bucket=bucket, PaginationConfig={"PageSize": 2}
+    )
     for page in pages:
         for entry in page["Contents"]:
             path = folder / entry["Key"]
@@ -65,7 +68,9 @@ def aiobotocore(bucket: str, _folder: Path) -> Found:
                 answer = await client.get_object(Bucket=bucket, Key=key, **how)
                 return bytes(await answer["Body"].read())
 
-            bodies = await asyncio.gather(*map(body, keys), body("large.bin", Range="bytes=1000-1999"))
+            bodies = await asyncio.gather(
+                *map(body, keys), body("large.bin", Range="bytes=1000-1999")
+            )
             return dict(zip([*keys, RANGE], map(digest, bodies), strict=True))
 
     return asyncio.run(read())
@@ -75,7 +80,9 @@ def awscli(bucket: str, folder: Path) -> Found:
     """`aws s3 sync`, which compares sizes and times; a second one copies nothing."""
     aws = (sys.executable, "-m", "awscli")
     run(*aws, "s3", "sync", "--only-show-errors", f"s3://{bucket}", str(folder / "all"))
-    assert run(*aws, "s3", "sync", f"s3://{bucket}", str(folder / "all")) == b"", "nothing is left to copy"
+    assert run(*aws, "s3", "sync", f"s3://{bucket}", str(folder / "all")) == b"", (
+        "nothing is left to copy"
+    )
     listed = run(*aws, "s3", "ls", "--recursive", f"s3://{bucket}/").splitlines()
     found = of_folder(folder / "all")
     assert len(listed) == len(found)
@@ -85,14 +92,17 @@ def awscli(bucket: str, folder: Path) -> Found:
 
 
 def s5cmd(bucket: str, folder: Path) -> Found:
-    """`s5cmd cp` of all, in parallel, the larger ones in parts; and `sync`, which finds nothing left to copy.
+    """`s5cmd cp` of all, in parallel, the larger ones in parts; and `sync`, which finds nothing
+    left to copy.
 
     It has a variable of its own for the endpoint.
     """
     os.environ["S3_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"]
     program = str(Path(sys.executable).with_name("s5cmd"))
     run(program, "cp", "--part-size", "5", f"s3://{bucket}/*", f"{folder}/")
-    assert run(program, "sync", "--size-only", f"s3://{bucket}/*", f"{folder}/") == b"", "nothing is left to copy"
+    assert run(program, "sync", "--size-only", f"s3://{bucket}/*", f"{folder}/") == b"", (
+        "nothing is left to copy"
+    )
     found = of_folder(folder)
     assert len(run(program, "ls", f"s3://{bucket}/*").splitlines()) == len(found)
     assert run(program, "cat", f"s3://{bucket}/small.txt") == (folder / "small.txt").read_bytes()
@@ -116,8 +126,13 @@ def obstore(bucket: str, _folder: Path) -> Found:
     from obstore.auth.boto3 import Boto3CredentialProvider
     from obstore.store import S3Store
 
-    options: dict[str, Any] = {"client_options": {"allow_http": True}, "credential_provider": Boto3CredentialProvider()}
-    store = S3Store(bucket, endpoint=os.environ["AWS_ENDPOINT_URL"], region=os.environ["AWS_REGION"], **options)
+    options: dict[str, Any] = {
+        "client_options": {"allow_http": True},
+        "credential_provider": Boto3CredentialProvider(),
+    }
+    store = S3Store(
+        bucket, endpoint=os.environ["AWS_ENDPOINT_URL"], region=os.environ["AWS_REGION"], **options
+    )
     names = [entry["path"] for page in store.list() for entry in page]
     found = {name: digest(store.get(name).bytes()) for name in names}
     return {**found, RANGE: digest(store.get_range("large.bin", start=1000, end=2000))}
@@ -145,7 +160,10 @@ def s3torchconnector(bucket: str, _folder: Path) -> Found:
     """
     from s3torchconnector import S3IterableDataset, S3ReaderConstructor
 
-    place: dict[str, Any] = {"region": os.environ["AWS_REGION"], "endpoint": os.environ["AWS_ENDPOINT_URL"]}
+    place: dict[str, Any] = {
+        "region": os.environ["AWS_REGION"],
+        "endpoint": os.environ["AWS_ENDPOINT_URL"],
+    }
     found = {}
     for item in S3IterableDataset.from_prefix(f"s3://{bucket}", **place):
         is_empty = item.seek(0, os.SEEK_END) == 0
@@ -184,7 +202,10 @@ def polars(bucket: str, _folder: Path) -> Found:
     import polars as library
 
     options = {"aws_endpoint_url": os.environ["AWS_ENDPOINT_URL"], "aws_allow_http": "true"}
-    how: dict[str, Any] = {"storage_options": options, "credential_provider": library.CredentialProviderAWS()}
+    how: dict[str, Any] = {
+        "storage_options": options,
+        "credential_provider": library.CredentialProviderAWS(),
+    }
     table = library.scan_parquet(f"s3://{bucket}/tables/*.parquet", **how)
     return table_rows(table.filter(library.col("n") < 1000).select("n").collect()["n"].sum())
 
@@ -220,9 +241,12 @@ def keys() -> dict[str, str]:
 
 
 OF_OBJECTS: dict[str, Callable[[str, Path], Found]] = {
-    each.__name__: each for each in (boto3, aiobotocore, awscli, s5cmd, s3fs, obstore, pyarrow, s3torchconnector)
+    each.__name__: each
+    for each in (boto3, aiobotocore, awscli, s5cmd, s3fs, obstore, pyarrow, s3torchconnector)
 }
-OF_TABLES: dict[str, Callable[[str, Path], Found]] = {each.__name__: each for each in (duckdb, polars, lance, zarr)}
+OF_TABLES: dict[str, Callable[[str, Path], Found]] = {
+    each.__name__: each for each in (duckdb, polars, lance, zarr)
+}
 
 
 def main() -> None:

@@ -51,7 +51,9 @@ def test_loader_reads_an_epoch(endpoint: Endpoint, tmp_path: Path, loader: str) 
     before = endpoint.origin_bytes()
 
     for job in ("first", "second"):
-        found = json.loads(run(loader, f"s3://{bucket}/data/", str(tmp_path / job), env=endpoint.env))
+        found = json.loads(
+            run(loader, f"s3://{bucket}/data/", str(tmp_path / job), env=endpoint.env)
+        )
         assert sorted(found) == list(range(SAMPLES))
 
     crossed = endpoint.origin_bytes() - before

@@ -61,7 +61,9 @@ def tables(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> str:
     if find_spec("zarr"):
         import zarr
 
-        array = zarr.create_array(str(folder / "a.zarr"), shape=NUMBERS.shape, chunks=(20_000,), dtype="f8")
+        array = zarr.create_array(
+            str(folder / "a.zarr"), shape=NUMBERS.shape, chunks=(20_000,), dtype="f8"
+        )
         array[:] = NUMBERS
     for path in folder.rglob("*"):
         if path.is_file():
@@ -89,7 +91,9 @@ def read(endpoint: Endpoint, client: str, bucket: str, folder: Path) -> dict[str
 
 
 @pytest.mark.parametrize("client", OF_OBJECTS)
-def test_client_reads_every_object(endpoint: Endpoint, bucket: str, tmp_path: Path, client: str) -> None:
+def test_client_reads_every_object(
+    endpoint: Endpoint, bucket: str, tmp_path: Path, client: str
+) -> None:
     """Listed, whole, in parts, and by a range; the second time from wherever they are then."""
     wanted = {key: hashlib.sha256(body).hexdigest() for key, body in OBJECTS.items()}
     wanted[RANGE] = hashlib.sha256(OBJECTS["large.bin"][1000:2000]).hexdigest()
@@ -100,7 +104,9 @@ def test_client_reads_every_object(endpoint: Endpoint, bucket: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("client", OF_TABLES)
-def test_client_queries_a_table(endpoint: Endpoint, tables: str, tmp_path: Path, client: str) -> None:
+def test_client_queries_a_table(
+    endpoint: Endpoint, tables: str, tmp_path: Path, client: str
+) -> None:
     """In its own way of reading ranges."""
     found = read(endpoint, client, tables, tmp_path / "read")
     assert found == {"sum": str(sum(range(1000)))}

@@ -20,7 +20,10 @@ COUNT = 300
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory(prefix="shardcache-formats-") as name, Daemon(Path(name)) as running:
+    with (
+        tempfile.TemporaryDirectory(prefix="shardcache-formats-") as name,
+        Daemon(Path(name)) as running,
+    ):
         yield running
 
 
@@ -46,17 +49,31 @@ def rows() -> Iterator[dict[str, Any]]:
         }
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves files open
-@pytest.mark.skipif(find_spec("streaming") is None, reason="needs mosaicml-streaming: see the Makefile")
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # it leaves files open
+@pytest.mark.skipif(
+    find_spec("streaming") is None, reason="needs mosaicml-streaming: see the Makefile"
+)
 @pytest.mark.parametrize("compression", [None, "zstd", "gz", "bz2", "snappy"])
-def test_mds_is_as_streaming_reads_it(daemon: Daemon, tmp_path: Path, compression: str | None) -> None:
+def test_mds_is_as_streaming_reads_it(
+    daemon: Daemon, tmp_path: Path, compression: str | None
+) -> None:
     """Columns of several encodings in several shards."""
-    columns = {"number": "int", "text": "str", "body": "bytes", "score": "float64", "array": "ndarray"}
+    columns = {
+        "number": "int",
+        "text": "str",
+        "body": "bytes",
+        "score": "float64",
+        "array": "ndarray",
+    }
     folder = tmp_path / "set"
     write_mosaicml(folder, columns, rows(), size_limit=100_000, compression=compression)
     ours = read(f"file://{folder}/", daemon)
     local = str(tmp_path / "local")
-    dataset = mosaicml().StreamingDataset(remote=str(folder), local=local, shuffle=False, batch_size=1)
+    dataset = mosaicml().StreamingDataset(
+        remote=str(folder), local=local, shuffle=False, batch_size=1
+    )
     assert ours == [described(sample) for sample in dataset]
 
 
@@ -86,9 +103,13 @@ def examples(tf: Any) -> list[bytes]:
             "body": tf.train.Feature(bytes_list=tf.train.BytesList(value=[row["body"]])),
             "score": tf.train.Feature(float_list=tf.train.FloatList(value=[row["score"]])),
             "box": tf.train.Feature(float_list=tf.train.FloatList(value=[0, row["score"], 1, -1])),
-            "tokens": tf.train.Feature(int64_list=tf.train.Int64List(value=range(-7, row["number"] + 200))),
+            "tokens": tf.train.Feature(
+                int64_list=tf.train.Int64List(value=range(-7, row["number"] + 200))
+            ),
         }
-        encoded.append(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+        encoded.append(
+            tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+        )
     return encoded
 
 
@@ -102,29 +123,46 @@ def parsed(tf: Any, record: Any) -> dict[str, Any]:
         "box": tf.io.FixedLenFeature([4], tf.float32),
         "tokens": tf.io.FixedLenSequenceFeature([], tf.int64, allow_missing=True),
     }
-    found = {name: value.numpy() for name, value in tf.io.parse_single_example(record, features).items()}
-    return {name: value.item() if isinstance(value, np.generic) else value for name, value in found.items()}
+    found = {
+        name: value.numpy() for name, value in tf.io.parse_single_example(record, features).items()
+    }
+    return {
+        name: value.item() if isinstance(value, np.generic) else value
+        for name, value in found.items()
+    }
 
 
 @pytest.mark.parametrize("compression", ["", "GZIP"])
-def test_tfrecord_is_as_tensorflow_reads_it(daemon: Daemon, tmp_path: Path, compression: str) -> None:
+def test_tfrecord_is_as_tensorflow_reads_it(
+    daemon: Daemon, tmp_path: Path, compression: str
+) -> None:
     """With every kind of list."""
     tf = pytest.importorskip("tensorflow")
     path = tmp_path / f"a.tfrecord{'.gz' if compression else ''}"
     with tf.io.TFRecordWriter(str(path), tf.io.TFRecordOptions(compression)) as writer:
         for record in examples(tf):
             writer.write(record)
-    theirs = [described(parsed(tf, record)) for record in tf.data.TFRecordDataset(str(path), compression)]
+    theirs = [
+        described(parsed(tf, record)) for record in tf.data.TFRecordDataset(str(path), compression)
+    ]
     assert read(f"file://{path}", daemon) == theirs
 
 
-@pytest.mark.parametrize("options", ["group_size:1", "group_size:7,zstd:9", "group_size:100,uncompressed"])
-def test_array_record_is_as_array_record_reads_it(daemon: Daemon, tmp_path: Path, options: str) -> None:
+@pytest.mark.parametrize(
+    "options", ["group_size:1", "group_size:7,zstd:9", "group_size:100,uncompressed"]
+)
+def test_array_record_is_as_array_record_reads_it(
+    daemon: Daemon, tmp_path: Path, options: str
+) -> None:
     """Records of any bytes, among them empty ones and one larger than a block."""
     module = pytest.importorskip("array_record.python.array_record_module")
     path = tmp_path / "a.array_record"
     writer = module.ArrayRecordWriter(str(path), options)
-    for record in [b"\xff no Example", *(row["body"] for row in rows()), Random(2).randbytes(200_000)]:
+    for record in [
+        b"\xff no Example",
+        *(row["body"] for row in rows()),
+        Random(2).randbytes(200_000),
+    ]:
         writer.write(record)
     writer.close()
     reader = module.ArrayRecordReader(str(path))
@@ -145,6 +183,8 @@ def test_parquet_is_as_datasets_reads_it(daemon: Daemon, tmp_path: Path) -> None
     path = tmp_path / "a.parquet"
     datasets.disable_progress_bars()
     datasets.Dataset.from_list(table).to_parquet(str(path), batch_size=37)
-    streamed = datasets.load_dataset("parquet", data_files=[str(path)], split="train", streaming=True)
+    streamed = datasets.load_dataset(
+        "parquet", data_files=[str(path)], split="train", streaming=True
+    )
     theirs = [{name: value for name, value in row.items() if value is not None} for row in streamed]
     assert read(f"file://{path}", daemon) == [described(row) for row in theirs]

@@ -16,13 +16,18 @@ from support.stores.buckets import Bucket
 
 pytestmark = [pytest.mark.ecosystem, pytest.mark.filterwarnings("default")]
 
-fsspec.register_implementation("shardcache", ShardcacheFileSystem, clobber=True)  # as the entry point of a wheel does
+fsspec.register_implementation(
+    "shardcache", ShardcacheFileSystem, clobber=True
+)  # as the entry point of a wheel does
 
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder that a daemon may read, which is this node's."""
-    with tempfile.TemporaryDirectory(prefix="shardcache-eco-") as name, Daemon(Path(name)) as daemon:
+    with (
+        tempfile.TemporaryDirectory(prefix="shardcache-eco-") as name,
+        Daemon(Path(name)) as daemon,
+    ):
         monkeypatch.setenv("SHARDCACHE_SOCKET", str(daemon.socket))
         ShardcacheFileSystem.clear_instance_cache()
         yield Path(name)
@@ -34,7 +39,9 @@ def polars_sum(polars: Any, url: str) -> int:
 
 
 def datasets_sum(datasets: Any, url: str) -> int:
-    rows = datasets.load_dataset("parquet", data_files=url.replace("shardcache://", "shardcache::"), split="train")
+    rows = datasets.load_dataset(
+        "parquet", data_files=url.replace("shardcache://", "shardcache::"), split="train"
+    )
     return sum(row["n"] for row in rows)
 
 
@@ -46,10 +53,16 @@ def datasets_sum(datasets: Any, url: str) -> int:
         ("datasets", datasets_sum),
     ],
 )
-def test_tables_are_read_by_their_urls(folder: Path, package: str, read: Callable[[Any, str], int]) -> None:
+def test_tables_are_read_by_their_urls(
+    folder: Path, package: str, read: Callable[[Any, str], int]
+) -> None:
     """With `::` or without; datasets takes only the former."""
-    pytest.importorskip("pandas").DataFrame({"n": range(1_000)}).to_parquet(folder / "table.parquet")
-    assert read(pytest.importorskip(package), f"shardcache://file://{folder}/table.parquet") == 499_500
+    pytest.importorskip("pandas").DataFrame({"n": range(1_000)}).to_parquet(
+        folder / "table.parquet"
+    )
+    assert (
+        read(pytest.importorskip(package), f"shardcache://file://{folder}/table.parquet") == 499_500
+    )
 
 
 @pytest.fixture
@@ -70,7 +83,8 @@ def tables(folder: Path, moto: Bucket, monkeypatch: pytest.MonkeyPatch) -> Itera
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("name", ["t", "*"])
 @pytest.mark.parametrize(
-    ("kind", "suffix", "count"), [("parquet", "parquet", 1_000), ("json", "json", 1_000), ("webdataset", "tar", 10)]
+    ("kind", "suffix", "count"),
+    [("parquet", "parquet", 1_000), ("json", "json", 1_000), ("webdataset", "tar", 10)],
 )
 def test_datasets_loads_and_streams_files(
     tables: str, tmp_path: Path, kind: str, suffix: str, count: int, name: str, streaming: bool
@@ -93,14 +107,18 @@ def test_duckdb_queries_a_registered_filesystem(tables: str) -> None:
     database = duckdb.connect()
     database.register_filesystem(fsspec.filesystem("shardcache"))
     for name in ("t", "*", "t"):
-        found = database.sql(f"select sum(n) from 'shardcache://{tables}/{name}.parquet'").fetchall()
+        found = database.sql(
+            f"select sum(n) from 'shardcache://{tables}/{name}.parquet'"
+        ).fetchall()
         assert found == [(499_500,)]
 
 
 def test_zarr_reads_an_array(folder: Path) -> None:
     """Chunk by chunk, and what is not there is not."""
     zarr = pytest.importorskip("zarr")
-    made = zarr.open_array(str(folder / "a.zarr"), mode="w", shape=(1_000,), chunks=(100,), dtype="i4", fill_value=7)
+    made = zarr.open_array(
+        str(folder / "a.zarr"), mode="w", shape=(1_000,), chunks=(100,), dtype="i4", fill_value=7
+    )
     made[100:] = range(900)
     found = zarr.open_array(f"shardcache::file://{folder}/a.zarr", mode="r")
     assert found[:].sum() == 700 + sum(range(900))
@@ -108,18 +126,29 @@ def test_zarr_reads_an_array(folder: Path) -> None:
 
 def test_lance_reads_a_table_that_get_has_put_into_a_folder(folder: Path) -> None:
     """It reads no filesystem of fsspec: by a path."""
-    lance, pyarrow = pytest.importorskip("lance"), pytest.importorskip("pyarrow")
+    lance = pytest.importorskip("lance")
+    pyarrow = pytest.importorskip("pyarrow")
     lance.write_dataset(pyarrow.table({"n": range(1_000)}), str(folder / "t.lance"))
     assert shardcache("get", f"{folder}/t.lance/", folder / "local.lance").code == 0
-    assert lance.dataset(str(folder / "local.lance")).to_table()["n"].to_pylist() == list(range(1_000))
+    assert lance.dataset(str(folder / "local.lance")).to_table()["n"].to_pylist() == list(
+        range(1_000)
+    )
 
 
 def test_transformers_load_a_model_that_get_has_put_into_a_folder(folder: Path) -> None:
     """`shardcache get`, then from_pretrained with the folder."""
-    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
     model = transformers.BertModel(transformers.BertConfig(vocab_size=32, **sizes))
     model.save_pretrained(folder / "bert")
     assert shardcache("get", f"{folder}/bert/", folder / "local").code == 0
     loaded = transformers.AutoModel.from_pretrained(folder / "local")
-    assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in model.state_dict().items())
+    assert all(
+        torch.equal(value, loaded.state_dict()[name]) for name, value in model.state_dict().items()
+    )

@@ -26,7 +26,8 @@ datasets = pytest.importorskip("datasets")
 from shardcache_client.transformers import ShardTrainer  # noqa: E402
 
 BATCH = 5
-SHARDS, SAMPLES = 4, 100
+SHARDS = 4
+SAMPLES = 100
 STEPS = SAMPLES // BATCH
 KEYS = [f"{number:06d}" for number in range(SAMPLES)]
 OPTIONS = {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
@@ -102,15 +103,27 @@ def train(tmp_path: Path) -> Train:
     """Train with checkpoints every third step, or resume from one of them; return the batches."""
 
     def train(
-        dataset: Any, resume: int | None = None, trainer: Any = ShardTrainer, largest: int = BATCH, **options: Any
+        dataset: Any,
+        resume: int | None = None,
+        trainer: Any = ShardTrainer,
+        largest: int = BATCH,
+        **options: Any,
     ) -> Shown:
-        options = {"num_train_epochs": 2, "gradient_accumulation_steps": 1, "save_steps": 3} | options
+        options = {
+            "num_train_epochs": 2,
+            "gradient_accumulation_steps": 1,
+            "save_steps": 3,
+        } | options
         net = Net(largest)
         arguments = transformers.TrainingArguments(
             output_dir=tmp_path, per_device_train_batch_size=BATCH, **OPTIONS, **options
         )
         made = trainer(net, arguments, train_dataset=dataset)
-        made.train(resume_from_checkpoint=None if resume is None else str(tmp_path / f"checkpoint-{resume}"))
+        made.train(
+            resume_from_checkpoint=None
+            if resume is None
+            else str(tmp_path / f"checkpoint-{resume}")
+        )
         return net.shown
 
     return train
@@ -185,7 +198,9 @@ def test_steps_of_another_size_are_refused(dataset: ShardDataset[Any], train: Tr
     assert sorted(chain.from_iterable(again[:STEPS])) == list(range(SAMPLES))
 
 
-def test_a_checkpoint_without_a_position_is_refused(dataset: ShardDataset[Any], train: Train) -> None:
+def test_a_checkpoint_without_a_position_is_refused(
+    dataset: ShardDataset[Any], train: Train
+) -> None:
     """One that Trainer itself saved. The epoch may be read again; then Trainer's steps do not end with epochs."""
     train(dataset, trainer=transformers.Trainer, num_train_epochs=1)
     with pytest.raises(ConfigError, match="no position"):
@@ -204,9 +219,13 @@ def test_other_datasets_are_left_to_trainer(train: Train) -> None:
     assert train(Squares(), 3, num_train_epochs=3) == whole[3:]
 
 
-def test_evaluation_and_prediction_read_the_shards(dataset: ShardDataset[Any], tmp_path: Path) -> None:
+def test_evaluation_and_prediction_read_the_shards(
+    dataset: ShardDataset[Any], tmp_path: Path
+) -> None:
     """Of several datasets, too, by their names."""
-    arguments = transformers.TrainingArguments(tmp_path, use_cpu=True, report_to="none", per_device_eval_batch_size=8)
+    arguments = transformers.TrainingArguments(
+        tmp_path, use_cpu=True, report_to="none", per_device_eval_batch_size=8
+    )
     net = Net()
     trainer = ShardTrainer(net, arguments, eval_dataset={"all": dataset, "other": Squares()})
     trainer.evaluate()
@@ -252,7 +271,9 @@ def test_datasets_split_of_a_rank_is_an_error(make: Make, index: str, daemon: Da
     from datasets.distributed import split_dataset_by_node as split
 
     for dataset in (make(), ShardReader(index, socket=daemon.socket)):
-        with pytest.raises(ConfigError, match=r"split_dataset_by_node[\s\S]*a ShardReader for each of its shards"):
+        with pytest.raises(
+            ConfigError, match=r"split_dataset_by_node[\s\S]*a ShardReader for each of its shards"
+        ):
             next(iter(split(generated(dataset), rank=1, world_size=2)))
     whole = split(generated(make(rank=0, world_size=1)), rank=1, world_size=2)
     assert [sample["key"] for sample in whole] == KEYS[1::2]
@@ -262,7 +283,9 @@ def test_datasets_idle_workers_are_an_error(make: Make) -> None:
     """Two workers for one shard of datasets' raise it, as one would read nothing; a shard for each of them is right."""
     with pytest.raises(ConfigError, match="fewer shards"):
         next(iter(DataLoader(generated(make()), batch_size=None, num_workers=2)))
-    loader = DataLoader(generated(make(), gen_kwargs={"part": [0, 1]}), batch_size=None, num_workers=2)
+    loader = DataLoader(
+        generated(make(), gen_kwargs={"part": [0, 1]}), batch_size=None, num_workers=2
+    )
     assert sorted(sample["key"] for sample in loader) == KEYS
 
 
@@ -272,14 +295,20 @@ def refused(socket: str, index: str, out: str) -> dict[str, str]:
     arguments = transformers.TrainingArguments(output_dir=out, max_steps=1, **OPTIONS)
     trainer = transformers.Trainer(Net(), arguments, train_dataset=dataset, eval_dataset=dataset)
     errors = {}
-    for name, loop in {"train": trainer.train, "evaluate": trainer.evaluate, "predict": trainer.predict}.items():
+    for name, loop in {
+        "train": trainer.train,
+        "evaluate": trainer.evaluate,
+        "predict": trainer.predict,
+    }.items():
         with pytest.raises(ConfigError) as caught:
             loop(*([dataset] if name == "predict" else []))
         errors[name] = str(caught.value)
     return errors
 
 
-def test_trainer_with_its_own_loaders_is_refused(daemon: Daemon, index: str, tmp_path: Path) -> None:
+def test_trainer_with_its_own_loaders_is_refused(
+    daemon: Daemon, index: str, tmp_path: Path
+) -> None:
     """Two processes: train, evaluate and predict raise the typed error on both, with the class to use instead."""
     for errors in torchrun(refused, daemon.socket, index, tmp_path):
         assert list(errors) == ["train", "evaluate", "predict"]

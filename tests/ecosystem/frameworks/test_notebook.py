@@ -15,7 +15,8 @@ nbclient = pytest.importorskip("nbclient", reason="`make ecosystem` installs it"
 nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("ipykernel")
 
-SHARDS, SAMPLES = 4, 5
+SHARDS = 4
+SAMPLES = 5
 KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
 
 pytestmark = [pytest.mark.ecosystem, pytest.mark.filterwarnings("default")]  # Jupyter's own
@@ -37,14 +38,22 @@ def printed(urls: str) -> list[str]:
     book.cells = [nbformat.v4.new_code_cell(cell) for cell in CELLS.format(urls=urls).split("\n\n")]
     client: Any = nbclient.NotebookClient(book, timeout=GUARD_S, kernel_name="python3")
     client.execute()
-    outputs = [[each["text"] for each in cell.outputs if each.get("name") == "stdout"] for cell in book.cells]
+    outputs = [
+        [each["text"] for each in cell.outputs if each.get("name") == "stdout"]
+        for cell in book.cells
+    ]
     return list(map("".join, outputs))
 
 
-def test_notebooks_share_a_private_daemon_that_outlives_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebooks_share_a_private_daemon_that_outlives_their_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The first cell that reads starts it, loader workers read through it, and so does the next notebook's kernel."""
     monkeypatch.setenv("JUPYTER_PATH", f"{sys.prefix}/share/jupyter")
-    with tempfile.TemporaryDirectory(prefix="shardcache-nb-") as name, private_home(Path(name)) as home:
+    with (
+        tempfile.TemporaryDirectory(prefix="shardcache-nb-") as name,
+        private_home(Path(name)) as home,
+    ):
         (Path(name) / "data").mkdir()
         write_shards(Path(name) / "data", SHARDS, SAMPLES)
         daemons = []

@@ -20,10 +20,13 @@ from support.stores.faulty_proxy import FaultyProxy
 
 pytestmark = [pytest.mark.ecosystem, pytest.mark.filterwarnings("default")]
 
-fsspec.register_implementation("shardcache", ShardcacheFileSystem, clobber=True)  # as the entry point of a wheel does
+fsspec.register_implementation(
+    "shardcache", ShardcacheFileSystem, clobber=True
+)  # as the entry point of a wheel does
 
 PART_BYTES = 64 * 1024
-GROUPS, GROUP_ROWS = 8, 50_000
+GROUPS = 8
+GROUP_ROWS = 50_000
 COLUMN_PARTS = 8 * GROUP_ROWS / PART_BYTES  # of one row group
 # Of the table's end; the ends of a column may lie in parts of its neighbours.
 FOOTER_PARTS = ENDS_PARTS = 2
@@ -38,7 +41,11 @@ def table() -> bytes:
     columns = {name: numbers.random(GROUPS * GROUP_ROWS) for name in "abcde"}
     columns["group"] = numpy.repeat(numpy.arange(float(GROUPS)), GROUP_ROWS)
     file = io.BytesIO()
-    how: dict[str, Any] = {"compression": "none", "use_dictionary": False, "row_group_size": GROUP_ROWS}
+    how: dict[str, Any] = {
+        "compression": "none",
+        "use_dictionary": False,
+        "row_group_size": GROUP_ROWS,
+    }
     pyarrow.parquet.write_table(pyarrow.table(columns), file, **how)
     return file.getvalue()
 
@@ -67,7 +74,9 @@ def of_duckdb(duckdb: Any, files: Any, url: str) -> float:
 
 def of_polars(polars: Any, files: Any, url: str) -> float:
     """Lazily, by Arrow's dataset: polars itself reads all of a file that is no url of its own stores."""
-    table = polars.scan_pyarrow_dataset(pyarrow.dataset.dataset(url, filesystem=files, format="parquet"))
+    table = polars.scan_pyarrow_dataset(
+        pyarrow.dataset.dataset(url, filesystem=files, format="parquet")
+    )
     return float(table.filter(polars.col("group") == 5).select("group").collect()["group"].sum())
 
 
@@ -90,7 +99,12 @@ def of_arrow(arrow: Any, files: Any, url: str) -> float:
     [("duckdb", of_duckdb), ("polars", of_polars), ("pandas", of_pandas), ("pyarrow", of_arrow)],
 )
 def test_rows_of_one_group_cost_the_parts_of_their_column(
-    seaweedfs: Bucket, table: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, read: Read
+    seaweedfs: Bucket,
+    table: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    package: str,
+    read: Read,
 ) -> None:
     """The footer says where it lies; of the other columns and groups nothing is fetched."""
     library = pytest.importorskip(package)
@@ -122,7 +136,12 @@ def test_chunk_of_a_zarr_shard_costs_its_own_parts(
     zarr = pytest.importorskip("zarr", minversion="3")
     row = PART_BYTES // 8
     values = numpy.random.default_rng(3).random((64, row))
-    how: dict[str, Any] = {"shape": values.shape, "shards": values.shape, "chunks": (1, row), "compressors": None}
+    how: dict[str, Any] = {
+        "shape": values.shape,
+        "shards": values.shape,
+        "chunks": (1, row),
+        "compressors": None,
+    }
     zarr.create_array(str(tmp_path / "a.zarr"), dtype="f8", **how)[:] = values
     for path in (tmp_path / "a.zarr").rglob("*"):
         if path.is_file():

@@ -25,7 +25,8 @@ from support.shards.reading import keys_of  # noqa: E402
 from support.shards.tars import make_tar, random_samples, write_shards  # noqa: E402
 from support.stores.buckets import MotoS3  # noqa: E402
 
-SHARDS, SAMPLES = 8, 5
+SHARDS = 8
+SAMPLES = 5
 KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
 
 pytestmark = [
@@ -36,7 +37,8 @@ pytestmark = [
 
 
 class TwoNodes:
-    """A cluster of two nodes with a CPU each, and this process as its driver; each node has a socket of its own.
+    """A cluster of two nodes with a CPU each, and this process as its driver; each node has a
+    socket of its own.
 
     Attributes:
         daemons: those of the nodes, not yet started.
@@ -48,7 +50,9 @@ class TwoNodes:
             (folder / name).mkdir()
             self.daemons.append(Daemon(folder / name, env=server.env()))
         head, other = (self._node(daemon) for daemon in self.daemons)
-        self._cluster = Cluster(initialize_head=True, head_node_args={**head, "include_dashboard": False})
+        self._cluster = Cluster(
+            initialize_head=True, head_node_args={**head, "include_dashboard": False}
+        )
         self._other = self._cluster.add_node(**other)
         ray.init(address=self._cluster.address, logging_level="ERROR")
 
@@ -95,7 +99,9 @@ def urls(moto_server: MotoS3) -> str:
     moto_server.make_bucket("ray")
     for number in range(SHARDS):
         samples = random_samples(SAMPLES, {"jpg": 100}, first=number * SAMPLES)
-        tar = make_tar([{**sample, "cls": str(place).encode()} for place, sample in enumerate(samples)])
+        tar = make_tar(
+            [{**sample, "cls": str(place).encode()} for place, sample in enumerate(samples)]
+        )
         moto_server.put("ray", f"{number}.tar", tar)
     return "s3://ray/{0..7}.tar"
 
@@ -132,13 +138,17 @@ def test_the_example_reads_each_epoch(moto_server: MotoS3, folder: Path, urls: s
     with Daemon(folder, env=moto_server.env()) as daemon:
         env = clean_environment({"SHARDCACHE_SOCKET": str(daemon.socket)})
         command = [sys.executable, "with_ray_data.py", urls]
-        done = subprocess.run(command, cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=GUARD_S)
+        done = subprocess.run(
+            command, cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=GUARD_S
+        )
     assert done.returncode == 0, done.stderr
     said = f"{SHARDS * SAMPLES} samples, labels from 0 to {SAMPLES - 1}"
     assert done.stdout.splitlines()[-2:] == [f"epoch 0: {said}", f"epoch 1: {said}"]
 
 
-def test_ray_train_without_torchs_process_group(cluster: TwoNodes, urls: str, tmp_path: Path) -> None:
+def test_ray_train_without_torchs_process_group(
+    cluster: TwoNodes, urls: str, tmp_path: Path
+) -> None:
     """Workers that know their rank from Ray alone read a share each, in loader workers, too."""
     cluster.start_daemons()
 
@@ -148,13 +158,19 @@ def test_ray_train_without_torchs_process_group(cluster: TwoNodes, urls: str, tm
         from shardcache_client.dataset import ShardDataset
 
         rank = ray.train.get_context().get_world_rank()
-        loader = DataLoader(ShardDataset(urls, even=None), batch_size=None, num_workers=config["workers"])
-        (tmp_path / f"{config['workers']}-{rank}").write_text("\n".join(sample["__key__"] for sample in loader))
+        loader = DataLoader(
+            ShardDataset(urls, even=None), batch_size=None, num_workers=config["workers"]
+        )
+        (tmp_path / f"{config['workers']}-{rank}").write_text(
+            "\n".join(sample["__key__"] for sample in loader)
+        )
 
     for workers in (0, 1):
         scaling = ray.train.ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5})
         run = ray.train.RunConfig(name="ranks", storage_path=str(tmp_path / "storage"))
-        DataParallelTrainer(train, train_loop_config={"workers": workers}, scaling_config=scaling, run_config=run).fit()
+        DataParallelTrainer(
+            train, train_loop_config={"workers": workers}, scaling_config=scaling, run_config=run
+        ).fit()
         shares = [(tmp_path / f"{workers}-{rank}").read_text().split() for rank in range(2)]
         assert all(shares)
         assert sorted(shares[0] + shares[1]) == KEYS
@@ -174,7 +190,12 @@ def test_tasks_on_a_node_without_a_daemon_share_a_private_one(folder: Path) -> N
     (folder / "data").mkdir()
     write_shards(folder / "data", SHARDS, SAMPLES)
     with private_home(folder) as home:
-        ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80_000_000, logging_level="ERROR")
+        ray.init(
+            num_cpus=2,
+            include_dashboard=False,
+            object_store_memory=80_000_000,
+            logging_level="ERROR",
+        )
         try:
             told = ray.get([read.remote(f"{folder}/data/") for _ in range(2)])
         finally:

@@ -56,18 +56,23 @@ def daemon(moto_server: MotoS3) -> Iterator[Daemon]:
 
 
 def check_killed(
-    daemon: Daemon, folder: Path, command: tuple[list[str], list[str]], checkpoint: Callable[[int], str]
+    daemon: Daemon,
+    folder: Path,
+    command: tuple[list[str], list[str]],
+    checkpoint: Callable[[int], str],
 ) -> Reports:
-    """Kill all processes of an example within its first epoch, and continue with one process from the last checkpoint.
+    """Kill all processes of an example within its first epoch, and continue with one process from
+    the last checkpoint.
 
-    What the two ranks had been shown up to that, and what the one is shown, is every sample exactly once; the epochs
-    after it are whole. Return what the one reported.
+    What the two ranks had been shown up to that, and what the one is shown, is every sample exactly
+    once; the epochs after it are whole. Return what the one reported.
 
     Args:
         command: starts two ranks, and one.
         checkpoint: as for `check_resumed`.
     """
-    saved, steps = folder / "saved", 9
+    saved = folder / "saved"
+    steps = 9
     shards = ["s3://bucket/long/", "--validation", "s3://bucket/val/", "--checkpoints", str(saved)]
     ranks, alone = ([*each, *shards] for each in command)
     run_and_kill(daemon, folder / "killed", ranks, (saved / checkpoint(steps + 3)).exists)
@@ -82,7 +87,11 @@ def check_killed(
 
 
 def run_and_kill(
-    daemon: Daemon, out: Path, command: Sequence[str], due: Callable[[], bool], limit_s: float = GUARD_S
+    daemon: Daemon,
+    out: Path,
+    command: Sequence[str],
+    due: Callable[[], bool],
+    limit_s: float = GUARD_S,
 ) -> None:
     """Run an example until the kill is due, which must be within its first epoch; then kill all of its processes."""
     job = start(daemon, out, command)
@@ -97,20 +106,28 @@ def run_and_kill(
 
 def first_samples(daemon: Daemon, steps: int, *, num_workers: int) -> Counter[str]:
     """Return the keys that the examples' loaders give all ranks in the first steps over the long shards."""
-    seen = Counter(key for rank in range(RANKS) for key in _first_keys(daemon, rank, steps, num_workers))
+    seen = Counter(
+        key for rank in range(RANKS) for key in _first_keys(daemon, rank, steps, num_workers)
+    )
     assert seen.total() == steps * BATCH * RANKS
     return seen
 
 
 def _first_keys(daemon: Daemon, rank: int, steps: int, num_workers: int) -> list[str]:
     """Return the keys of the first batches that the examples' loaders give a rank."""
-    dataset = ShardDataset("s3://bucket/long/", shuffle=True, seed=7, rank=rank, world_size=RANKS, socket=daemon.socket)
-    loader = dataset.loader(batch_size=BATCH, num_workers=num_workers, collate_fn=list, persistent_workers=False)
+    dataset = ShardDataset(
+        "s3://bucket/long/", shuffle=True, seed=7, rank=rank, world_size=RANKS, socket=daemon.socket
+    )
+    loader = dataset.loader(
+        batch_size=BATCH, num_workers=num_workers, collate_fn=list, persistent_workers=False
+    )
     return [sample["__key__"] for batch in islice(loader, steps) for sample in batch]
 
 
 @pytest.mark.usefixtures("ray_env")
-@pytest.mark.parametrize("way", ["trainer", "ray", "jax", "tf_data", "dali", "datasets", "load_dataset"])
+@pytest.mark.parametrize(
+    "way", ["trainer", "ray", "jax", "tf_data", "dali", "datasets", "load_dataset"]
+)
 def test_usage_lines_work_as_they_stand(daemon: Daemon, tmp_path: Path, way: str) -> None:
     """With the file alone in a folder: the lines of its docstring, one after the other."""
     check_usage(daemon, tmp_path, f"with_{way}.py")
@@ -120,7 +137,9 @@ def test_trainer_trains_evaluates_predicts_and_resumes(daemon: Daemon, tmp_path:
     """Three epochs, each evaluated, and predictions for every sample; a run resumed within the second one reads on."""
     epochs = check_resumed(daemon, tmp_path, torchrun("with_trainer.py"), "checkpoint-{}".format)
     samples = sum(VALIDATION)
-    for predicted in map(chain.from_iterable, epochs["predicted"]):  # gathered: all of them on each rank
+    for predicted in map(
+        chain.from_iterable, epochs["predicted"]
+    ):  # gathered: all of them on each rank
         keys = list(predicted)
         assert len(keys) == samples + samples % 2
         assert sorted(set(keys)) == [f"{number:06d}" for number in range(samples)]
@@ -132,12 +151,18 @@ def test_one_process_of_trainer_resumes_where_two_were_killed_and_two_where_it_w
     """Within the first and the second epoch; training ends after as many steps as if the two had never ended."""
     command = torchrun("with_trainer.py"), torchrun("with_trainer.py", ranks=1)
     alone = check_killed(daemon, tmp_path, command, "checkpoint-{}".format)
-    saved, steps = tmp_path / "saved", -(-sum(LONG) // (BATCH * RANKS))
+    saved = tmp_path / "saved"
+    steps = -(-sum(LONG) // (BATCH * RANKS))
     assert (saved / f"checkpoint-{EPOCHS * steps}").exists()
     shutil.rmtree(saved / f"checkpoint-{EPOCHS * steps}")
     taken = 7
     command_of_two = [*command[0], "s3://bucket/long/", "--validation", "s3://bucket/val/"]
-    checkpoints = ["--checkpoints", str(saved), "--resume", str(saved / f"checkpoint-{steps + taken}")]
+    checkpoints = [
+        "--checkpoints",
+        str(saved),
+        "--resume",
+        str(saved / f"checkpoint-{steps + taken}"),
+    ]
     two = run(daemon, tmp_path / "two", *command_of_two, *checkpoints)
     assert "epoch 0 training" not in two
     seen = list(chain.from_iterable(alone["epoch 1 training"][0][: taken * RANKS]))
@@ -147,13 +172,17 @@ def test_one_process_of_trainer_resumes_where_two_were_killed_and_two_where_it_w
     assert (saved / f"checkpoint-{EPOCHS * steps}").exists()
 
 
-def test_one_process_of_accelerate_resumes_where_two_were_killed(daemon: Daemon, tmp_path: Path) -> None:
+def test_one_process_of_accelerate_resumes_where_two_were_killed(
+    daemon: Daemon, tmp_path: Path
+) -> None:
     """In the middle of an epoch, each of whose samples is shown exactly once up to the checkpoint and after it."""
     command = torchrun("with_accelerate.py"), torchrun("with_accelerate.py", ranks=1)
     check_killed(daemon, tmp_path, command, "step-{}".format)
 
 
-def test_one_device_of_lightning_resumes_where_two_were_killed(daemon: Daemon, tmp_path: Path) -> None:
+def test_one_device_of_lightning_resumes_where_two_were_killed(
+    daemon: Daemon, tmp_path: Path
+) -> None:
     """Lightning gives rank 0's state to its only process."""
     command = ["with_lightning.py"], ["with_lightning.py", "--devices", "1"]
     check_killed(daemon, tmp_path, command, "epoch=0-step={}.ckpt".format)
@@ -163,7 +192,9 @@ def test_one_device_of_lightning_resumes_where_two_were_killed(daemon: Daemon, t
 def ray_env(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Variables for Ray, with a folder of its own for its sockets: pytest's may have too long a path."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    with tempfile.TemporaryDirectory(prefix="shardcache-ray-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="shardcache-ray-", ignore_cleanup_errors=True
+    ) as folder:
         monkeypatch.setenv("RAY_TMPDIR", folder)
         yield
 
@@ -190,8 +221,11 @@ def test_ray_train_trains_and_resumes_under_its_own_name(daemon: Daemon, tmp_pat
 
 
 @pytest.mark.usefixtures("ray_env")
-def test_one_worker_of_ray_train_resumes_where_two_were_killed(daemon: Daemon, tmp_path: Path) -> None:
-    """Ray's own processes are killed with the job; each sample of the epoch is shown once up to the checkpoint and on.
+def test_one_worker_of_ray_train_resumes_where_two_were_killed(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    """Ray's own processes are killed with the job; each sample of the epoch is shown once up to the
+    checkpoint and on.
 
     The newest checkpoint may have been written only in part; the one before it is whole.
     """
@@ -199,7 +233,11 @@ def test_one_worker_of_ray_train_resumes_where_two_were_killed(daemon: Daemon, t
     command = ["with_ray.py", "s3://bucket/long/", "--storage", str(storage)]
     killed = [*command, "--name", "killed-run"]
     run_and_kill(
-        daemon, tmp_path / "killed", killed, lambda: len(ray_checkpoints(storage / "killed-run")) > 1, RAY_LIMIT_S
+        daemon,
+        tmp_path / "killed",
+        killed,
+        lambda: len(ray_checkpoints(storage / "killed-run")) > 1,
+        RAY_LIMIT_S,
     )
     *whole, _ = ray_checkpoints(storage / "killed-run")
     command += ["--name", "resumed-run", "--workers", "1", "--resume", str(whole[-1])]
@@ -218,14 +256,26 @@ Rank = tuple[Sequence[str], Mapping[str, str]]
 
 def jax_ranks(*options: str) -> list[Rank]:
     """Return the commands of two processes with a coordinator on loopback."""
-    common = ["with_jax.py", INDEX, "--coordinator", f"127.0.0.1:{free_port()}", "--processes", str(RANKS), *options]
+    common = [
+        "with_jax.py",
+        INDEX,
+        "--coordinator",
+        f"127.0.0.1:{free_port()}",
+        "--processes",
+        str(RANKS),
+        *options,
+    ]
     return [([*common, "--process", str(rank)], {"JAX_PLATFORMS": "cpu"}) for rank in range(RANKS)]
 
 
 def tf_data_ranks(*options: str) -> list[Rank]:
     cluster = {"worker": [f"127.0.0.1:{free_port()}" for _ in range(RANKS)]}
-    tasks = ({"cluster": cluster, "task": {"type": "worker", "index": rank}} for rank in range(RANKS))
-    return [(["with_tf_data.py", INDEX, *options], {"TF_CONFIG": json.dumps(task)}) for task in tasks]
+    tasks = (
+        {"cluster": cluster, "task": {"type": "worker", "index": rank}} for rank in range(RANKS)
+    )
+    return [
+        (["with_tf_data.py", INDEX, *options], {"TF_CONFIG": json.dumps(task)}) for task in tasks
+    ]
 
 
 def dali_ranks(*options: str) -> list[Rank]:
@@ -237,7 +287,9 @@ def launched(rank: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("ranks", [jax_ranks, tf_data_ranks, dali_ranks])
-def test_every_sample_once_and_an_exact_resume(daemon: Daemon, tmp_path: Path, ranks: type[list[Rank]]) -> None:
+def test_every_sample_once_and_an_exact_resume(
+    daemon: Daemon, tmp_path: Path, ranks: type[list[Rank]]
+) -> None:
     """Three epochs, each in an order of its own; a run resumed within the second one goes on with the next batch."""
     epochs = run_ranks(daemon, tmp_path / "out", *ranks("--checkpoints", str(tmp_path)))
     check_epochs(epochs)
@@ -248,13 +300,24 @@ def test_every_sample_once_and_an_exact_resume(daemon: Daemon, tmp_path: Path, r
 def test_datasets_shares_out_readers_and_resumes(daemon: Daemon, tmp_path: Path) -> None:
     """The same with two workers per process, to which datasets gives a reader each."""
     command = [*torchrun("with_datasets.py"), INDEX]
-    epochs = run(daemon, tmp_path / "out", *command, "--checkpoints", str(tmp_path), limit_s=LIMIT_S)
+    epochs = run(
+        daemon, tmp_path / "out", *command, "--checkpoints", str(tmp_path), limit_s=LIMIT_S
+    )
     check_epochs(epochs, readers=2 * RANKS)
-    rest = run(daemon, tmp_path / "rest", *command, "--resume", str(tmp_path / "epoch-1-step-3"), limit_s=LIMIT_S)
+    rest = run(
+        daemon,
+        tmp_path / "rest",
+        *command,
+        "--resume",
+        str(tmp_path / "epoch-1-step-3"),
+        limit_s=LIMIT_S,
+    )
     check_rest(epochs, rest, 3)
 
 
-def test_load_dataset_reads_cached_tars(daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_dataset_reads_cached_tars(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """datasets' own reader, on paths of cached shards: every sample once, and the shards released at the end."""
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     ranks = [(["with_load_dataset.py", SHARDS], launched(rank)) for rank in range(RANKS)]

@@ -1,7 +1,8 @@
-"""The conftest.py of webdataset's test suite: its sdist lacks the file, and the data that the tests read.
+"""The conftest.py of webdataset's test suite: its sdist lacks the file, and the data that the tests
+read.
 
-Copied into the unpacked sdist. The environment says where the data are served (SUITE_DATA_URL), and whether
-shardcache's WebDataset takes the place of webdataset's own (SUITE_DROP_IN).
+Copied into the unpacked sdist. The environment says where the data are served (SUITE_DATA_URL), and
+whether shardcache's WebDataset takes the place of webdataset's own (SUITE_DROP_IN).
 """
 
 import os
@@ -30,7 +31,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", name)
 
 
-def count_samples_tuple(source: Iterable[Any], *checks: Callable[[Any], bool], n: int = 10_000) -> int:
+def count_samples_tuple(
+    source: Iterable[Any], *checks: Callable[[Any], bool], n: int = 10_000
+) -> int:
     """Return how many samples there are, at most `n`, all of them tuples, lists or dicts that pass the checks."""
     count = 0
     for count, sample in enumerate(source, 1):

@@ -35,7 +35,9 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
         packed.extractall(folder, filter="data")
     unpacked = next(folder.glob("webdataset-*/"))
     (unpacked / "tests" / "__init__.py").touch()
-    (unpacked / "tests" / "conftest.py").write_text(Path(__file__).with_name("suite_conftest.py").read_text())
+    (unpacked / "tests" / "conftest.py").write_text(
+        Path(__file__).with_name("suite_conftest.py").read_text()
+    )
     for name in ("testdata", "remote"):
         (unpacked / name).mkdir()
     make_suite_data(unpacked / "testdata", unpacked / "remote")
@@ -63,11 +65,21 @@ def outcomes(sdist: Path, data_url: str, **env: str) -> tuple[set[str], set[str]
     """Run the suite; return the names of the tests that passed, and of those that failed."""
     left_out = [f"--deselect=tests/{name}" for name in LEFT_OUT]
     report = sdist / ("drop_in.xml" if "SUITE_DROP_IN" in env else "webdataset.xml")
-    options = ("-q", "--timeout=300", f"--junitxml={report}", "-o", "junit_family=xunit1", "-p", "no:cacheprovider")
+    options = (
+        "-q",
+        "--timeout=300",
+        f"--junitxml={report}",
+        "-o",
+        "junit_family=xunit1",
+        "-p",
+        "no:cacheprovider",
+    )
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     environ = {**os.environ, "PYTHONPATH": path, "SUITE_DATA_URL": data_url, **env}
     command = [sys.executable, "-m", "pytest", *options, *left_out, "tests"]
-    ran = subprocess.run(command, cwd=sdist, env=environ, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        command, cwd=sdist, env=environ, capture_output=True, text=True, check=False
+    )
     assert ran.returncode in (0, 1), ran.stdout + ran.stderr
     print(ran.stdout)
     passed: set[str] = set()
@@ -79,7 +91,9 @@ def outcomes(sdist: Path, data_url: str, **env: str) -> tuple[set[str], set[str]
     return passed, failed
 
 
-def test_webdatasets_own_tests_pass_with_the_drop_in(sdist: Path, data_url: str, tmp_path: Path) -> None:
+def test_webdatasets_own_tests_pass_with_the_drop_in(
+    sdist: Path, data_url: str, tmp_path: Path
+) -> None:
     """All of webdataset's tests, but for those that `suite_exceptions` lists with the reason.
 
     The web server is everybody's proxy, too, so that nothing depends on the internet.
@@ -87,7 +101,9 @@ def test_webdatasets_own_tests_pass_with_the_drop_in(sdist: Path, data_url: str,
     proxy = {"http_proxy": data_url, "no_proxy": "127.0.0.1"}
     with Daemon(tmp_path, env=proxy) as daemon, ThreadPoolExecutor(2) as pool:
         drop_in = {"SUITE_DROP_IN": "1", "SHARDCACHE_SOCKET": str(daemon.socket)}
-        theirs, ours = pool.map(lambda env: outcomes(sdist, data_url, **proxy, **env), ({}, drop_in))
+        theirs, ours = pool.map(
+            lambda env: outcomes(sdist, data_url, **proxy, **env), ({}, drop_in)
+        )
     passed, failed = theirs
     assert failed <= FAILS_WITH_WEBDATASET.keys()  # it passes now and then
     assert len(passed) > 180

@@ -51,7 +51,9 @@ def canary() -> Iterator[Canary]:
 @pytest.fixture
 async def fenced(server: Canary) -> AsyncIterator[Origins]:
     """Origins that may fetch from /data/ of the server."""
-    found = Origins((), max_connections=4, redirect_guard=AllowList([AllowRule(server.url("/data/"))]))
+    found = Origins(
+        (), max_connections=4, redirect_guard=AllowList([AllowRule(server.url("/data/"))])
+    )
     yield found
     await found.close()
 
@@ -63,7 +65,10 @@ async def size_of(origins: Origins, url: str) -> int:
 
 def warmed(daemon: Daemon, url: str) -> list[dict[str, Any]]:
     """Ask a daemon to fetch a url; return what it tells."""
-    return [json.loads(line) for line in daemon.request("POST", "/v1/warm", {"urls": [url]}).splitlines()]
+    return [
+        json.loads(line)
+        for line in daemon.request("POST", "/v1/warm", {"urls": [url]}).splitlines()
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +103,9 @@ def test_a_url_outside_is_refused_before_any_traffic(tmp_path: Path, canary: Can
 
 
 @pytest.mark.parametrize("status", first_quick([301, 302, 303, 307, 308]))
-async def test_a_redirect_outside_is_not_followed(status: int, server: Canary, canary: Canary, fenced: Origins) -> None:
+async def test_a_redirect_outside_is_not_followed(
+    status: int, server: Canary, canary: Canary, fenced: Origins
+) -> None:
     """It is an error that names both ends, and the other server hears nothing of it."""
     server.redirects["/data/r.tar"] = status, canary.url("/data/a.tar")
     with pytest.raises(NotAllowedError) as refused:
@@ -116,7 +123,9 @@ async def test_redirects_in_a_circle_end(server: Canary, fenced: Origins) -> Non
         await size_of(fenced, server.url("/data/r.tar"))
 
 
-async def test_credentials_do_not_follow_a_redirect_to_another_server(server: Canary, canary: Canary) -> None:
+async def test_credentials_do_not_follow_a_redirect_to_another_server(
+    server: Canary, canary: Canary
+) -> None:
     """A table's headers go to the server that it is for; the server that it redirects to gets none of them."""
     options = {
         "headers": {"X-Api-Key": "secret", "Authorization": "Bearer secret"},
@@ -129,7 +138,9 @@ async def test_credentials_do_not_follow_a_redirect_to_another_server(server: Ca
     assert await size_of(origins, server.url("/data/r.tar")) == len(DATA)
     assert sum("secret" in value for value in server.requests[0][2].values()) == 4
     assert "secret" in server.requests[0][1]
-    assert not any("secret" in value for value in (canary.requests[0][1], *canary.requests[0][2].values()))
+    assert not any(
+        "secret" in value for value in (canary.requests[0][1], *canary.requests[0][2].values())
+    )
     await origins.close()
 
 
@@ -142,15 +153,21 @@ async def test_a_name_that_leads_to_this_node_is_refused_by_default(
     with pytest.raises(NotAllowedError, match=r"innocent\.example resolves to 127\.0\.0\.1"):
         await size_of(origins, canary.url("/data/a.tar", "innocent.example"))
     assert canary.connections == 0
-    assert await size_of(origins, canary.url("/data/a.tar", "localhost")) == len(DATA)  # judged by its name before
+    assert await size_of(origins, canary.url("/data/a.tar", "localhost")) == len(
+        DATA
+    )  # judged by its name before
     await origins.close()
 
 
 @pytest.mark.slow
-async def test_s3_redirects_lead_nowhere_else(tmp_path: Path, server: Canary, canary: Canary) -> None:
+async def test_s3_redirects_lead_nowhere_else(
+    tmp_path: Path, server: Canary, canary: Canary
+) -> None:
     """A store that answers 301 or 307 with another place is an error; nobody else is asked with our signature."""
     credentials = {"key": "k", "secret": "s", "endpoint_url": server.url("")}
-    table = OriginTable.model_validate({"match": "s3://", "region": "eu-west-1", "storage_options": credentials})
+    table = OriginTable.model_validate(
+        {"match": "s3://", "region": "eu-west-1", "storage_options": credentials}
+    )
     for status in (301, 302, 307, 308):
         server.redirects["/bucket/a.tar"] = status, canary.url("/bucket/a.tar")
         server.redirects["/bucket?location"] = status, canary.url("/bucket")
@@ -166,7 +183,12 @@ def test_an_index_file_opens_nothing(tmp_path: Path, server: Canary, canary: Can
     """Its entries are judged like urls that were asked for: one that leads outside is an error for all."""
     (tmp_path / "secret.tar").write_bytes(DATA)
     with Daemon(tmp_path, "--allow", server.url("/data/")) as daemon:
-        for entry in (canary.url("/data/a.tar"), f"file://{tmp_path}/secret.tar", "../secret.tar", "/secret.tar"):
+        for entry in (
+            canary.url("/data/a.tar"),
+            f"file://{tmp_path}/secret.tar",
+            "../secret.tar",
+            "/secret.tar",
+        ):
             rows = [{"url": "a.tar"}, {"url": entry}]
             server.files["/data/index.json"] = json.dumps({"shardlist": rows}).encode()
             (answer,) = warmed(daemon, server.url("/data/index.json"))
@@ -179,7 +201,8 @@ def test_an_index_file_opens_nothing(tmp_path: Path, server: Canary, canary: Can
 @pytest.mark.slow
 def test_a_link_leads_no_further_than_a_redirect(tmp_path: Path) -> None:
     """Symbolic links within the allowed folder work; one that leads out of it opens nothing, file or folder."""
-    allowed, outside = tmp_path / "allowed", tmp_path / "outside"
+    allowed = tmp_path / "allowed"
+    outside = tmp_path / "outside"
     for folder in (allowed / "sub", outside):
         folder.mkdir(parents=True)
         (folder / "a.tar").write_bytes(DATA)
@@ -189,7 +212,11 @@ def test_a_link_leads_no_further_than_a_redirect(tmp_path: Path) -> None:
     with Daemon(tmp_path, "--allow", f"file://{allowed}/") as daemon:
         assert warmed(daemon, f"file://{allowed}/in.tar")[-1]["fetched"] == 1
         for url in ("out.tar", "out/a.tar"):
-            event = next(event for event in warmed(daemon, f"file://{allowed}/{url}") if event["event"] == "error")
+            event = next(
+                event
+                for event in warmed(daemon, f"file://{allowed}/{url}")
+                if event["event"] == "error"
+            )
             assert event["error"]["code"] == "not_allowed"
         for url in ("out/", "out/*.tar"):
             (answer,) = warmed(daemon, f"file://{allowed}/{url}")
@@ -206,9 +233,15 @@ ROOT = Layout(Path("/cache"))
 @pytest.mark.slow
 def test_every_name_in_the_cache_is_made_of_hex_digits(url: str, version: str) -> None:
     """Urls and ETags have no influence on a shard's path but by their hash."""
-    key = shard_key(url.encode(errors="replace").decode(), version.encode(errors="replace").decode())
+    key = shard_key(
+        url.encode(errors="replace").decode(), version.encode(errors="replace").decode()
+    )
     assert is_key(key)
-    paths = [ROOT.tar(key), ROOT.sidecar(key), *(ROOT.unpublished(key, end) for end in (PART, JOURNAL, TAR, SIDECAR))]
+    paths = [
+        ROOT.tar(key),
+        ROOT.sidecar(key),
+        *(ROOT.unpublished(key, end) for end in (PART, JOURNAL, TAR, SIDECAR)),
+    ]
     assert all(path.parts[:2] == ("/", "cache") and ".." not in path.parts for path in paths)
 
 
@@ -221,12 +254,19 @@ def hostile_tar(outside: Path) -> bytes:
     """Return a tar that would write all over the place, were it unpacked."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name in (f"{outside}/absolute.bin", "../../../climb.bin", "a/../../b.bin", "c\x1b[2J.bin", "d\n.bin"):
+        for name in (
+            f"{outside}/absolute.bin",
+            "../../../climb.bin",
+            "a/../../b.bin",
+            "c\x1b[2J.bin",
+            "d\n.bin",
+        ):
             member = tarfile.TarInfo(name)
             member.size = 4
             tar.addfile(member, io.BytesIO(b"data"))
         link = tarfile.TarInfo("link.bin")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        link.type = tarfile.SYMTYPE
+        link.linkname = "/etc/passwd"
         tar.addfile(link)
         device = tarfile.TarInfo("device.bin")
         device.type = tarfile.CHRTYPE
@@ -249,10 +289,14 @@ def test_members_of_a_tar_are_data(tmp_path: Path, daemon: Daemon) -> None:
     outside.mkdir()
     (tmp_path / "shard.tar").write_bytes(hostile_tar(outside))
     before = set(_outside(daemon, tmp_path))
-    samples = list(ShardDataset(str(tmp_path / "shard.tar"), socket=daemon.socket, timeout_s=GUARD_S))
+    samples = list(
+        ShardDataset(str(tmp_path / "shard.tar"), socket=daemon.socket, timeout_s=GUARD_S)
+    )
     assert [sample["bin"] for sample in samples] == [b"data"] * 5
     assert set(_outside(daemon, tmp_path)) == before
-    inside = [path for path in daemon.cache_dir.rglob("*") if path.is_symlink() or "climb" in path.name]
+    inside = [
+        path for path in daemon.cache_dir.rglob("*") if path.is_symlink() or "climb" in path.name
+    ]
     assert inside == []
 
 
@@ -264,14 +308,19 @@ def _outside(daemon: Daemon, folder: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     "name",
-    first_quick(['"../../../etag"', '"a\\b"', '"\x1b[2J"', '"\xff\x9b"', 'W/"weak"', '"' + "x" * 5000 + '"']),
+    first_quick(
+        ['"../../../etag"', '"a\\b"', '"\x1b[2J"', '"\xff\x9b"', 'W/"weak"', '"' + "x" * 5000 + '"']
+    ),
 )
 def test_a_version_is_a_name_and_nothing_else(name: str, daemon: Daemon) -> None:
     """An ETag may be anything: what comes of it is a shard of such a version, or of none where it cannot be written."""
     with Canary() as server:
         server.etag = name
         server.files["/a.tar"] = make_tar(random_samples(2))
-        assert len(list(ShardDataset(server.url("/a.tar"), socket=daemon.socket, timeout_s=GUARD_S))) == 2
+        assert (
+            len(list(ShardDataset(server.url("/a.tar"), socket=daemon.socket, timeout_s=GUARD_S)))
+            == 2
+        )
     daemon.await_publication()
     (shard,) = daemon.shards()
     assert shard["version"] == (f"size={shard['size_bytes']}" if "\x1b" in name else name)
@@ -284,7 +333,10 @@ def test_the_command_line_shows_names_and_obeys_none(tmp_path: Path, daemon: Dae
     (tmp_path / "[red]a[link=x].tar").write_bytes(make_tar(random_samples(2)))
     daemon.request("POST", "/v1/warm", {"urls": [f"{tmp_path}/*.tar"]})
     with RawSession(daemon, job="\x1b]0;owned\x07\x1b[2J\u202e[red]job"):
-        shown = shardcache("status", socket=daemon.socket).out + shardcache("ls", socket=daemon.socket).out
+        shown = (
+            shardcache("status", socket=daemon.socket).out
+            + shardcache("ls", socket=daemon.socket).out
+        )
     assert "[red]a[link=x].tar" in shown
     assert "[red]job" in shown
     assert "\x1b" not in shown

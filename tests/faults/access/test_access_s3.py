@@ -64,28 +64,35 @@ def test_an_unsigned_request_is_refused(daemon: Daemon, path: str) -> None:
     """Whatever it is for."""
     for target in (path, "/", path.rpartition("/")[0]):
         answer = ask(daemon, target, {"Host": address_of(daemon)})
-        assert (answer.status, answer.code) == (403, "AccessDenied")
+        assert answer.status == 403
+        assert answer.code == "AccessDenied"
 
 
 def test_a_key_that_was_never_given_is_refused(daemon: Daemon, path: str) -> None:
     """Such as one of the object store itself."""
     keys = {"AccessKeyId": "AKIAIOSFODNN7EXAMPLE", "SecretAccessKey": "secret"}
     answer = ask(daemon, *signed(daemon, path, keys))
-    assert (answer.status, answer.code) == (403, "InvalidAccessKeyId")
+    assert answer.status == 403
+    assert answer.code == "InvalidAccessKeyId"
 
 
 def test_a_wrong_secret_is_refused(daemon: Daemon, path: str) -> None:
     """The id of a key is no secret: logs show it."""
     keys = {**keys_of(daemon), "SecretAccessKey": "guessed"}
     answer = ask(daemon, *signed(daemon, path, keys))
-    assert (answer.status, answer.code) == (403, "SignatureDoesNotMatch")
+    assert answer.status == 403
+    assert answer.code == "SignatureDoesNotMatch"
 
 
 def test_a_signature_is_for_one_request(daemon: Daemon, path: str) -> None:
     """It opens no other path, method or query."""
     target, headers = signed(daemon, path, keys_of(daemon))
     assert ask(daemon, target, headers).body == b"open"
-    for method, other in (("HEAD", target), ("GET", f"{target}b"), ("GET", f"{target}?partNumber=1")):
+    for method, other in (
+        ("HEAD", target),
+        ("GET", f"{target}b"),
+        ("GET", f"{target}?partNumber=1"),
+    ):
         assert ask(daemon, other, headers, method).status == 403
 
 
@@ -115,7 +122,9 @@ def test_an_expired_key_is_refused(tmp_path: Path, bucket: Bucket, path: str) ->
 
 
 @pytest.mark.slow
-def test_a_key_is_given_again_until_half_of_its_life_is_over(tmp_path: Path, bucket: Bucket) -> None:
+def test_a_key_is_given_again_until_half_of_its_life_is_over(
+    tmp_path: Path, bucket: Bucket
+) -> None:
     """Thousands of processes ask for one."""
     with Daemon(tmp_path, *DOOR, "--s3-key-life-s", "1000", env=bucket.env()) as daemon:
         assert keys_of(daemon) == keys_of(daemon)
@@ -156,22 +165,27 @@ def test_a_damaged_file_of_keys_gives_none(daemon: Daemon, path: str, content: b
     assert ask(daemon, *signed(daemon, path, keys_of(daemon))).body == b"open"
 
 
-@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:80", "[::2]", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:80", "[::2]", ""]
+)
 def test_a_site_that_rebinds_its_name_reads_nothing(daemon: Daemon, path: str, host: str) -> None:
     """Not even with a signature, which would be for its own name."""
     target, headers = signed(daemon, path, keys_of(daemon), host=host or "x")
     answer = ask(daemon, target, {**headers, "Host": host})
-    assert (answer.status, answer.code) == (403, "AccessDenied")
+    assert answer.status == 403
+    assert answer.code == "AccessDenied"
 
 
 @pytest.mark.parametrize(
-    "header", [{"Origin": "http://127.0.0.1"}, {"Sec-Fetch-Mode": "cors"}, {"sec-fetch-site": "none"}]
+    "header",
+    [{"Origin": "http://127.0.0.1"}, {"Sec-Fetch-Mode": "cors"}, {"sec-fetch-site": "none"}],
 )
 def test_web_pages_are_refused(daemon: Daemon, path: str, header: dict[str, str]) -> None:
     """A browser says where a request comes from; there is no CORS."""
     target, headers = signed(daemon, path, keys_of(daemon))
     answer = ask(daemon, target, headers | header)
-    assert (answer.status, answer.code) == (403, "AccessDenied")
+    assert answer.status == 403
+    assert answer.code == "AccessDenied"
     assert not [name for name in answer.headers if name.lower().startswith("access-control-")]
     assert ask(daemon, target, {**headers, "Origin": "x"}, "OPTIONS").status == 403
 
@@ -190,11 +204,19 @@ def test_rules_are_those_of_the_user(bucket: Bucket, open_root: Path) -> None:
         for user in (STRANGER, MEMBER):
             status, (keys,) = user.ask(daemon.socket, "POST", "/v1/credentials")
             assert status == 200
-            read = [ask(daemon, *signed(daemon, f"/{bucket.name}/{key}/a", keys)).status for key in ("open", "team")]
-            listed = ask(daemon, *signed(daemon, f"/{bucket.name}?list-type=2&prefix=team%2F", keys)).status
+            read = [
+                ask(daemon, *signed(daemon, f"/{bucket.name}/{key}/a", keys)).status
+                for key in ("open", "team")
+            ]
+            listed = ask(
+                daemon, *signed(daemon, f"/{bucket.name}?list-type=2&prefix=team%2F", keys)
+            ).status
             whole = ask(daemon, *signed(daemon, f"/{bucket.name}?list-type=2", keys)).status
             buckets = ask(daemon, *signed(daemon, "/", keys)).body.count(bucket.name.encode())
-            heads = [signed(daemon, path, keys, method="HEAD") for path in (f"/{bucket.name}", "/another-bucket")]
+            heads = [
+                signed(daemon, path, keys, method="HEAD")
+                for path in (f"/{bucket.name}", "/another-bucket")
+            ]
             known = [ask(daemon, *head, "HEAD").status for head in heads]
             codes[user.uid] = (*read, listed, whole, buckets, *known)
     assert codes == {
@@ -205,7 +227,15 @@ def test_rules_are_those_of_the_user(bucket: Bucket, open_root: Path) -> None:
 
 @pytest.mark.parametrize(
     "path_",
-    ["/{}/../other/a", "/{}/%2e%2e/other/a", "/{}/a/..%2fb", "//{}/a", "/{}%00/a", "/{}/%ff", "/{}/a%0d%0aX:%20y"],
+    [
+        "/{}/../other/a",
+        "/{}/%2e%2e/other/a",
+        "/{}/a/..%2fb",
+        "//{}/a",
+        "/{}%00/a",
+        "/{}/%ff",
+        "/{}/a%0d%0aX:%20y",
+    ],
 )
 def test_odd_paths_lead_nowhere(daemon: Daemon, bucket: Bucket, path_: str) -> None:
     """They are refused with S3's error document, and the daemon goes on."""
@@ -219,7 +249,8 @@ def test_odd_paths_lead_nowhere(daemon: Daemon, bucket: Bucket, path_: str) -> N
 def test_a_path_that_is_not_encoded_is_refused(daemon: Daemon, bucket: Bucket, key: str) -> None:
     """It names no object, though its signature is right."""
     answer = ask(daemon, *signed(daemon, f"/{bucket.name}/{key}", keys_of(daemon)))
-    assert (answer.status, answer.code) == (400, "InvalidURI")
+    assert answer.status == 400
+    assert answer.code == "InvalidURI"
 
 
 @pytest.mark.slow

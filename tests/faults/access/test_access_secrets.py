@@ -45,20 +45,36 @@ def server() -> Iterator[Canary]:
 @pytest.fixture
 def daemon(tmp_path: Path, server: Canary) -> Iterator[Daemon]:
     """A daemon that was told secrets by file and environment, and logs all that it can."""
-    config, token = tmp_path / "c.toml", tmp_path / "token"
+    config = tmp_path / "c.toml"
+    token = tmp_path / "token"
     config.write_text(CONFIG.format(server=server.url(""), mark=MARK))
     token.write_text(f"{MARK}-{MARK}-{MARK}")
     for path in (config, token):
         path.chmod(0o600)
-    env = {"AWS_ACCESS_KEY_ID": f"AKIA{MARK}", "AWS_SECRET_ACCESS_KEY": MARK, "AWS_SESSION_TOKEN": MARK}
-    flags = ("--config", str(config), "--log-level", "debug", "--attempts", "2", "--http-token-file", str(token))
+    env = {
+        "AWS_ACCESS_KEY_ID": f"AKIA{MARK}",
+        "AWS_SECRET_ACCESS_KEY": MARK,
+        "AWS_SESSION_TOKEN": MARK,
+    }
+    flags = (
+        "--config",
+        str(config),
+        "--log-level",
+        "debug",
+        "--attempts",
+        "2",
+        "--http-token-file",
+        str(token),
+    )
     with Daemon(tmp_path, *flags, env=env) as running:
         yield running
 
 
 def exercise(daemon: Daemon, server: Canary) -> list[str]:
     """Succeed and fail in every way that takes little time; return all that was answered."""
-    urls = [server.url(f"/{name}.tar{SIGNED}") for name in ("a", "{a,b}", "missing", "no", "r", "s")]
+    urls = [
+        server.url(f"/{name}.tar{SIGNED}") for name in ("a", "{a,b}", "missing", "no", "r", "s")
+    ]
     urls += [f"http://u:{MARK}@127.0.0.1:{server.port}/a.tar", f"s3://AKIA:{MARK}@bucket/a.tar"]
     urls += ["s3://bucket/missing.tar", "s3://bucket/", f"https://127.0.0.1:1/a.tar{SIGNED}"]
     urls += [server.url(f"/{path}{SIGNED}") for path in ("index.json", "*.tar", "")]
@@ -81,8 +97,18 @@ def without_what_was_asked(text: str) -> list[str]:
 def test_secrets_show_nowhere(daemon: Daemon, server: Canary, tmp_path: Path) -> None:
     """Log, status, listings, errors, process list, and every file of the cache, after successes and failures."""
     said = exercise(daemon, server)
-    shown = "".join(line for text in said for line in (without_what_was_asked(text) if text[:1] == "{" else [text]))
-    for command in (["status"], ["status", "--json"], ["ls"], ["ls", "--json"], ["verify", "--json"]):
+    shown = "".join(
+        line
+        for text in said
+        for line in (without_what_was_asked(text) if text[:1] == "{" else [text])
+    )
+    for command in (
+        ["status"],
+        ["status", "--json"],
+        ["ls"],
+        ["ls", "--json"],
+        ["verify", "--json"],
+    ):
         ran = run_shardcache(*command, socket=daemon.socket)
         shown += ran.out + ran.err
     shown += Path(f"/proc/{daemon.pid}/cmdline").read_text()
@@ -94,7 +120,9 @@ def test_secrets_show_nowhere(daemon: Daemon, server: Canary, tmp_path: Path) ->
     files = [path for path in daemon.cache_dir.rglob("*") if path.is_file()]
     assert any(path.suffix == ".idx" for path in files)
     assert [path for path in files if MARK.encode() in path.read_bytes()] == []
-    assert any(MARK in value for _, _, headers in server.requests for value in headers.values())  # they were in use
+    assert any(
+        MARK in value for _, _, headers in server.requests for value in headers.values()
+    )  # they were in use
 
 
 def test_signed_url_is_a_separate_shard(daemon: Daemon, server: Canary) -> None:
@@ -108,13 +136,27 @@ def test_signed_url_is_a_separate_shard(daemon: Daemon, server: Canary) -> None:
 
 def test_samples_carry_no_signature(daemon: Daemon, server: Canary) -> None:
     """`__url__` goes into logs and error messages of training scripts; the shard is read all the same."""
-    samples = list(ShardDataset(server.url(f"/a.tar{SIGNED}"), socket=daemon.socket, timeout_s=GUARD_S))
+    samples = list(
+        ShardDataset(server.url(f"/a.tar{SIGNED}"), socket=daemon.socket, timeout_s=GUARD_S)
+    )
     assert len(samples) == 3
     assert all(MARK not in sample["__url__"] for sample in samples)
 
 
 # What runs code that it reads, and where it may be named all the same.
-_DANGEROUS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "yaml", "code", "imp", "runpy"}
+_DANGEROUS = {
+    "pickle",
+    "cPickle",
+    "dill",
+    "cloudpickle",
+    "marshal",
+    "shelve",
+    "joblib",
+    "yaml",
+    "code",
+    "imp",
+    "runpy",
+}
 _CALLS = {"eval", "exec", "compile", "__import__", "execfile"}
 _METHODS = {
     ("torch", "load"),
@@ -126,10 +168,19 @@ _METHODS = {
 }
 _EXCEPTIONS = {
     ("store/catalogue.py", "pickle"),  # the error with which it refuses
-    ("samples/decoders.py", "pickle"),  # decode={"pkl": "pickle"}, which a user asks for by this name
-    ("loading/parcel.py", "pickle"),  # samples from a loader's own workers, in place of torch's queues, which unpickle
+    (
+        "samples/decoders.py",
+        "pickle",
+    ),  # decode={"pkl": "pickle"}, which a user asks for by this name
+    (
+        "loading/parcel.py",
+        "pickle",
+    ),  # samples from a loader's own workers, in place of torch's queues, which unpickle
     ("origin/patterns/foreign_lists.py", "yaml"),  # its safe_load, which makes plain values alone
-    ("sharing/buffer.py", "pickle"),  # PickleBuffer: how what it hands to torch's own queues is written
+    (
+        "sharing/buffer.py",
+        "pickle",
+    ),  # PickleBuffer: how what it hands to torch's own queues is written
 }
 
 
@@ -142,7 +193,9 @@ def _found(path: Path) -> Iterator[str]:
                 yield module.partition(".")[0]
             case ast.Call(func=ast.Name(id=name)) if name in _CALLS:
                 yield name
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=name), keywords=keywords) if (
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id=owner), attr=name), keywords=keywords
+            ) if (
                 owner,
                 name,
             ) in _METHODS and not _is_set(keywords, "weights_only"):
@@ -153,11 +206,15 @@ def _found(path: Path) -> Iterator[str]:
 
 
 def _is_off(keywords: list[ast.keyword], name: str) -> bool:
-    return any(word.arg == name and getattr(word.value, "value", True) is False for word in keywords)
+    return any(
+        word.arg == name and getattr(word.value, "value", True) is False for word in keywords
+    )
 
 
 def _is_set(keywords: list[ast.keyword], name: str) -> bool:
-    return any(word.arg == name and getattr(word.value, "value", False) is True for word in keywords)
+    return any(
+        word.arg == name and getattr(word.value, "value", False) is True for word in keywords
+    )
 
 
 @pytest.mark.slow
@@ -166,7 +223,9 @@ def test_data_that_is_read_is_never_run() -> None:
     bad = _DANGEROUS | _CALLS | {".".join(names) for names in _METHODS} | {"shell=True"}
     found = {
         (os.path.relpath(path, root), name)
-        for root in (Path(package.__file__ or "").parent for package in (shardcache, shardcache_client))
+        for root in (
+            Path(package.__file__ or "").parent for package in (shardcache, shardcache_client)
+        )
         for path in root.rglob("*.py")
         for name in _found(path)
     }

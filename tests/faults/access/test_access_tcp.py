@@ -64,23 +64,44 @@ def test_the_loopback_may_read(daemon: Daemon, port: int, path: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        *(("POST", path) for path in ("/v1/warm", "/v1/index", "/v1/evict", "/v1/verify", *READABLE)),
+        *(
+            ("POST", path)
+            for path in ("/v1/warm", "/v1/index", "/v1/evict", "/v1/verify", *READABLE)
+        ),
         *((method, "/v1/status") for method in ("PUT", "DELETE", "OPTIONS", "PATCH")),
-        *(("GET", path) for path in ("/v1/session", "/v1/evict", "/", "/v1/shards/../session", "/v1/%73ession")),
-        *(("POST", path) for path in ("//v1/evict", "/v1/%65vict", "/v1/../v1/evict", "/v1/evict?x", "/v1/evict/")),
+        *(
+            ("GET", path)
+            for path in ("/v1/session", "/v1/evict", "/", "/v1/shards/../session", "/v1/%73ession")
+        ),
+        *(
+            ("POST", path)
+            for path in (
+                "//v1/evict",
+                "/v1/%65vict",
+                "/v1/../v1/evict",
+                "/v1/evict?x",
+                "/v1/evict/",
+            )
+        ),
     ],
 )
-def test_tcp_refuses_changes_and_sessions(daemon: Daemon, port: int, method: str, path: str) -> None:
+def test_tcp_refuses_changes_and_sessions(
+    daemon: Daemon, port: int, method: str, path: str
+) -> None:
     """Whatever changes something, and sessions, are refused; the cache is as before."""
     before = daemon.shards()
-    answer = ask(port, path, method, Upgrade="websocket", Connection="Upgrade", Sec_WebSocket_Version="13")
+    answer = ask(
+        port, path, method, Upgrade="websocket", Connection="Upgrade", Sec_WebSocket_Version="13"
+    )
     assert answer.status in (403, 405)
     assert answer.lines[0]["error"]["code"] == "not_allowed"
     assert daemon.shards() == before
     assert daemon.sessions() == 0
 
 
-@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:80", "[::2]", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:80", "[::2]", ""]
+)
 def test_a_site_that_rebinds_its_name_reads_nothing(daemon: Daemon, port: int, host: str) -> None:
     """A page's script sends its own site's name: to that, the loopback answers 403."""
     assert ask(port, "/v1/status", Host=host).status == 403
@@ -90,7 +111,11 @@ def test_a_site_that_rebinds_its_name_reads_nothing(daemon: Daemon, port: int, h
 def test_garbage_on_the_tcp_port_is_answered_and_not_logged(daemon: Daemon, port: int) -> None:
     """Whoever reaches the port, token or not, could fill the node's disk with tracebacks."""
     before = daemon.log.stat().st_size
-    for nonsense in (b"\0\xff", b"GET / HTTP/9.9", b"GET /v1/health HTTP/1.1\r\nX: " + bytes(100_000)):
+    for nonsense in (
+        b"\0\xff",
+        b"GET / HTTP/9.9",
+        b"GET /v1/health HTTP/1.1\r\nX: " + bytes(100_000),
+    ):
         with socket.create_connection(("127.0.0.1", port), timeout=GUARD_S) as connection:
             connection.sendall(nonsense + b"\r\n\r\n")
             assert b" 400 " in connection.recv(100)
@@ -107,24 +132,39 @@ def test_status_needs_the_token_where_one_is_set(tmp_path: Path, token_file: Pat
     """By `Authorization: Bearer`; then everything is named, by whatever name the node is called."""
     (shard,) = write_shards(tmp_path, 1, 10)
     port = free_port()
-    with Daemon(tmp_path, "--http", f"0.0.0.0:{port}", "--http-token-file", str(token_file)) as daemon:
+    with Daemon(
+        tmp_path, "--http", f"0.0.0.0:{port}", "--http-token-file", str(token_file)
+    ) as daemon:
         daemon.request("POST", "/v1/warm", {"urls": [str(shard)]})
-        for wrong in ("", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", "Bearer ", "Bearer é"):
+        for wrong in (
+            "",
+            TOKEN,
+            f"Basic {TOKEN}",
+            f"Bearer {TOKEN}x",
+            f"Bearer {TOKEN[:-1]}",
+            "Bearer ",
+            "Bearer é",
+        ):
             answer = ask(port, "/v1/shards", Authorization=wrong)
-            assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
+            assert answer.status == 401
+            assert answer.headers["WWW-Authenticate"] == "Bearer"
         answer = ask(port, "/v1/shards", Authorization=f"bearer {TOKEN}", Host="node-7.example")
         assert [row["url"] for row in answer.lines] == [str(shard)]
         assert TOKEN not in daemon.log.read_text()
 
 
-@pytest.mark.parametrize("where", ["0.0.0.0:0", ":0", "[::]:0", f"{socket.gethostname()}-nowhere:1", "9300", "h:x", ""])
+@pytest.mark.parametrize(
+    "where", ["0.0.0.0:0", ":0", "[::]:0", f"{socket.gethostname()}-nowhere:1", "9300", "h:x", ""]
+)
 def test_beyond_the_loopback_a_token_is_needed(where: str) -> None:
     """An address that others reach, or none at all, is refused before anything is bound."""
     with pytest.raises(ConfigError), listening_over_tcp(where, None):
         pass
 
 
-@pytest.mark.parametrize(("text", "mode"), [("short", 0o600), ("", 0o600), (TOKEN, 0o644), (TOKEN, 0o660)])
+@pytest.mark.parametrize(
+    ("text", "mode"), [("short", 0o600), ("", 0o600), (TOKEN, 0o644), (TOKEN, 0o660)]
+)
 def test_a_token_that_protects_nothing_is_refused(text: str, mode: int, token_file: Path) -> None:
     """One that can be guessed, or that others read or replace."""
     token_file.write_text(text)
@@ -137,7 +177,10 @@ def test_a_token_that_protects_nothing_is_refused(text: str, mode: int, token_fi
 
 def test_a_token_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     """Not taken for no token."""
-    with pytest.raises(ConfigError, match="none"), listening_over_tcp("127.0.0.1:0", tmp_path / "none"):
+    with (
+        pytest.raises(ConfigError, match="none"),
+        listening_over_tcp("127.0.0.1:0", tmp_path / "none"),
+    ):
         pass
 
 
@@ -195,7 +238,8 @@ class _Talker(asyncio.Protocol):
 async def test_slow_client_is_disconnected_at_the_timeout() -> None:
     """An answer that nobody takes holds its place for the limit, not until it is taken."""
     talker = _Talker()
-    acceptor, sock = Acceptor(lambda: talker, lambda: BRIEF), _listening()
+    acceptor = Acceptor(lambda: talker, lambda: BRIEF)
+    sock = _listening()
     with acceptor.accepting(sock), socket.create_connection(sock.getsockname()):
         async with asyncio.timeout(GUARD_S):
             await talker.lost.wait()

@@ -1,6 +1,7 @@
 """The admin API answers in its shapes, whatever it is sent.
 
-Answers may gain fields: a shape lists those that are always present. Unknown fields of a request are ignored.
+Answers may gain fields: a shape lists those that are always present. Unknown fields of a request
+are ignored.
 """
 
 import json
@@ -21,7 +22,13 @@ NONE = type(None)
 NUMBER = (int, float)
 ERROR = {"code": str, "message": str, "url": (str, NONE), "remedy": str, "parents": [str]}
 FAILURE = {"error": ERROR}
-DISK = {"state": str, "error": (dict, NONE), "since_s": NUMBER, "short_bytes": int, "silent_s": NUMBER}
+DISK = {
+    "state": str,
+    "error": (dict, NONE),
+    "since_s": NUMBER,
+    "short_bytes": int,
+    "silent_s": NUMBER,
+}
 EVENT = {"event": str}
 KEPT = [{"url": str, "reason": str}]
 SHARD = {
@@ -43,12 +50,22 @@ STATUS = {
     "disk": DISK,
     "scrub": {
         **dict.fromkeys(("rate_bytes_per_s", "scrubbed_bytes", "scrubbed_shards", "corrupt"), int),
-        **dict.fromkeys(("round_share", "round_begun_at_s", "last_round_ended_at_s"), (*NUMBER, NONE)),
+        **dict.fromkeys(
+            ("round_share", "round_begun_at_s", "last_round_ended_at_s"), (*NUMBER, NONE)
+        ),
     },
     "pins": dict.fromkeys(("shards", "missing", "size_bytes", "limit_bytes"), int),
     "cache": {
         **dict.fromkeys(
-            ("capacity_bytes", "used_bytes", "leased_bytes", "reserved_bytes", "parts_bytes", "shards"), int
+            (
+                "capacity_bytes",
+                "used_bytes",
+                "leased_bytes",
+                "reserved_bytes",
+                "parts_bytes",
+                "shards",
+            ),
+            int,
         ),
         **{"dir": str, "free_bytes": (int, NONE)},
     },
@@ -58,7 +75,12 @@ STATUS = {
     "tiers": [
         {
             **dict.fromkeys(("owners_left_out", "store_bytes", "cached_bytes"), int),
-            **{"address": str, "certificate_expires_s": (*NUMBER, NONE), "failing": bool, "stale": bool},
+            **{
+                "address": str,
+                "certificate_expires_s": (*NUMBER, NONE),
+                "failing": bool,
+                "stale": bool,
+            },
         }
     ],
     "transfers": [
@@ -71,7 +93,10 @@ STATUS = {
     "jobs": [
         {
             **dict.fromkeys(("uid", "sessions", "shards_planned", "shards_done", "waiting"), int),
-            **dict.fromkeys(("waited_s", "waiting_s", "waiting_share", "shards_per_s", "ahead_s"), (*NUMBER, NONE)),
+            **dict.fromkeys(
+                ("waited_s", "waiting_s", "waiting_share", "shards_per_s", "ahead_s"),
+                (*NUMBER, NONE),
+            ),
             **{"name": str, "user": str, "waited": dict, "waiting_for": (str, NONE)},
         }
     ],
@@ -91,18 +116,35 @@ OPERATIONS = {
     ("GET", "/v1/health"): Operation({"status": str, "disk": DISK}),
     ("GET", "/v1/status"): Operation(STATUS),
     ("GET", "/v1/shards"): Operation({**SHARD, "used_at_s": NUMBER}, is_stream=True),
-    ("GET", "/v1/pins"): Operation({"url": str, "size_bytes": int, "cached": bool, "uids": [int]}, is_stream=True),
+    ("GET", "/v1/pins"): Operation(
+        {"url": str, "size_bytes": int, "cached": bool, "uids": [int]}, is_stream=True
+    ),
     ("POST", "/v1/warm"): Operation(EVENT, is_stream=True, needs="urls"),
     ("POST", "/v1/index"): Operation(EVENT, is_stream=True, needs="urls", may_have="tokens"),
     ("POST", "/v1/pin"): Operation(EVENT, is_stream=True, needs="urls"),
     ("POST", "/v1/unpin"): Operation({"unpinned": [str], "kept": KEPT}, needs="urls"),
-    ("POST", "/v1/evict"): Operation({"evicted": [str], "kept": KEPT, "freed_bytes": int}, needs="urls"),
+    ("POST", "/v1/evict"): Operation(
+        {"evicted": [str], "kept": KEPT, "freed_bytes": int}, needs="urls"
+    ),
     ("POST", "/v1/verify"): Operation(EVENT, is_stream=True, needs="prefix"),
 }
 
 _ERRORS = {400, 403, 404, 502, 503, 507}
 _TAILS = ("/", ".tar", ".json", "/*.tar", "/{0..3}.tar", "/{a,b}.tar.gz", "/**", "/[ab].tar")
-_NONSENSE: tuple[Any, ...] = (None, True, 0, -1, 1.5, 2**70, {}, {"urls": []}, [None], [[]], [1], ["\ud800"])
+_NONSENSE: tuple[Any, ...] = (
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    2**70,
+    {},
+    {"urls": []},
+    [None],
+    [[]],
+    [1],
+    ["\ud800"],
+)
 
 
 def check(value: Any, shape: Shape, where: str = "answer") -> None:
@@ -138,9 +180,11 @@ def ask(daemon: Daemon, key: tuple[str, str], body: object = None) -> int:
 def examine(daemon: Daemon, key: tuple[str, str], examples: int) -> Iterator[int]:
     """Call an operation with bodies that fit it, then with others; yield each answer's status.
 
-    Raises AssertionError for an answer of another shape, an internal error, or a body that is refused or taken wrongly.
+    Raises AssertionError for an answer of another shape, an internal error, or a body that is
+    refused or taken wrongly.
     """
-    operation, rng = OPERATIONS[key], random.Random(f"{key}")
+    operation = OPERATIONS[key]
+    rng = random.Random(f"{key}")
     if not operation.needs:
         yield ask(daemon, key)
         return
@@ -155,8 +199,13 @@ def examine(daemon: Daemon, key: tuple[str, str], examples: int) -> Iterator[int
 
 
 def _sound(operation: Operation, rng: random.Random) -> dict[str, Any]:
-    urls = [f"file:///{rng.choice('ab0')}/{rng.choice('z9_')}{rng.choice(_TAILS)}" for _ in range(rng.randrange(3))]
-    body: dict[str, Any] = {"urls": urls} if operation.needs == "urls" else {"prefix": rng.choice(["", "s3://", "/a"])}
+    urls = [
+        f"file:///{rng.choice('ab0')}/{rng.choice('z9_')}{rng.choice(_TAILS)}"
+        for _ in range(rng.randrange(3))
+    ]
+    body: dict[str, Any] = (
+        {"urls": urls} if operation.needs == "urls" else {"prefix": rng.choice(["", "s3://", "/a"])}
+    )
     if operation.may_have and rng.random() < 0.5:
         body[operation.may_have] = rng.choice(["npy", "bin:uint16", "a.b:int32"])
     return body | rng.choice([{}, {"later": 1}])
@@ -170,7 +219,10 @@ def _unsound(operation: Operation, rng: random.Random) -> object:
             return {}
         case 2 if operation.may_have:
             return {**_sound(operation, rng), operation.may_have: rng.choice([1, [], {}, True])}
-    return {**_sound(operation, rng), operation.needs: rng.choice([*_NONSENSE, 7 if operation.needs == "urls" else []])}
+    return {
+        **_sound(operation, rng),
+        operation.needs: rng.choice([*_NONSENSE, 7 if operation.needs == "urls" else []]),
+    }
 
 
 @pytest.fixture(scope="module")

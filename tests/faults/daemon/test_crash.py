@@ -1,6 +1,7 @@
 """kill -9 and SIGTERM at any point, a store that stops answering, an object that changes.
 
-Nothing wrong is ever served, what has arrived is kept, everyone is told, and nothing that hangs keeps the daemon.
+Nothing wrong is ever served, what has arrived is kept, everyone is told, and nothing that hangs
+keeps the daemon.
 """
 
 import asyncio
@@ -35,38 +36,62 @@ PART_BYTES = 64 * 1024
 PARTS = 8
 SAMPLES = 10
 MEMBER_BYTES = PARTS * PART_BYTES // SAMPLES - 3 * 1024
-FLAGS = ("--part-size", str(PART_BYTES), "--stall-timeout-s", "300", "--listing-ttl-s", "0", "--attempts", "3")
+FLAGS = (
+    "--part-size",
+    str(PART_BYTES),
+    "--stall-timeout-s",
+    "300",
+    "--listing-ttl-s",
+    "0",
+    "--attempts",
+    "3",
+)
 
 T = TypeVar("T")
 
 
 def shard(number: int, *, seed: int = 0) -> bytes:
     """Return a tar that takes a little less than 8 parts."""
-    return make_tar(random_samples(SAMPLES, {"bin": MEMBER_BYTES}, seed=seed, first=number * SAMPLES))
+    return make_tar(
+        random_samples(SAMPLES, {"bin": MEMBER_BYTES}, seed=seed, first=number * SAMPLES)
+    )
 
 
 def read(daemon: Daemon, urls: str | list[str], *, partial_reads: bool = True) -> dict[str, bytes]:
     """Return every sample by its key."""
-    dataset = ShardDataset(urls, socket=daemon.socket, timeout_s=GUARD_S, partial_reads=partial_reads)
+    dataset = ShardDataset(
+        urls, socket=daemon.socket, timeout_s=GUARD_S, partial_reads=partial_reads
+    )
     return {sample["__key__"]: sample["bin"] for sample in dataset}
 
 
 def samples_of(*numbers: int, seed: int = 0) -> dict[str, bytes]:
     """Return what reading those shards must give."""
-    shards = [random_samples(SAMPLES, {"bin": MEMBER_BYTES}, seed=seed, first=number * SAMPLES) for number in numbers]
+    shards = [
+        random_samples(SAMPLES, {"bin": MEMBER_BYTES}, seed=seed, first=number * SAMPLES)
+        for number in numbers
+    ]
     return {str(sample["__key__"]): bytes(sample["bin"]) for some in shards for sample in some}  # type: ignore[arg-type]
 
 
 def first_bytes(server: FaultyS3, key: str) -> list[int]:
     """Return where the ranges asked for of an object begin, in order."""
-    asked = [ranged for method, name, ranged, _ in server.seen if method == "GET" and name == key and ranged]
+    asked = [
+        ranged
+        for method, name, ranged, _ in server.seen
+        if method == "GET" and name == key and ranged
+    ]
     return [int(ranged.removeprefix("bytes=").split("-")[0]) for ranged in asked]
 
 
 def journalled_parts(daemon: Daemon) -> int:
     """Return how many finished parts the journals of arriving shards hold."""
     journals = [path.read_bytes() for path in (daemon.cache_dir / "partial").glob("*.journal")]
-    return sum((len(journal) - len(journal.partition(b"\n")[0]) - 1) // 8 for journal in journals if journal)
+    return sum(
+        (len(journal) - len(journal.partition(b"\n")[0]) - 1) // 8
+        for journal in journals
+        if journal
+    )
 
 
 async def aside(function: Callable[..., T], *args: object, **options: object) -> T:
@@ -92,7 +117,10 @@ async def test_finished_parts_outlive_the_daemon(
     last = (PARTS - 1) * PART_BYTES
     faulty.fail(Mischief.SILENCE, key="a.tar", times=1, start=last)
     asking = asyncio.create_task(asyncio.to_thread(read, daemon, url))
-    await aside(eventually, lambda: journalled_parts(daemon) == PARTS - 1 and last in first_bytes(faulty, "a.tar"))
+    await aside(
+        eventually,
+        lambda: journalled_parts(daemon) == PARTS - 1 and last in first_bytes(faulty, "a.tar"),
+    )
     before = len(first_bytes(faulty, "a.tar"))
     assert not await aside(end, daemon)
     await aside(daemon.start)
@@ -100,7 +128,9 @@ async def test_finished_parts_outlive_the_daemon(
     assert first_bytes(faulty, "a.tar")[before:] == [last]
 
 
-async def test_a_transfer_outlives_the_reader_that_asked_first(daemon: Daemon, faulty: FaultyS3) -> None:
+async def test_a_transfer_outlives_the_reader_that_asked_first(
+    daemon: Daemon, faulty: FaultyS3
+) -> None:
     """It continues without them, and no part is requested twice."""
     url = faulty.put("a.tar", shard(0))
     faulty.fail(Mischief.STALL, key="a.tar", times=1, start=0)
@@ -108,7 +138,9 @@ async def test_a_transfer_outlives_the_reader_that_asked_first(daemon: Daemon, f
         session.plan([url], [0])
         session.send(type="lease", id=9, position=0)
         await aside(eventually, lambda: len(first_bytes(faulty, "a.tar")) >= 1)
-    await aside(eventually, lambda: daemon.sessions() == 0 and len(first_bytes(faulty, "a.tar")) >= PARTS)
+    await aside(
+        eventually, lambda: daemon.sessions() == 0 and len(first_bytes(faulty, "a.tar")) >= PARTS
+    )
     transfers = (await aside(daemon.status))["transfers"]
     assert [(transfer["url"], transfer["waiters"]) for transfer in transfers] == [(url, 0)]
     assert len(first_bytes(faulty, "a.tar")) == PARTS
@@ -121,7 +153,10 @@ async def test_numbers_of_tokens_outlast_an_outage(daemon: Daemon, faulty: Fault
     url = faulty.put("index.json", json.dumps({"wids_version": 1, "shardlist": [row]}).encode())
 
     def blocks() -> list[list[int]]:
-        return [sample["tokens"].tolist() for sample in ShardReader(url, tokens=TokenBlocks(2), socket=daemon.socket)]
+        return [
+            sample["tokens"].tolist()
+            for sample in ShardReader(url, tokens=TokenBlocks(2), socket=daemon.socket)
+        ]
 
     assert await aside(blocks) == [[1, 2], [3, 4]]
     faulty.fail(Mischief.INTERNAL_ERROR, key="index.json", method="HEAD")
@@ -153,16 +188,22 @@ async def test_restart_does_not_disturb_readers(
     assert await aside(daemon.stop) == 0
     found += [(await aside(next, samples))["__key__"] for _ in range(SAMPLES - 1)]
     with caplog.at_level(logging.INFO, "shardcache"):
-        rest = asyncio.create_task(asyncio.to_thread(lambda: [sample["__key__"] for sample in samples]))
+        rest = asyncio.create_task(
+            asyncio.to_thread(lambda: [sample["__key__"] for sample in samples])
+        )
         await aside(eventually, lambda: "retrying for up to" in caplog.text)
         await aside(daemon.start)
         found += await rest
     assert found == list(samples_of(0, 1, 2))
     lines = [record for record in caplog.records if record.module == "patience"]
-    assert [(line.levelno, "stopping" in line.getMessage()) for line in lines] == [(logging.INFO, True)]
+    assert [(line.levelno, "stopping" in line.getMessage()) for line in lines] == [
+        (logging.INFO, True)
+    ]
 
 
-async def test_hanging_store_and_readers_do_not_delay_the_exit(daemon: Daemon, faulty: FaultyS3) -> None:
+async def test_hanging_store_and_readers_do_not_delay_the_exit(
+    daemon: Daemon, faulty: FaultyS3
+) -> None:
     """A store that stalls, a warm that waits for it and readers that answer nothing: it ends with status 0."""
     url = stalled(faulty)
     warming = await begun(daemon, url)
@@ -188,16 +229,24 @@ async def test_a_frozen_reader_does_not_keep_it(daemon: Daemon, faulty: FaultyS3
         assert await aside(daemon.stop) == 0
 
 
-async def test_draining_daemon_says_so_and_refuses_new_work(daemon: Daemon, faulty: FaultyS3) -> None:
+async def test_draining_daemon_says_so_and_refuses_new_work(
+    daemon: Daemon, faulty: FaultyS3
+) -> None:
     """Health tells that it drains; sessions and errands get an error that says what to do."""
     warming = await begun(daemon, stalled(faulty))
     daemon.tell_to_stop()
-    await aside(eventually, lambda: json.loads(daemon.request("GET", "/v1/health"))["status"] == "draining")
-    refused = json.loads(await aside(daemon.request, "POST", "/v1/warm", {"urls": ["s3://faulty/a.tar"]}))
+    await aside(
+        eventually, lambda: json.loads(daemon.request("GET", "/v1/health"))["status"] == "draining"
+    )
+    refused = json.loads(
+        await aside(daemon.request, "POST", "/v1/warm", {"urls": ["s3://faulty/a.tar"]})
+    )
     assert isinstance(from_json(refused["error"]), StoppingError)
     assert refused["error"]["remedy"]
     with pytest.raises(StoppingError, match="stopping"):
-        await aside(DaemonConnection, daemon.socket, ReaderIdentity("late"), time.monotonic() + GUARD_S)
+        await aside(
+            DaemonConnection, daemon.socket, ReaderIdentity("late"), time.monotonic() + GUARD_S
+        )
     assert await aside(daemon.wait) == 0
     assert (await warming).code == 3
 
@@ -208,7 +257,9 @@ async def test_the_next_may_be_started_at_once(daemon: Daemon, faulty: FaultyS3)
     url = faulty.put("a.tar", shard(1))
     next_daemon = Daemon(daemon.root, *FLAGS, env=faulty.env())
     daemon.tell_to_stop()
-    await aside(eventually, lambda: json.loads(daemon.request("GET", "/v1/health"))["status"] == "draining")
+    await aside(
+        eventually, lambda: json.loads(daemon.request("GET", "/v1/health"))["status"] == "draining"
+    )
     reading = asyncio.create_task(asyncio.to_thread(read, daemon, url))
     try:
         await aside(next_daemon.start)
@@ -221,11 +272,15 @@ async def test_the_next_may_be_started_at_once(daemon: Daemon, faulty: FaultyS3)
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-async def test_a_second_signal_ends_it_at_once(daemon: Daemon, faulty: FaultyS3, second: signal.Signals) -> None:
+async def test_a_second_signal_ends_it_at_once(
+    daemon: Daemon, faulty: FaultyS3, second: signal.Signals
+) -> None:
     """A second signal ends the drain at once; the next daemon starts with the folder as it is."""
     warming = await begun(daemon, stalled(faulty))
     daemon.tell_to_stop()
-    await aside(eventually, lambda: json.loads(daemon.request("GET", "/v1/health"))["status"] == "draining")
+    await aside(
+        eventually, lambda: json.loads(daemon.request("GET", "/v1/health"))["status"] == "draining"
+    )
     os.kill(daemon.pid, second)
     assert await aside(daemon.wait) == -second
     assert (await warming).code == 3

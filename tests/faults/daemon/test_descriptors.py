@@ -47,7 +47,16 @@ def limited(files: int) -> Spawn:
     """Return how to start a daemon that may open so many files, and raise the limit no further."""
 
     def spawn(args: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-        command = ("sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", sys.executable, "-m", "shardcache", *args)
+        command = (
+            "sh",
+            "-c",
+            f'ulimit -n {files}; exec "$@"',
+            "sh",
+            sys.executable,
+            "-m",
+            "shardcache",
+            *args,
+        )
         return logged(command, log, env=env)
 
     return spawn
@@ -66,9 +75,12 @@ def served(session: RawSession, shard: Path) -> bool:
     return Path(session.take(0)["path"]).read_bytes() == shard.read_bytes()
 
 
-def connect(daemon: Daemon, count: int, stack: ExitStack) -> tuple[list[RawSession], list[ShardcacheError]]:
+def connect(
+    daemon: Daemon, count: int, stack: ExitStack
+) -> tuple[list[RawSession], list[ShardcacheError]]:
     """Return the sessions that were admitted, and the errors of those refused."""
-    sessions, refusals = [], []
+    sessions = []
+    refusals = []
     for _ in range(count):
         try:
             sessions.append(stack.enter_context(RawSession(daemon)))
@@ -78,7 +90,9 @@ def connect(daemon: Daemon, count: int, stack: ExitStack) -> tuple[list[RawSessi
 
 
 @pytest.mark.slow
-def test_readers_beyond_the_descriptors_are_refused_and_all_others_served(tmp_path: Path, shard: Path) -> None:
+def test_readers_beyond_the_descriptors_are_refused_and_all_others_served(
+    tmp_path: Path, shard: Path
+) -> None:
     """Of twice as many readers as files, the refusals are typed, and a place that is given back is taken again."""
     files = 256
     with Daemon(tmp_path, spawn=limited(files)) as daemon:
@@ -99,7 +113,11 @@ def test_readers_beyond_the_descriptors_are_refused_and_all_others_served(tmp_pa
 @pytest.mark.slow
 def test_silent_connections_stop_no_established_session(tmp_path: Path, shard: Path) -> None:
     """Those beyond the limit are refused at once, and their number takes no descriptor that the daemon needs."""
-    with Daemon(tmp_path, spawn=limited(256)) as daemon, RawSession(daemon) as session, ExitStack() as stack:
+    with (
+        Daemon(tmp_path, spawn=limited(256)) as daemon,
+        RawSession(daemon) as session,
+        ExitStack() as stack,
+    ):
         for _ in range(SILENT):
             connection = stack.enter_context(socket.socket(socket.AF_UNIX))
             connection.connect(str(daemon.socket))
@@ -174,11 +192,13 @@ class Greeter(asyncio.Protocol):
 
 
 async def test_acceptance_pauses_without_descriptors(tmp_path: Path) -> None:
-    """A connection that cannot be accepted does not keep the event loop busy, and is accepted later.
+    """A connection that cannot be accepted does not keep the event loop busy, and is accepted
+    later.
 
     Without a pause it would be tried in each of a hundred turns of the loop.
     """
-    limits, before = Limits(connections=9, per_user=9, lifetime_s=GUARD_S), resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits = Limits(connections=9, per_user=9, lifetime_s=GUARD_S)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
     with (
         listening(tmp_path / "s") as sock,
         Acceptor(Greeter, lambda: limits).accepting(sock),

@@ -25,12 +25,23 @@ from shardcache.store.partial import Partial
 from shardcache_client.position.state import find_states
 from support.cases import examples
 
-KEPT = [(name, path) for name in TARGETS for kind in ("corpus", "found") for path in kept(kind, name)]
+KEPT = [
+    (name, path) for name in TARGETS for kind in ("corpus", "found") for path in kept(kind, name)
+]
 MAX_BYTES = 8192
 
 
-leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.just(10**4000)
-values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner))
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.just(10**4000)
+)
+values = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner)
+)
 
 
 @pytest.mark.parametrize(("name", "path"), KEPT, ids=[f"{name}-{path.name}" for name, path in KEPT])
@@ -63,7 +74,8 @@ def by_chance(rng: random.Random) -> Callable[[bytes, int], bytes]:
 @pytest.mark.hypothesis  # the property is inside
 def test_changed_inputs_break_nothing(name: str) -> None:
     """Where no coverage guides, too: the kept inputs, changed by chance a few times."""
-    target, seeds = TARGETS[name], [path.read_bytes() for kind, path in KEPT if kind == name]
+    target = TARGETS[name]
+    seeds = [path.read_bytes() for kind, path in KEPT if kind == name]
     assert target.mutate is not None
 
     @examples(150)
@@ -83,8 +95,23 @@ def test_hostile_input_breaks_nothing(row: Row, tmp_path: Path) -> None:
     row.check(tmp_path)
 
 
-index_tokens = ["wids_version", "1", "{", "}", "[", "]", ":", ",", '"', "shardlist", "1e999", "\\ud800"]
-index_values = values | st.dictionaries(st.sampled_from(["wids_version", "shardlist", "datasets"]), values)
+index_tokens = [
+    "wids_version",
+    "1",
+    "{",
+    "}",
+    "[",
+    "]",
+    ":",
+    ",",
+    '"',
+    "shardlist",
+    "1e999",
+    "\\ud800",
+]
+index_values = values | st.dictionaries(
+    st.sampled_from(["wids_version", "shardlist", "datasets"]), values
+)
 
 
 @given(index_values.map(json.dumps) | st.lists(st.sampled_from(index_tokens)).map("".join))
@@ -100,7 +127,25 @@ def test_any_text_is_an_index_or_a_value_error(text: str) -> None:
         assert all(isinstance(url, str) and (samples or 0) >= 0 for url, _, _, samples, _ in rows)
 
 
-_PIECES = ["{", "}", "{0..3}", "{a,b}", "{1..", "..", ",", "*", "**/", "?", "[", "]", "[!a]", "/", "\\", "s3://b/", "x"]
+_PIECES = [
+    "{",
+    "}",
+    "{0..3}",
+    "{a,b}",
+    "{1..",
+    "..",
+    ",",
+    "*",
+    "**/",
+    "?",
+    "[",
+    "]",
+    "[!a]",
+    "/",
+    "\\",
+    "s3://b/",
+    "x",
+]
 _PIECES += ["_OP_", "_CL_", "[0..2]", "\\{", "\\,"]
 _PIECES += ["{" * 40, "{1..%s}" % ("9" * 5000), "\0", "\ud800", "é", "%2e%2e", "#", "@", ":"]
 
@@ -108,7 +153,11 @@ _PIECES += ["{" * 40, "{1..%s}" % ("9" * 5000), "\0", "\ud800", "é", "%2e%2e", 
 @given(st.lists(st.sampled_from(_PIECES), max_size=12).map("".join))
 def test_any_pattern_is_urls_or_a_typed_error(pattern: str) -> None:
     """Braces, wildcards and urls that do not go together are refused; what they give is text."""
-    for read in (lambda: checked(pattern), lambda: glob_regex(pattern), lambda: expand_braces("/" + pattern)):
+    for read in (
+        lambda: checked(pattern),
+        lambda: glob_regex(pattern),
+        lambda: expand_braces("/" + pattern),
+    ):
         try:
             read()
         except ShardcacheError as exn:
@@ -125,7 +174,9 @@ def test_a_checkpoint_that_holds_itself_is_refused() -> None:
         find_states(endless)
 
 
-@given(journal=st.binary(max_size=200), title=st.booleans(), part=st.binary(min_size=300, max_size=300))
+@given(
+    journal=st.binary(max_size=200), title=st.booleans(), part=st.binary(min_size=300, max_size=300)
+)
 def test_any_journal_claims_only_what_is_there(
     tmp_path_factory: pytest.TempPathFactory, journal: bytes, title: bool, part: bytes
 ) -> None:

@@ -56,7 +56,8 @@ def test_audit_notices_what_is_wrong(lived: Ground, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_transport_worker_dies_with_its_daemon(lived: Ground, tmp_path: Path) -> None:
     """The next daemon may write the same files: killed while a part is written, none leaves a writer behind."""
-    source, shim = lived.stories["fetch from S3"].source, Shim(tmp_path / "shim", tmp_path / "cache")
+    source = lived.stories["fetch from S3"].source
+    shim = Shim(tmp_path / "shim", tmp_path / "cache")
     env = source.env | {"SHIM_CONTROL": str(shim.path)}
     with Daemon(tmp_path, *FLAGS, env=env, spawn=lived.zygote.spawn) as daemon:
         pid = daemon.pid
@@ -126,8 +127,11 @@ def test_power_cut_leaves_only_right_shards_visible(row: Row, lived: Ground) -> 
 @pytest.mark.parametrize("suffix", [".part", ".idx"])
 def test_missing_flush_would_be_noticed(suffix: str, lived: Ground, tmp_path: Path) -> None:
     """Were tars or sidecars not flushed before their names, some state would show it: the test can fail."""
-    story, result = lived.stories["fetch"], Result("a power cut without a flush")
+    story = lived.stories["fetch"]
+    result = Result("a power cut without a flush")
     record = power.Record.of(lived.zygote, story, tmp_path / "p")
-    careless = [call for call in record.calls if not (call.op is Op.FSYNC and call.path.endswith(suffix))]
+    careless = [
+        call for call in record.calls if not (call.op is Op.FSYNC and call.path.endswith(suffix))
+    ]
     power.examine(lived.zygote, story, replace(record, calls=careless), result, step=37, daemons=0)
     assert result.wrong

@@ -62,7 +62,9 @@ def test_answers_for_a_reader_that_never_listens_are_not_buffered(daemon: Daemon
     eventually(lambda: daemon.sessions() == 0)
 
 
-def test_need_of_one_shard_is_handled_during_a_wait_for_many(daemon: Daemon, closed: list[str]) -> None:
+def test_need_of_one_shard_is_handled_during_a_wait_for_many(
+    daemon: Daemon, closed: list[str]
+) -> None:
     """However many shards a reader has asked for ahead, it is heard when it says that one of them is needed."""
     with RawSession(daemon) as session:
         session.plan(closed, list(range(MANY)))
@@ -111,7 +113,9 @@ def test_many_open_ranges_take_little_memory(daemon: Daemon, tmp_path: Path, dat
 
 
 @pytest.mark.slow
-def test_open_range_beyond_the_limit_is_refused_and_the_others_read_on(tmp_path: Path, data: bytes) -> None:
+def test_open_range_beyond_the_limit_is_refused_and_the_others_read_on(
+    tmp_path: Path, data: bytes
+) -> None:
     """The error says so at once; once a file is closed, there is a place for another."""
     with Daemon(tmp_path, "--socket-connections", "20") as daemon, ExitStack() as opened:
         files = ShardcacheFileSystem("file", socket=daemon.socket, block_size=1)
@@ -129,7 +133,9 @@ def test_open_range_beyond_the_limit_is_refused_and_the_others_read_on(tmp_path:
 
 
 @pytest.mark.slow
-def test_file_that_is_read_byte_by_byte_takes_little_memory(daemon: Daemon, tmp_path: Path, data: bytes) -> None:
+def test_file_that_is_read_byte_by_byte_takes_little_memory(
+    daemon: Daemon, tmp_path: Path, data: bytes
+) -> None:
     """Forwards, bytes come from those that were read ahead; backwards, each is a range of its own."""
     files = ShardcacheFileSystem("file", socket=daemon.socket)
     before_bytes = (rss_bytes(), daemon.status()["process"]["rss_bytes"])
@@ -170,8 +176,13 @@ def test_plans_are_bounded_for_a_reader_and_for_all(tmp_path: Path) -> None:
             refused = first.plan([url], [0] * (HALF + 1))["error"]
             assert refused["code"] == "capacity"
             assert "--plan-memory" in refused["remedy"]
-            assert first.plan([f"{url}{number}" for number in range(3000)], [])["error"]["code"] == "capacity"
-            assert first.ask("extend", order=[])["error"]["code"] == "protocol", "what is refused is not kept"
+            assert (
+                first.plan([f"{url}{number}" for number in range(3000)], [])["error"]["code"]
+                == "capacity"
+            )
+            assert first.ask("extend", order=[])["error"]["code"] == "protocol", (
+                "what is refused is not kept"
+            )
             for session in (first, second):
                 assert session.plan([url], [0] * (HALF - 280))["type"] == "ok"
                 assert session.ask("extend", order=[0] * 100)["error"]["code"] == "capacity"
@@ -179,13 +190,24 @@ def test_plans_are_bounded_for_a_reader_and_for_all(tmp_path: Path) -> None:
         eventually(lambda: waiting.plan([url], [0] * 100)["type"] == "ok")
 
 
-@pytest.mark.parametrize(("space", "member"), [("", ""), (" " * 600_000, ""), ("", '"' + "x" * 200_000 + '", ')])
+@pytest.mark.parametrize(
+    ("space", "member"), [("", ""), (" " * 600_000, ""), ("", '"' + "x" * 200_000 + '", ')]
+)
 def test_an_index_is_read_row_by_row_like_any_json(space: str, member: str) -> None:
     """Spaces, long rows, numbers at the end of a piece and further members are read as `json.loads` reads them."""
-    rows = [f'{{"url": "{"d" * length}/a.tar", "nsamples": {length}}}' for length in range(8_000, 8_060)]
+    rows = [
+        f'{{"url": "{"d" * length}/a.tar", "nsamples": {length}}}' for length in range(8_000, 8_060)
+    ]
     text = f'{{{space}"x": [{member}1], "shardlist": [{space}{",".join(rows)}], "n": 12}} '
-    assert [ref.samples for ref in parse_index("s3://b/i.json", text.encode())] == list(range(8_000, 8_060))
-    for broken in (text + "x", text.rstrip()[:-1], text.replace("],", "]", 1), text.replace(":", "", 1)):
+    assert [ref.samples for ref in parse_index("s3://b/i.json", text.encode())] == list(
+        range(8_000, 8_060)
+    )
+    for broken in (
+        text + "x",
+        text.rstrip()[:-1],
+        text.replace("],", "]", 1),
+        text.replace(":", "", 1),
+    ):
         with pytest.raises(ValueError, match="character"):
             list(read(broken.encode()))
 

@@ -34,12 +34,17 @@ KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
 @pytest.fixture(scope="module")
 def read_on() -> Iterator[restarts.Ground]:
     """A store, a daemon and a job; a path short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="shardcache-r-") as name, restarts.ground(Path(name), QUICK) as ground:
+    with (
+        tempfile.TemporaryDirectory(prefix="shardcache-r-") as name,
+        restarts.ground(Path(name), QUICK) as ground,
+    ):
         yield ground
 
 
 @rows(restarts.ROWS)
-def test_jobs_read_the_same_however_often_the_daemon_goes(row: Row, read_on: restarts.Ground) -> None:
+def test_jobs_read_the_same_however_often_the_daemon_goes(
+    row: Row, read_on: restarts.Ground
+) -> None:
     """Killed, stopped, replaced, emptied and frozen under readers: every epoch is what an undisturbed job reads."""
     row.check(read_on)
 
@@ -53,7 +58,9 @@ def folder() -> Iterator[Path]:
 
 
 @contextmanager
-def replaced_by(folder: Path, *flags: str, capacity: str = "1GB") -> Iterator[tuple[list[str], Iterator[str]]]:
+def replaced_by(
+    folder: Path, *flags: str, capacity: str = "1GB"
+) -> Iterator[tuple[list[str], Iterator[str]]]:
     """Have a reader come into its second shard, and another daemon take the place of its own.
 
     Yields the keys that were read, and those to come.
@@ -78,18 +85,26 @@ def test_reader_created_during_a_restart_waits_for_the_next_daemon(
         end(daemon)
         creating = threads.submit(ShardDataset, urls, socket=daemon.socket, timeout_s=GUARD_S)
         opening = threads.submit(open_cached, urls[0], socket=daemon.socket, timeout_s=GUARD_S)
-        eventually(lambda: caplog.text.count("retrying for up to") == 2 or creating.done() or opening.done())
+        eventually(
+            lambda: (
+                caplog.text.count("retrying for up to") == 2 or creating.done() or opening.done()
+            )
+        )
         daemon.start()
         assert [sample["__key__"] for sample in creating.result()] == KEYS
         with opening.result() as file:
             assert file.read() == Path(urls[0].removeprefix("file://")).read_bytes()
 
 
-def test_reader_without_any_daemon_fails_at_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_reader_without_any_daemon_fails_at_once(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Where no daemon was lately, nothing is waited for: the path is a mistake."""
     os.utime(folder, (0, 0))
     with pytest.raises(NoDaemonError, match="no daemon listens"):
-        ShardDataset(f"file://{folder}/shard-000000.tar", socket=folder / "s.sock", timeout_s=GUARD_S)
+        ShardDataset(
+            f"file://{folder}/shard-000000.tar", socket=folder / "s.sock", timeout_s=GUARD_S
+        )
     assert "retrying" not in caplog.text
 
 
@@ -139,9 +154,13 @@ def test_a_job_that_starts_during_a_restart_waits_for_it(tmp_path: Path) -> None
     def answers(peer: Peer) -> None:
         peer.welcome()
         packed = Shards.of([ShardRef("s3://bucket/0.tar")]).packed
-        peer.websocket.send(written({"type": "manifest", "id": peer.hear()["id"], "packed": packed}))
+        peer.websocket.send(
+            written({"type": "manifest", "id": peer.hear()["id"], "packed": packed})
+        )
         peer.stay()
 
     with scripted(tmp_path / "s.sock", stopping, dies, answers):
-        (shard,) = resolve(DaemonChoice(tmp_path / "s.sock"), ReaderIdentity("job"), ["s3://bucket/"], 60)
+        (shard,) = resolve(
+            DaemonChoice(tmp_path / "s.sock"), ReaderIdentity("job"), ["s3://bucket/"], 60
+        )
     assert shard.url == "s3://bucket/0.tar"

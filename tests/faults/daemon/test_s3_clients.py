@@ -48,7 +48,9 @@ def daemon(tmp_path: Path, bucket: Bucket) -> Iterator[Daemon]:
 @pytest.fixture
 def patient(tmp_path: Path, bucket: Bucket) -> Iterator[Daemon]:
     """One that cuts no client off."""
-    with Daemon(tmp_path, *DOOR, "--s3-stall-s", "3600", capacity="60MB", env=bucket.env()) as running:
+    with Daemon(
+        tmp_path, *DOOR, "--s3-stall-s", "3600", capacity="60MB", env=bucket.env()
+    ) as running:
         yield running
 
 
@@ -56,7 +58,12 @@ class RawClient:
     """One request, whose answer is read as slowly as a test likes."""
 
     def __init__(
-        self, daemon: Daemon, path: str, keys: dict[str, Any] | None = None, address: str = "", **headers: str
+        self,
+        daemon: Daemon,
+        path: str,
+        keys: dict[str, Any] | None = None,
+        address: str = "",
+        **headers: str,
     ) -> None:
         address = address or address_of(daemon)
         host, _, port = address.rpartition(":")
@@ -65,7 +72,12 @@ class RawClient:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
         self.socket.connect((host, int(port)))
         target, fields = signed(daemon, path, keys or keys_of(daemon), host=address, **headers)
-        lines = [f"GET {target} HTTP/1.1", *(f"{name}: {text}" for name, text in fields.items()), "", ""]
+        lines = [
+            f"GET {target} HTTP/1.1",
+            *(f"{name}: {text}" for name, text in fields.items()),
+            "",
+            "",
+        ]
         self.socket.sendall("\r\n".join(lines).encode())
 
     def __enter__(self) -> "RawClient":
@@ -122,7 +134,9 @@ def test_a_client_that_reads_nothing_is_cut_off(daemon: Daemon, bucket: Bucket) 
 
 
 @pytest.mark.slow
-def test_a_client_that_reads_nothing_keeps_one_object_from_nobody_else(patient: Daemon, bucket: Bucket) -> None:
+def test_a_client_that_reads_nothing_keeps_one_object_from_nobody_else(
+    patient: Daemon, bucket: Bucket
+) -> None:
     """The cache makes room for others beside what it holds; the client gets the rest whenever it reads on."""
     read(patient, f"/{bucket.name}/large-0")
     with RawClient(patient, f"/{bucket.name}/large-0") as client:
@@ -133,7 +147,9 @@ def test_a_client_that_reads_nothing_keeps_one_object_from_nobody_else(patient: 
 
 
 @pytest.mark.slow
-def test_clients_that_read_nothing_keep_no_space_from_a_job(patient: Daemon, bucket: Bucket) -> None:
+def test_clients_that_read_nothing_keep_no_space_from_a_job(
+    patient: Daemon, bucket: Bucket
+) -> None:
     """Their objects fill the cache as a whole; each gets the rest of its own in pieces whenever it reads on."""
     with RawSession(patient, job="trains") as job, ExitStack() as opened:
         paths = [f"/{bucket.name}/large-{number}" for number in (0, 1)]
@@ -146,26 +162,36 @@ def test_clients_that_read_nothing_keep_no_space_from_a_job(patient: Daemon, buc
 
 
 @pytest.mark.slow
-def test_clients_that_read_nothing_keep_no_range_from_others(patient: Daemon, bucket: Bucket) -> None:
+def test_clients_that_read_nothing_keep_no_range_from_others(
+    patient: Daemon, bucket: Bucket
+) -> None:
     """Where there is space for one range alone; whichever reads on gets all of its bytes."""
     path = f"/{bucket.name}/large-2"
     span = f"bytes=5-{9 * MIB}"
     with RawSession(patient, job="holds") as holder, ExitStack() as opened:
-        holder.plan([f"s3://{bucket.name}/large-{number}" for number in (0, 1)], [0, 1], wanted="files")
+        holder.plan(
+            [f"s3://{bucket.name}/large-{number}" for number in (0, 1)], [0, 1], wanted="files"
+        )
         holder.take(0)
         holder.take(1)
         clients = [opened.enter_context(RawClient(patient, path, Range=span)) for _ in range(3)]
-        clients.append(opened.enter_context(RawClient(patient, f"/{bucket.name}/large-4", Range=span)))
+        clients.append(
+            opened.enter_context(RawClient(patient, f"/{bucket.name}/large-4", Range=span))
+        )
         assert all(" 206 " in client.head() for client in clients)
         assert read(patient, f"/{bucket.name}/large-3", Range=span) == LARGE[5 : 9 * MIB + 1]
         assert [client.body(9 * MIB - 4) for client in clients] == [LARGE[5 : 9 * MIB + 1]] * 4
 
 
 @pytest.mark.slow
-def test_an_object_is_sent_by_pieces_while_others_hold_its_space(patient: Daemon, bucket: Bucket) -> None:
+def test_an_object_is_sent_by_pieces_while_others_hold_its_space(
+    patient: Daemon, bucket: Bucket
+) -> None:
     """It would fit into the cache, but not beside the two objects that a job holds."""
     with RawSession(patient, job="holds") as holder:
-        holder.plan([f"s3://{bucket.name}/large-{number}" for number in (0, 1)], [0, 1], wanted="files")
+        holder.plan(
+            [f"s3://{bucket.name}/large-{number}" for number in (0, 1)], [0, 1], wanted="files"
+        )
         holder.take(0)
         holder.take(1)
         assert read(patient, f"/{bucket.name}/large-3") == LARGE
@@ -194,7 +220,9 @@ def test_a_tool_that_asks_for_one_byte_at_a_time_gets_each(daemon: Daemon, bucke
         assert daemon.status()["process"]["rss_bytes"] - before_bytes < 30_000_000
 
 
-def test_an_object_whose_file_was_cut_off_is_named_and_fetched_again(daemon: Daemon, bucket: Bucket) -> None:
+def test_an_object_whose_file_was_cut_off_is_named_and_fetched_again(
+    daemon: Daemon, bucket: Bucket
+) -> None:
     """The error says what is wrong with the file; the next request gets the bytes."""
     path = f"/{bucket.name}/small"
     assert read(daemon, path) == LARGE[:20_000]
@@ -222,7 +250,9 @@ def test_a_client_that_leaves_in_the_middle_holds_nothing(daemon: Daemon, bucket
 
 
 @pytest.mark.slow
-def test_more_open_ranges_than_are_answered_get_bytes_or_slow_down(patient: Daemon, bucket: Bucket) -> None:
+def test_more_open_ranges_than_are_answered_get_bytes_or_slow_down(
+    patient: Daemon, bucket: Bucket
+) -> None:
     """No request hangs: each has its bytes, or an error that makes SDKs try again."""
     path = f"/{bucket.name}/large-0"
     read(patient, path)
@@ -230,7 +260,9 @@ def test_more_open_ranges_than_are_answered_get_bytes_or_slow_down(patient: Daem
     keys = keys_of(patient)
     with ExitStack() as opened:
         clients = [
-            opened.enter_context(RawClient(patient, path, keys, address, Range=f"bytes={start}-{start + 20 * MIB}"))
+            opened.enter_context(
+                RawClient(patient, path, keys, address, Range=f"bytes={start}-{start + 20 * MIB}")
+            )
             for start in range(1200)
         ]
         heads = [client.head() for client in clients]
@@ -260,11 +292,15 @@ async def test_an_object_is_sent_as_it_arrives(faulty: FaultyS3, tmp_path: Path)
 
 
 @pytest.mark.slow
-async def test_a_store_that_changes_under_a_read_never_mixes_versions(faulty: FaultyS3, tmp_path: Path) -> None:
+async def test_a_store_that_changes_under_a_read_never_mixes_versions(
+    faulty: FaultyS3, tmp_path: Path
+) -> None:
     """The client sees that bytes are missing; its next request gets the new version."""
     faulty.put("large", LARGE)
     faulty.hold("large", start=PART_BYTES, times=1)
-    daemon = Daemon(tmp_path, *DOOR, "--shard-connections", "1", "--listing-ttl-s", "0", env=faulty.env())
+    daemon = Daemon(
+        tmp_path, *DOOR, "--shard-connections", "1", "--listing-ttl-s", "0", env=faulty.env()
+    )
     with ending(daemon):
         await asyncio.to_thread(daemon.start)
         client = await asyncio.to_thread(RawClient, daemon, "/faulty/large")
@@ -298,7 +334,10 @@ async def test_a_client_that_leaves_no_longer_waits(faulty: FaultyS3, tmp_path: 
 
 @pytest.mark.parametrize(
     ("fault", "status", "code"),
-    [(Mischief.FORBIDDEN, 403, "AccessDenied"), (Mischief.INTERNAL_ERROR, 503, "ServiceUnavailable")],
+    [
+        (Mischief.FORBIDDEN, 403, "AccessDenied"),
+        (Mischief.INTERNAL_ERROR, 503, "ServiceUnavailable"),
+    ],
 )
 async def test_errors_of_the_store_have_their_codes(
     faulty: FaultyS3, tmp_path: Path, fault: Mischief, status: int, code: str
@@ -313,10 +352,13 @@ async def test_errors_of_the_store_have_their_codes(
         keys = await asyncio.to_thread(keys_of, daemon)
         target, headers = await asyncio.to_thread(lambda: signed(daemon, "/faulty/large", keys))
         answer = await asyncio.to_thread(ask, daemon, target, headers)
-    assert (answer.status, answer.code) == (status, code)
+    assert answer.status == status
+    assert answer.code == code
 
 
-async def test_a_store_that_changes_under_a_long_range_never_mixes_versions(faulty: FaultyS3, tmp_path: Path) -> None:
+async def test_a_store_that_changes_under_a_long_range_never_mixes_versions(
+    faulty: FaultyS3, tmp_path: Path
+) -> None:
     """Nor do pieces of an object that is larger than the cache: each is of the version that the head names."""
     faulty.put("large", LARGE)
     faulty.hold("large", start=2 * PART_BYTES, times=100)
@@ -332,7 +374,10 @@ async def test_a_store_that_changes_under_a_long_range_never_mixes_versions(faul
             rest = await asyncio.to_thread(client.body, len(LARGE) - PART_BYTES - 10)
             assert len(rest) < len(LARGE) - PART_BYTES - 10
             assert rest == LARGE[PART_BYTES + 10 :][: len(rest)]
-        assert await asyncio.to_thread(read, daemon, "/faulty/large", Range="bytes=10-19") == LARGE[::-1][10:20]
+        assert (
+            await asyncio.to_thread(read, daemon, "/faulty/large", Range="bytes=10-19")
+            == LARGE[::-1][10:20]
+        )
 
 
 async def test_a_range_is_sent_as_it_arrives(faulty: FaultyS3, tmp_path: Path) -> None:

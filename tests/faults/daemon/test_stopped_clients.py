@@ -17,7 +17,8 @@ from support.programs.daemon import Daemon
 LIMIT_S = 0.2
 DATA = bytes(range(256)) * 100
 
-# Reads two bytes of a file again and again; the n-th time, it stops itself before it sends its n-th message.
+# Reads two bytes of a file again and again; the n-th time, it stops itself before it sends its n-th
+# message.
 CLIENT = """
 import os, signal, sys
 
@@ -50,12 +51,17 @@ while sent >= stops_at:
 
 @pytest.fixture
 def node() -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory(prefix="shardcache-stop-") as folder, Daemon(Path(folder)) as running:
+    with (
+        tempfile.TemporaryDirectory(prefix="shardcache-stop-") as folder,
+        Daemon(Path(folder)) as running,
+    ):
         yield running
 
 
 @pytest.mark.parametrize("restarts", first_quick([False, True]))
-def test_client_that_was_stopped_beyond_its_limit_reads_on(node: Daemon, tmp_path: Path, restarts: bool) -> None:
+def test_client_that_was_stopped_beyond_its_limit_reads_on(
+    node: Daemon, tmp_path: Path, restarts: bool
+) -> None:
     """Before whichever of its messages it was stopped, and also if its connection was lost meanwhile."""
     path = tmp_path / "data"
     path.write_bytes(DATA)

@@ -1,7 +1,8 @@
-"""A wait for a daemon that does not answer ends at its limit, wherever the daemon stopped, and says how long it was.
+"""A wait for a daemon that does not answer ends at its limit, wherever the daemon stopped, and says
+how long it was.
 
-Steps that had limits of their own took 5, 10 or 60 seconds on top. The bounds here are far above the limits that the
-waits are given, and below what these steps took.
+Steps that had limits of their own took 5, 10 or 60 seconds on top. The bounds here are far above
+the limits that the waits are given, and below what these steps took.
 """
 
 import socket
@@ -44,7 +45,8 @@ def folder() -> Iterator[Path]:
 def lasts_less_than(bound_s: float) -> Iterator[None]:
     """Check that the block does not last as long as a step that ignores the limit.
 
-    Counted are the pauses of a thread of this process: on a loaded machine, they last as much longer as the block does.
+    Counted are the pauses of a thread of this process: on a loaded machine, they last as much
+    longer as the block does.
     """
     ended = threading.Event()
     pauses: list[None] = []
@@ -110,7 +112,10 @@ def test_handshake_of_a_reconnect_ends_with_the_wait(folder: Path) -> None:
         frozen.bind(str(path))
         frozen.listen()
         lease = session.lease(0)
-        with lasts_less_than(9.0), pytest.raises(NoDaemonError, match=r"handshake; gave up after \d"):
+        with (
+            lasts_less_than(9.0),
+            pytest.raises(NoDaemonError, match=r"handshake; gave up after \d"),
+        ):
             session.wait(lease)
 
 
@@ -138,11 +143,15 @@ def test_stopped_daemon_ends_every_wait_at_its_limit(folder: Path) -> None:
         next(samples)
         daemon.pause()
         with lasts_less_than(30.0):
-            with pytest.raises(ShardTimeoutError, match="did not arrive within 1 s: the daemon does not answer"):
+            with pytest.raises(
+                ShardTimeoutError, match="did not arrive within 1 s: the daemon does not answer"
+            ):
                 list(samples)
             with pytest.raises(NoDaemonError, match=r"handshake; gave up after \d") as caught:
                 ShardDataset(urls, socket=daemon.socket, timeout_s=1.0)
-            assert "shardcache status" in caught.value.remedy, "it is there: to start another one is no remedy"
+            assert "shardcache status" in caught.value.remedy, (
+                "it is there: to start another one is no remedy"
+            )
             with (
                 pytest.raises(NoDaemonError, match=r"handshake; gave up after \d"),
                 cached_paths(urls[0], socket=daemon.socket, timeout_s=1.0),

@@ -12,7 +12,13 @@ from shardcache import __version__
 from shardcache.errors import NoDaemonError, ShardcacheError, StoppingError, VersionMismatchError
 from shardcache.shared.exceptions import from_json
 from shardcache.shared.protocol import ShardRef
-from shardcache.shared.versions import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, ProtocolRange, Release, agree
+from shardcache.shared.versions import (
+    OLDEST_PROTOCOL_VERSION,
+    PROTOCOL_VERSION,
+    ProtocolRange,
+    Release,
+    agree,
+)
 from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 from shardcache_client.daemon.patience import Patience
@@ -56,7 +62,9 @@ def spoken(draw: st.DrawFn) -> ProtocolRange:
 @given(spoken(), spoken())
 def test_the_newest_that_both_speak_is_chosen(daemon: ProtocolRange, client: ProtocolRange) -> None:
     """It is the best of all that both know; where there is none, whoever is behind is to be upgraded."""
-    common = set(range(daemon.oldest, daemon.newest + 1)) & set(range(client.oldest, client.newest + 1))
+    common = set(range(daemon.oldest, daemon.newest + 1)) & set(
+        range(client.oldest, client.newest + 1)
+    )
     if common:
         assert agree(daemon=Release("1", daemon), client=Release("2", client)) == max(common)
         return
@@ -70,7 +78,9 @@ def test_the_newest_that_both_speak_is_chosen(daemon: ProtocolRange, client: Pro
 
 def test_a_newer_client_that_still_speaks_ours_is_served(daemon: Daemon) -> None:
     """The latest common version is spoken, and the welcome names it."""
-    with RawSession(daemon, protocol=PROTOCOL_VERSION + 4, oldest_protocol=PROTOCOL_VERSION) as session:
+    with RawSession(
+        daemon, protocol=PROTOCOL_VERSION + 4, oldest_protocol=PROTOCOL_VERSION
+    ) as session:
         assert session.welcome["protocol"] == PROTOCOL_VERSION
         session.plan([f"file://{daemon.root}/shard-000000.tar"], [0])
         assert session.take(0)["samples"] == SAMPLES
@@ -79,12 +89,20 @@ def test_a_newer_client_that_still_speaks_ours_is_served(daemon: Daemon) -> None
 @pytest.mark.parametrize(
     ("speaks", "behind"),
     [
-        ({"protocol": PROTOCOL_VERSION + 2, "oldest_protocol": PROTOCOL_VERSION + 1}, "shardcache 7.8 on the node"),
+        (
+            {"protocol": PROTOCOL_VERSION + 2, "oldest_protocol": PROTOCOL_VERSION + 1},
+            "shardcache 7.8 on the node",
+        ),
         ({"protocol": PROTOCOL_VERSION + 2}, "shardcache 7.8 on the node"),
-        ({"protocol": OLDEST_PROTOCOL_VERSION - 1}, f"shardcache {__version__} in the training image"),
+        (
+            {"protocol": OLDEST_PROTOCOL_VERSION - 1},
+            f"shardcache {__version__} in the training image",
+        ),
     ],
 )
-def test_client_without_a_common_version_gets_an_error(daemon: Daemon, speaks: dict[str, int], behind: str) -> None:
+def test_client_without_a_common_version_gets_an_error(
+    daemon: Daemon, speaks: dict[str, int], behind: str
+) -> None:
     """The error names both releases, and which of them to upgrade."""
     with RawSession(daemon, client_version="7.8", **speaks) as session:
         error = from_json(session.welcome["error"])
@@ -146,11 +164,15 @@ def test_an_unknown_error_is_taken_for_the_nearest_that_is_known() -> None:
     sent = StoppingError("soon", url="s3://bucket/0.tar").to_json()
     assert type(from_json(sent)) is StoppingError
     nearest = from_json(
-        sent | {"code": "of a later release"} | {"parents": ["another", "no_daemon", "daemon", "error"]}
+        sent
+        | {"code": "of a later release"}
+        | {"parents": ["another", "no_daemon", "daemon", "error"]}
     )
     assert type(nearest) is NoDaemonError
     assert nearest.retryable
-    assert (nearest.message, nearest.url, nearest.remedy) == ("soon", "s3://bucket/0.tar", sent["remedy"])
+    assert nearest.message == "soon"
+    assert nearest.url == "s3://bucket/0.tar"
+    assert nearest.remedy == sent["remedy"]
     assert type(from_json({"code": "of a later release", "message": "no"})) is ShardcacheError
 
 
@@ -159,7 +181,9 @@ def test_a_mismatch_reaches_the_script_at_once(path: Path) -> None:
 
     def script(peer: Peer) -> None:
         peer.hear()
-        peer.say(type="error", id=None, error=VersionMismatchError("too old", remedy="upgrade").to_json())
+        peer.say(
+            type="error", id=None, error=VersionMismatchError("too old", remedy="upgrade").to_json()
+        )
 
     with scripted(path, script) as heard, pytest.raises(VersionMismatchError, match="too old"):
         ShardDataset("s3://bucket/0.tar", socket=path, timeout_s=GUARD_S)

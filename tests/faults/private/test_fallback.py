@@ -32,7 +32,8 @@ from support.programs.daemon import Daemon, PrivateHome, eventually, private_hom
 from support.programs.guard import GUARD_S
 from support.shards.tars import write_shards
 
-SHARDS, SAMPLES = 8, 5
+SHARDS = 8
+SAMPLES = 5
 KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
 FOREVER_S = 10_000.0
 
@@ -40,7 +41,10 @@ FOREVER_S = 10_000.0
 @pytest.fixture(scope="module", autouse=True)
 def home() -> Iterator[PrivateHome]:
     """One place for the private daemon of all tests here: it starts once."""
-    with tempfile.TemporaryDirectory(prefix="shardcache-p-") as folder, private_home(Path(folder)) as home:
+    with (
+        tempfile.TemporaryDirectory(prefix="shardcache-p-") as folder,
+        private_home(Path(folder)) as home,
+    ):
         yield home
 
 
@@ -61,7 +65,12 @@ def root() -> Iterator[Path]:
 def session(socket: Path, *, grace_s: float = 0.0, retry_s: float = FOREVER_S) -> Session:
     """A session that waits for no daemon of the node, and by itself asks none again."""
     patience = Patience(60.0, grace_s=grace_s, retry_s=retry_s)
-    return Session(DaemonChoice(socket, may_fall_back=True), ReaderIdentity("job"), patience, partial_reads=True)
+    return Session(
+        DaemonChoice(socket, may_fall_back=True),
+        ReaderIdentity("job"),
+        patience,
+        partial_reads=True,
+    )
 
 
 def keys(shard_source: Session, plan: Plan, shards_in_hand: int = 1) -> Iterator[str]:
@@ -102,7 +111,9 @@ def test_reading_goes_on_and_returns(root: Path, plan: Plan, shards_in_hand: int
 
 
 @pytest.mark.slow
-def test_bad_disk_is_avoided_with_one_warning(root: Path, plan: Plan, caplog: pytest.LogCaptureFixture) -> None:
+def test_bad_disk_is_avoided_with_one_warning(
+    root: Path, plan: Plan, caplog: pytest.LogCaptureFixture
+) -> None:
     """Shards that a daemon cannot keep come from the origin, with one warning; the daemon is asked again later."""
     socket = root / "s.sock"
 
@@ -114,7 +125,9 @@ def test_bad_disk_is_avoided_with_one_warning(root: Path, plan: Plan, caplog: py
     with scripted(socket, script) as heard:
         assert list(keys(session(socket), plan)) == KEYS
     assert [message["type"] for message in heard].count("lease") == 1
-    (warning,) = [record.getMessage() for record in caplog.records if "no room left" in record.getMessage()]
+    (warning,) = [
+        record.getMessage() for record in caplog.records if "no room left" in record.getMessage()
+    ]
     assert warning == "no room left; reading through a private daemon until the node's recovers"
 
 
@@ -132,7 +145,10 @@ def test_shard_that_was_arriving_is_read_to_its_end(root: Path, plan: Plan) -> N
             pass
 
     with scripted(root / "s.sock", script) as heard:
-        assert list(keys(session(root / "s.sock"), Plan.of(Manifest.of(shards), 0, range(SHARDS)))) == KEYS
+        assert (
+            list(keys(session(root / "s.sock"), Plan.of(Manifest.of(shards), 0, range(SHARDS))))
+            == KEYS
+        )
     assert heard[-1]["type"] == "more"
     assert heard[-1]["beyond"] >= 5 * 1024
 
@@ -157,7 +173,9 @@ def test_bad_disk_is_used_again_once_it_is_well(root: Path, plan: Plan) -> None:
 def other_release(peer: Peer) -> None:
     """A daemon of another release."""
     peer.hear()
-    peer.say(type="error", error=VersionMismatchError("the daemon speaks another version").to_json())
+    peer.say(
+        type="error", error=VersionMismatchError("the daemon speaks another version").to_json()
+    )
 
 
 def far_away(peer: Peer, **paths: str) -> None:
@@ -190,7 +208,11 @@ def silent(peer: Peer) -> None:
     ],
 )
 def test_useless_daemon_is_left_and_named(
-    root: Path, plan: Plan, script: Callable[[Peer], None], why: str, caplog: pytest.LogCaptureFixture
+    root: Path,
+    plan: Plan,
+    script: Callable[[Peer], None],
+    why: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Another release, a cache folder not mounted here, files damaged, a frozen process: read past, and named."""
     socket = root / "s.sock"
@@ -200,9 +222,16 @@ def test_useless_daemon_is_left_and_named(
 
 
 @pytest.mark.parametrize(
-    "error", [NotAllowedError("not for you"), NotFoundError("no such object"), AccessDeniedError("who are you")]
+    "error",
+    [
+        NotAllowedError("not for you"),
+        NotFoundError("no such object"),
+        AccessDeniedError("who are you"),
+    ],
 )
-def test_errors_of_the_origin_do_not_lead_to_the_fallback(root: Path, plan: Plan, error: ShardcacheError) -> None:
+def test_errors_of_the_origin_do_not_lead_to_the_fallback(
+    root: Path, plan: Plan, error: ShardcacheError
+) -> None:
     """A refusal, and whatever the store says, reaches the reader as it is, though the store would have let it read."""
     socket = root / "s.sock"
 
@@ -226,7 +255,9 @@ def test_refusal_of_a_daemon_that_came_back_is_obeyed(root: Path, plan: Plan) ->
 
 
 @pytest.mark.slow
-def test_error_of_the_private_daemon_is_raised_if_both_fail(root: Path, plan: Plan, home: PrivateHome) -> None:
+def test_error_of_the_private_daemon_is_raised_if_both_fail(
+    root: Path, plan: Plan, home: PrivateHome
+) -> None:
     """Without a daemon of the node and a place for a private cache, the error is that of the place."""
     home.kill()
     with pytest.MonkeyPatch.context() as patch:

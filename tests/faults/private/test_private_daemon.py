@@ -51,7 +51,9 @@ def test_daemon_survives_the_job_that_started_it(root: Path, home: PrivateHome) 
 
 
 @pytest.mark.slow
-def test_killed_daemon_is_started_again_in_the_middle_of_an_epoch(root: Path, home: PrivateHome) -> None:
+def test_killed_daemon_is_started_again_in_the_middle_of_an_epoch(
+    root: Path, home: PrivateHome
+) -> None:
     """No sample is lost or repeated, and the next daemon finds the cache of the one before."""
     samples = iter(ShardReader(f"{root}/data/", timeout_s=GUARD_S))
     keys = [next(samples)["__key__"] for _ in range(SAMPLES + 1)]
@@ -83,10 +85,14 @@ while True:
 
 
 @pytest.mark.slow
-def test_readers_survive_a_kill_of_the_daemon_while_it_starts(root: Path, home: PrivateHome) -> None:
+def test_readers_survive_a_kill_of_the_daemon_while_it_starts(
+    root: Path, home: PrivateHome
+) -> None:
     """Three times, the command or the daemon that it forks is killed before it serves; no reader fails."""
     command = [sys.executable, "-c", KILL, str(home.runtime)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as killer:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as killer:
         assert killer.stdin is not None
         assert killer.stdout is not None
         readers = [start_reader(root) for _ in range(3)]
@@ -99,7 +105,9 @@ def test_readers_survive_a_kill_of_the_daemon_while_it_starts(root: Path, home: 
 
 
 @pytest.mark.slow
-def test_other_credentials_get_another_daemon(root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_credentials_get_another_daemon(
+    root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither socket nor cache folder is shared between credentials, and no name or log of theirs has any of them."""
     assert read(root) == KEYS
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
@@ -109,7 +117,8 @@ def test_other_credentials_get_another_daemon(root: Path, home: PrivateHome, mon
     files = [path for folder in (home.runtime, home.caches) for path in folder.rglob("*")]
     assert not [path for path in files if path.is_file() and b"wJalrXUtnFEMI" in path.read_bytes()]
     assert all(
-        not stat.S_IMODE(path.stat().st_mode) & 0o007 for path in (home.runtime / "shardcache-private").iterdir()
+        not stat.S_IMODE(path.stat().st_mode) & 0o007
+        for path in (home.runtime / "shardcache-private").iterdir()
     )
 
 
@@ -119,7 +128,12 @@ def test_variables_that_grant_no_access_do_not_divide_daemons(
 ) -> None:
     """Jobs, ranks and temporary directories may differ: `shardcache status` and another job find the same daemon."""
     assert read(root) == KEYS
-    for name, value in {"RANK": "3", "SLURM_JOB_ID": "17", "TMPDIR": str(root), "SHARDCACHE_JOB": "b"}.items():
+    for name, value in {
+        "RANK": "3",
+        "SLURM_JOB_ID": "17",
+        "TMPDIR": str(root),
+        "SHARDCACHE_JOB": "b",
+    }.items():
         monkeypatch.setenv(name, value)
     assert read(root) == KEYS
     assert len(home.running()) == 1
@@ -128,7 +142,9 @@ def test_variables_that_grant_no_access_do_not_divide_daemons(
     assert status["cache"]["shards"] == SHARDS
     other = {"AWS_PROFILE": "other"}
     assert shardcache("status", env=other).code == 0, "looking takes no credentials"
-    assert shardcache("warm", f"{root}/data/", env=other).code == 3, "fetching with another's is refused"
+    assert shardcache("warm", f"{root}/data/", env=other).code == 3, (
+        "fetching with another's is refused"
+    )
     assert shardcache("warm", f"{root}/data/").code == 0
 
 
@@ -220,7 +236,9 @@ def test_stop_names_the_process_of_a_frozen_daemon(root: Path, home: PrivateHome
         ),
     ],
 )
-def test_folder_that_could_be_anothers_is_refused(root: Path, home: PrivateHome, spoil: object, why: str) -> None:
+def test_folder_that_could_be_anothers_is_refused(
+    root: Path, home: PrivateHome, spoil: object, why: str
+) -> None:
     """A link, a folder that others may enter, and another user's: no socket in it is used, and none is created."""
     folder = home.runtime / "shardcache-private"
     spoil(folder)  # type: ignore[operator]
@@ -245,7 +263,9 @@ def test_daemon_of_another_user_is_not_used(root: Path, home: PrivateHome) -> No
         "s.listen(); print(1, flush=True); held = []\n"
         "while True: held.append(s.accept())"
     )
-    posing = subprocess.Popen([sys.executable, "-c", code, str(path.parent), path.name], stdout=subprocess.PIPE)
+    posing = subprocess.Popen(
+        [sys.executable, "-c", code, str(path.parent), path.name], stdout=subprocess.PIPE
+    )
     try:
         assert posing.stdout is not None
         assert posing.stdout.readline()
@@ -273,7 +293,8 @@ def test_daemon_that_cannot_be_reached_keeps_its_folder(
     assert shardcache("stop").code == 0
 
 
-# Starts the daemon in a thread, forks processes meanwhile that live until their input ends, and prints "started".
+# Starts the daemon in a thread, forks processes meanwhile that live until their input ends, and
+# prints "started".
 FORK = """
 import os, threading
 from shardcache_client.daemon import private_start
@@ -293,9 +314,13 @@ os.read(0, 1)
 
 
 @pytest.mark.slow
-def test_workers_forked_during_the_start_hold_up_neither_it_nor_the_next(root: Path, home: PrivateHome) -> None:
+def test_workers_forked_during_the_start_hold_up_neither_it_nor_the_next(
+    root: Path, home: PrivateHome
+) -> None:
     """DataLoaders' workers that another thread forks meanwhile outlive the daemon, whose successor starts."""
-    job = subprocess.Popen([sys.executable, "-c", FORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    job = subprocess.Popen(
+        [sys.executable, "-c", FORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert job.stdout is not None
     assert job.stdin is not None
     try:
@@ -309,7 +334,9 @@ def test_workers_forked_during_the_start_hold_up_neither_it_nor_the_next(root: P
 
 
 @pytest.mark.slow
-def test_caches_of_old_credentials_are_removed(root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_of_old_credentials_are_removed(
+    root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A day after their last use; a cache that is in use, or was lately, stays."""
     folders = []
     for token in ("old", "lately"):
@@ -346,7 +373,9 @@ def test_cache_on_a_network_filesystem_is_refused(root: Path, home: PrivateHome)
     (root / "mounts").write_text(NETWORK)
     see = 'mount --bind "$1/mounts" /proc/$$/mountinfo && shift && exec "$@"'
     command = ("unshare", "--mount", "sh", "-c", see, "sh", str(root), sys.executable)
-    ran = subprocess.run([*command, "-m", "shardcache", "serve", "--private"], capture_output=True, text=True)
+    ran = subprocess.run(
+        [*command, "-m", "shardcache", "serve", "--private"], capture_output=True, text=True
+    )
     assert ran.returncode == 1
     assert "network filesystem (nfs4" in ran.stderr
     assert "export SHARDCACHE_CACHE_DIR=" in ran.stderr
@@ -385,19 +414,24 @@ def test_cached_paths_and_indexed_samples_come_through_it(root: Path, home: Priv
 
 
 @pytest.mark.slow
-def test_training_environment_without_the_daemons_packages_says_what_to_install(root: Path, home: PrivateHome) -> None:
+def test_training_environment_without_the_daemons_packages_says_what_to_install(
+    root: Path, home: PrivateHome
+) -> None:
     """At construction, before anything else."""
     code = "import sys; sys.modules['aiohttp'] = None\n" + READ
-    command = [sys.executable, "-c", code.replace("sys.modules['aiohttp'] = None", _WITHOUT), f"{root}/data/"]
+    command = [
+        sys.executable,
+        "-c",
+        code.replace("sys.modules['aiohttp'] = None", _WITHOUT),
+        f"{root}/data/",
+    ]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S)
     assert "ConfigError" in ran.stderr
     assert "pip install 'shardcache[daemon]'" in ran.stderr
     assert not home.running()
 
 
-_WITHOUT = (
-    "import importlib.util as u; found = u.find_spec; u.find_spec = lambda n: None if n == 'aiohttp' else found(n)"
-)
+_WITHOUT = "import importlib.util as u; found = u.find_spec; u.find_spec = lambda n: None if n == 'aiohttp' else found(n)"
 
 
 def test_get_starts_a_private_daemon(root: Path, home: PrivateHome) -> None:

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.slow
 
 def fill(store: FaultyS3) -> list[str]:
     """Store two shards of a sample each, named by its key; return their urls."""
-    return [store.put(f"{key}.tar", make_tar([{"__key__": key, "txt": b"text"}])) for key in ("a", "b")]
+    return [
+        store.put(f"{key}.tar", make_tar([{"__key__": key, "txt": b"text"}])) for key in ("a", "b")
+    ]
 
 
 def use(keys: str, store: FaultyS3, patch: pytest.MonkeyPatch) -> None:
@@ -83,7 +85,9 @@ async def test_renewed_keys_reach_the_daemon_that_is_there(
     assert await read(first) == ["a"]
     assert home.pids() == before
     assert len(caches(home)) == 1
-    assert "a.tar" not in [key for method, key, *_ in faulty.seen if method == "GET"][len(fetched) :]
+    assert (
+        "a.tar" not in [key for method, key, *_ in faulty.seen if method == "GET"][len(fetched) :]
+    )
 
 
 async def test_rotated_keys_of_a_user_reach_the_daemon_that_is_there(
@@ -110,7 +114,10 @@ async def test_jobs_of_two_roles_share_a_daemon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each reads what its own keys permit, whichever were handed over last; what neither may read is denied."""
-    urls = {key: faulty.put(f"{key}/a.tar", make_tar([{"__key__": key, "txt": b"text"}])) for key in ("one", "two")}
+    urls = {
+        key: faulty.put(f"{key}/a.tar", make_tar([{"__key__": key, "txt": b"text"}]))
+        for key in ("one", "two")
+    }
     faulty.put("three/a.tar", b"")
     faulty.permits = {"one": "one/", "two": "two/"}
     for role, url in urls.items():
@@ -130,7 +137,9 @@ async def test_keys_of_all_sessions_that_last_are_used(
 ) -> None:
     """Twenty jobs read at the same time, each a folder that its own keys alone may read."""
     roles = [f"role{number}" for number in range(20)]
-    urls = [faulty.put(f"{role}/a.tar", make_tar([{"__key__": role, "txt": b"text"}])) for role in roles]
+    urls = [
+        faulty.put(f"{role}/a.tar", make_tar([{"__key__": role, "txt": b"text"}])) for role in roles
+    ]
     faulty.permits = {role: f"{role}/" for role in roles}
     use_user(roles[0], faulty, monkeypatch)
     assert await read(urls[0]) == [roles[0]]
@@ -157,7 +166,10 @@ async def test_keys_of_the_session_that_reads_sign_its_requests(
     """Those of its plan that nobody waits for yet, too: no other key of the user's is in the store's log."""
     roles = ["one", "two", "three"]
     urls = {
-        role: [faulty.put(f"{role}/{number}.tar", make_tar([{"__key__": role, "txt": b""}])) for number in range(3)]
+        role: [
+            faulty.put(f"{role}/{number}.tar", make_tar([{"__key__": role, "txt": b""}]))
+            for number in range(3)
+        ]
         for role in roles
     }
     faulty.permits = {role: f"{role}/" for role in roles}
@@ -175,11 +187,16 @@ async def test_keys_of_the_session_that_reads_sign_its_requests(
             while len({key for method, key, *_ in list(faulty.seen) if method == "GET"}) < 9:
                 assert time.monotonic() < deadline_s, faulty.seen
                 time.sleep(0.05)
-        warmed = shardcache("warm", faulty.put("one/3.tar", make_tar([{"__key__": "3", "txt": b""}])))
+        warmed = shardcache(
+            "warm", faulty.put("one/3.tar", make_tar([{"__key__": "3", "txt": b""}]))
+        )
         assert warmed.code == 0, warmed.err
 
     await asyncio.to_thread(prefetch)
-    asked = {(key.partition("/")[0], asker) for (_, key, *_), asker in zip(faulty.seen, faulty.askers, strict=True)}
+    asked = {
+        (key.partition("/")[0], asker)
+        for (_, key, *_), asker in zip(faulty.seen, faulty.askers, strict=True)
+    }
     assert asked == {(role, role) for role in roles}
 
 
@@ -236,6 +253,15 @@ async def test_keys_are_written_to_no_file(
         use(keys, faulty, monkeypatch)
         await read(url)
     home.kill()
-    files = [path for folder in (home.runtime, home.caches) for path in folder.rglob("*") if path.is_file()]
+    files = [
+        path
+        for folder in (home.runtime, home.caches)
+        for path in folder.rglob("*")
+        if path.is_file()
+    ]
     assert files
-    assert not [path for path in files if b"secret-of-" in path.read_bytes() or b"token-of-" in path.read_bytes()]
+    assert not [
+        path
+        for path in files
+        if b"secret-of-" in path.read_bytes() or b"token-of-" in path.read_bytes()
+    ]

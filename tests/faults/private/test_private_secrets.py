@@ -25,7 +25,8 @@ Use = Callable[[str], None]
 
 
 class Store:
-    """A store with the buckets `one` and `two`, of two shards each, and what is done with its secrets.
+    """A store with the buckets `one` and `two`, of two shards each, and what is done with its
+    secrets.
 
     Attributes:
         urls: begin of the urls of its buckets, up to their names.
@@ -33,21 +34,30 @@ class Store:
         revoke: has the store refuse the secret `old` from now on.
     """
 
-    def __init__(self, server: ObjectServer, urls: str, use: Use, revoke: Callable[[], None]) -> None:
+    def __init__(
+        self, server: ObjectServer, urls: str, use: Use, revoke: Callable[[], None]
+    ) -> None:
         self.server = server
         self.urls = urls
         self.use = use
         self.revoke = revoke
         for bucket in ("one", "two"):
             for name in ("a", "b"):
-                server.put(f"/{bucket}/{name}.tar", make_tar([{"__key__": f"{bucket}-{name}", "txt": b"text"}]))
+                server.put(
+                    f"/{bucket}/{name}.tar",
+                    make_tar([{"__key__": f"{bucket}-{name}", "txt": b"text"}]),
+                )
 
     def url(self, bucket: str, name: str) -> str:
         return f"{self.urls}{bucket}/{name}.tar"
 
     def fetched(self) -> list[str]:
         """Return the paths of all objects that were sent so far."""
-        return [target.partition("?")[0] for method, target, _ in self.server.requests if method == "GET"]
+        return [
+            target.partition("?")[0]
+            for method, target, _ in self.server.requests
+            if method == "GET"
+        ]
 
 
 @pytest.fixture
@@ -79,7 +89,9 @@ def signed_store(azure: AzureServer, use: Use) -> Store:
 @pytest.fixture
 def signatures(azure: AzureServer, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Shared access signatures."""
-    return signed_store(azure, lambda name: monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", signature(name)))
+    return signed_store(
+        azure, lambda name: monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", signature(name))
+    )
 
 
 @pytest.fixture
@@ -112,13 +124,18 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
         monkeypatch.setenv("NO_GCE_CHECK", "true")
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint_url)
         server.buckets = {"one@b": "one", "two@b": "two"}
-        paths = {name: server.service_account(tmp_path, name) for name in ("old", "new", "one", "two")}
+        paths = {
+            name: server.service_account(tmp_path, name) for name in ("old", "new", "one", "two")
+        }
 
         def revoke() -> None:
             server.buckets["old@b"] = "none"
 
         yield Store(
-            server, "gs://", lambda name: monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", paths[name]), revoke
+            server,
+            "gs://",
+            lambda name: monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", paths[name]),
+            revoke,
         )
 
 
@@ -200,7 +217,9 @@ async def test_another_account_has_another_daemon(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["signatures", "strings", "keys", "files"])
-async def test_secrets_are_written_to_no_file(kind: str, home: PrivateHome, request: pytest.FixtureRequest) -> None:
+async def test_secrets_are_written_to_no_file(
+    kind: str, home: PrivateHome, request: pytest.FixtureRequest
+) -> None:
     """Neither names, nor the log, nor the cache."""
     store: Store = request.getfixturevalue(kind)
     for name in ("old", "new"):
@@ -209,7 +228,12 @@ async def test_secrets_are_written_to_no_file(kind: str, home: PrivateHome, requ
         with pytest.raises(NotFoundError):
             await read(store.url("one", "missing"))
     home.kill()
-    files = [path for folder in (home.runtime, home.caches) for path in folder.rglob("*") if path.is_file()]
+    files = [
+        path
+        for folder in (home.runtime, home.caches)
+        for path in folder.rglob("*")
+        if path.is_file()
+    ]
     assert files
     texts = (b"secret-of-", key("old").encode(), key("new").encode(), b"PRIVATE KEY")
     assert not [path for path in files if any(text in path.read_bytes() for text in texts)]

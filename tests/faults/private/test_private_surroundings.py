@@ -74,7 +74,9 @@ async def test_daemon_whose_socket_a_logout_removed_gives_its_cache_to_the_next(
 
 
 @pytest.mark.slow
-def test_daemon_whose_socket_a_logout_removed_is_found_while_it_is_used(root: Path, home: PrivateHome) -> None:
+def test_daemon_whose_socket_a_logout_removed_is_found_while_it_is_used(
+    root: Path, home: PrivateHome
+) -> None:
     """By its cache: the next login has the same daemon, and commands find it again where its socket was."""
     with start_reader(root, "stop") as job:
         assert job.stdout is not None
@@ -109,7 +111,9 @@ def test_jobs_with_runtime_folders_of_their_own_share_a_daemon(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
-def test_reader_that_does_not_see_the_cache_gets_another_daemon(root: Path, home: PrivateHome) -> None:
+def test_reader_that_does_not_see_the_cache_gets_another_daemon(
+    root: Path, home: PrivateHome
+) -> None:
     """In a mount namespace of its own, as in a container that shares the socket's folder, but not the cache's."""
     assert read(root) == KEYS
     hide = 'mount -t tmpfs -o mode=700 none "$1" && shift && exec "$@"'
@@ -120,14 +124,20 @@ def test_reader_that_does_not_see_the_cache_gets_another_daemon(root: Path, home
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="needs root, who may become another user")
-def test_runtime_folder_of_another_user_is_not_taken_for_a_nodes_daemon(root: Path, home: PrivateHome) -> None:
-    """After `su bob`, XDG_RUNTIME_DIR is still that of the user before: bob gets a private daemon elsewhere.
+def test_runtime_folder_of_another_user_is_not_taken_for_a_nodes_daemon(
+    root: Path, home: PrivateHome
+) -> None:
+    """After `su bob`, XDG_RUNTIME_DIR is still that of the user before: bob gets a private daemon
+    elsewhere.
 
-    Python is imported before the change of user, who may lack access to the folder that it is installed in.
+    Python is imported before the change of user, who may lack access to the folder that it is
+    installed in.
     """
     code = "import os, shardcache.shared.private as p\nos.setuid(65534); print(p.node_has_daemon(), p.tool_socket())"
     (home.runtime / "shardcache").mkdir(mode=0o700)
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=GUARD_S)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=GUARD_S
+    )
     assert ran.returncode == 0, ran.stderr
     has_daemon, tool = ran.stdout.split()
     assert has_daemon == "False"
@@ -152,7 +162,15 @@ def test_runtime_folder_too_long_for_a_socket_is_not_used(home: PrivateHome) -> 
 @pytest.mark.skipif(not may_mount(), reason="needs root, who may create namespaces")
 def test_container_without_init_gets_one(root: Path, home: PrivateHome) -> None:
     """Process 1 of a PID namespace reads, with no capabilities and nobody to adopt the daemon; all ends with it."""
-    prefix = ("unshare", "--pid", "--fork", "--mount-proc", "setpriv", "--inh-caps=-all", "--bounding-set=-all")
+    prefix = (
+        "unshare",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        "setpriv",
+        "--inh-caps=-all",
+        "--bounding-set=-all",
+    )
     out, err = start_reader(root, prefix=prefix).communicate(timeout=GUARD_S)
     assert out.split() == KEYS, err
     eventually(lambda: not home.running())
@@ -160,7 +178,9 @@ def test_container_without_init_gets_one(root: Path, home: PrivateHome) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not may_mount(), reason="needs root, who may create namespaces")
-def test_index_file_is_read_where_proc_shows_other_processes(root: Path, home: PrivateHome, moto: Bucket) -> None:
+def test_index_file_is_read_where_proc_shows_other_processes(
+    root: Path, home: PrivateHome, moto: Bucket
+) -> None:
     """In a PID namespace that still has the /proc around it, a process id there is another process's, or nobody's."""
     paths = sorted((root / "data").iterdir())
     rows = [{"url": moto.put(path.name, path.read_bytes()), "nsamples": SAMPLES} for path in paths]
@@ -172,7 +192,9 @@ def test_index_file_is_read_where_proc_shows_other_processes(root: Path, home: P
 
 
 @pytest.mark.slow
-def test_scheduler_names_the_cache_folder(root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scheduler_names_the_cache_folder(
+    root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a job, the cache is in the job's scratch, of this user alone; when that is gone, a daemon starts elsewhere."""
     scratch = root / "scratch"
     scratch.mkdir()
@@ -259,9 +281,9 @@ def test_start_without_proc_is_a_typed_error(root: Path, home: PrivateHome) -> N
 def test_reader_without_proc_gets_a_typed_error(root: Path, home: PrivateHome) -> None:
     """Its daemon runs, but what its processes share has no path elsewhere."""
     assert shardcache("serve", "--private").code == 0
-    code = READ.replace("ShardReader(sys.argv[1], partial_reads=False)", "ShardDataset(sys.argv[1])").replace(
-        "import ShardReader", "import ShardDataset"
-    )
+    code = READ.replace(
+        "ShardReader(sys.argv[1], partial_reads=False)", "ShardDataset(sys.argv[1])"
+    ).replace("import ShardReader", "import ShardDataset")
     command = [*WITHOUT_PROC, sys.executable, "-c", code, f"{root}/data/"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S)
     assert "ConfigError: /proc/self/fd" in ran.stderr
@@ -270,7 +292,9 @@ def test_reader_without_proc_gets_a_typed_error(root: Path, home: PrivateHome) -
 
 @pytest.mark.slow
 @pytest.mark.skipif(not IS_ROOT, reason="needs root, who may become less nice")
-def test_daemon_has_neither_the_niceness_nor_the_soft_limits_of_its_starter(root: Path, home: PrivateHome) -> None:
+def test_daemon_has_neither_the_niceness_nor_the_soft_limits_of_its_starter(
+    root: Path, home: PrivateHome
+) -> None:
     """It serves all of the user's jobs, whatever the first one's batch script has limited."""
     prefix = ("sh", "-c", 'ulimit -S -t 1000; exec nice -n 7 "$@"', "sh")
     out, err = start_reader(root, prefix=prefix).communicate(timeout=GUARD_S)
@@ -282,7 +306,9 @@ def test_daemon_has_neither_the_niceness_nor_the_soft_limits_of_its_starter(root
 
 
 @pytest.mark.slow
-def test_start_command_whose_messages_are_not_utf_8_starts_the_daemon(root: Path, home: PrivateHome) -> None:
+def test_start_command_whose_messages_are_not_utf_8_starts_the_daemon(
+    root: Path, home: PrivateHome
+) -> None:
     """The dynamic linker writes a library's path as it is, before Python begins."""
     env = os.environb | {b"LD_PRELOAD": b"/caf\xe9.so"}
     command = [sys.executable, "-c", READ, f"{root}/data/"]
@@ -296,7 +322,9 @@ NO_FILES_EVER = ("sh", "-c", 'ulimit -f 0; exec "$@"', "sh")
 
 
 @pytest.mark.slow
-def test_soft_limit_of_file_sizes_is_that_of_the_starter_alone(root: Path, home: PrivateHome) -> None:
+def test_soft_limit_of_file_sizes_is_that_of_the_starter_alone(
+    root: Path, home: PrivateHome
+) -> None:
     """A job that may write no files starts a daemon that may, and reads files."""
     assert shardcache("serve", "--private").code == 0, "which makes the key that readers only read"
     home.kill()
@@ -308,7 +336,9 @@ def test_soft_limit_of_file_sizes_is_that_of_the_starter_alone(root: Path, home:
 
 
 @pytest.mark.slow
-def test_dataset_where_no_file_may_be_written_is_a_typed_error(root: Path, home: PrivateHome) -> None:
+def test_dataset_where_no_file_may_be_written_is_a_typed_error(
+    root: Path, home: PrivateHome
+) -> None:
     """Its processes share memory, for which the limit of file sizes counts as well."""
     assert shardcache("serve", "--private").code == 0
     _, err = start_reader(root, prefix=NO_FILES).communicate(timeout=GUARD_S)
@@ -317,10 +347,14 @@ def test_dataset_where_no_file_may_be_written_is_a_typed_error(root: Path, home:
 
 
 @pytest.mark.parametrize("starter", first_quick(["command", "reader"]))
-def test_hard_limit_of_file_sizes_is_a_typed_error(root: Path, home: PrivateHome, starter: str) -> None:
+def test_hard_limit_of_file_sizes_is_a_typed_error(
+    root: Path, home: PrivateHome, starter: str
+) -> None:
     """No daemon could cache anything; the remedy is the limit, and no other folder."""
     is_command = starter == "command"
-    arguments = ["-m", "shardcache", "serve", "--private"] if is_command else ["-c", READ, f"{root}/data/"]
+    arguments = (
+        ["-m", "shardcache", "serve", "--private"] if is_command else ["-c", READ, f"{root}/data/"]
+    )
     command = [*NO_FILES_EVER, sys.executable, *arguments]
     err = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S).stderr
     assert "may write no files" in err

@@ -15,7 +15,8 @@ from support.stores.object_servers import HubServer
 
 pytest.importorskip("huggingface_hub", minversion="2", reason="pip install 'shardcache[hf]'")
 
-ONE, TWO = "hf://datasets/org/one", "hf://datasets/org/two"
+ONE = "hf://datasets/org/one"
+TWO = "hf://datasets/org/two"
 
 
 @pytest.fixture
@@ -25,8 +26,12 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         for repository in ("one", "two"):
             folder = f"/datasets/org/{repository}"
             hub.tokens[f"hf_secret_{repository}"] = folder
-            hub.put_lfs(f"{folder}/resolve/main/a.tar", make_tar([{"__key__": repository, "txt": b"a"}]))
-            hub.put(f"{folder}/resolve/main/b.tar", make_tar([{"__key__": repository, "txt": b"b"}]))
+            hub.put_lfs(
+                f"{folder}/resolve/main/a.tar", make_tar([{"__key__": repository, "txt": b"a"}])
+            )
+            hub.put(
+                f"{folder}/resolve/main/b.tar", make_tar([{"__key__": repository, "txt": b"b"}])
+            )
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint_url)
         monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
         yield hub
@@ -36,7 +41,9 @@ async def read(url: str) -> list[tuple[str, bytes]]:
     """Return the keys and values of all samples, read through this user's private daemon."""
 
     def samples() -> list[tuple[str, bytes]]:
-        return [(sample["__key__"], sample["txt"]) for sample in ShardReader(url, timeout_s=GUARD_S)]
+        return [
+            (sample["__key__"], sample["txt"]) for sample in ShardReader(url, timeout_s=GUARD_S)
+        ]
 
     return await asyncio.to_thread(samples)
 
@@ -59,7 +66,9 @@ async def test_jobs_with_other_tokens_share_a_daemon(
 
 
 @pytest.mark.slow
-async def test_commands_hand_over_tokens(home: PrivateHome, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_commands_hand_over_tokens(
+    home: PrivateHome, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As readers do, also for a listing."""
     monkeypatch.setenv("HF_TOKEN", "hf_secret_one")
     assert await read(f"{ONE}/a.tar") == [("one", b"a")]
@@ -97,6 +106,11 @@ async def test_tokens_are_written_to_no_file(
         with pytest.raises(NotFoundError):
             await read(f"{url}/missing.tar")
     home.kill()
-    files = [path for folder in (home.runtime, home.caches) for path in folder.rglob("*") if path.is_file()]
+    files = [
+        path
+        for folder in (home.runtime, home.caches)
+        for path in folder.rglob("*")
+        if path.is_file()
+    ]
     assert files
     assert not [path for path in files if b"hf_secret_" in path.read_bytes()]

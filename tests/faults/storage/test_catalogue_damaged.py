@@ -59,12 +59,16 @@ class Damage:
         if rows and self.row is not None:
             rows = [rows[self.row % len(rows)]]
         for number in rows:
-            database.execute(f"UPDATE {self.table} SET {column} = ? WHERE rowid = ?", (self.value, number))
+            database.execute(
+                f"UPDATE {self.table} SET {column} = ? WHERE rowid = ?", (self.value, number)
+            )
 
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 NESTED = "[" * 5000 + "]" * 5000
@@ -80,8 +84,11 @@ VALUES = (
 NUMBERS = st.integers(0, 99)
 TABLES = st.sampled_from(["Cache", "Cache", "Cache", "Settings"])
 CELL = st.builds(Damage, st.just("change"), TABLES, NUMBERS, st.none() | NUMBERS, VALUES)
-FORM = st.builds(Damage, st.sampled_from(["drop", "empty", "rename"]), TABLES, NUMBERS, st.none(), st.none())
-# After a change of a table's form, the catalogue is made again, whatever its cells hold: most examples have none.
+FORM = st.builds(
+    Damage, st.sampled_from(["drop", "empty", "rename"]), TABLES, NUMBERS, st.none(), st.none()
+)
+# After a change of a table's form, the catalogue is made again, whatever its cells hold: most
+# examples have none.
 CELLS = st.lists(CELL, min_size=4, max_size=20)
 CHANGES = st.one_of(CELLS, CELLS, CELLS, st.lists(CELL | FORM, min_size=1, max_size=4))
 
@@ -135,7 +142,9 @@ def read(daemon: Daemon, urls: list[str]) -> list[dict[str, Any]]:
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(changes=CHANGES)
-def test_catalogue_in_which_anything_may_be_costs_no_shard(changes: list[Damage], ground: Ground) -> None:
+def test_catalogue_in_which_anything_may_be_costs_no_shard(
+    changes: list[Damage], ground: Ground
+) -> None:
     """Tables dropped, emptied or renamed, any column of any row of any type: nothing is lost or fetched again."""
     ground.damage(changes)
     with ground.daemon as daemon:

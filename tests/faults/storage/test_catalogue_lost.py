@@ -111,7 +111,13 @@ def _another_schema(catalogue: Path) -> None:
         database.commit()
 
 
-WHILE_IT_RUNS = (_delete, _empty_folder, _overwritten(b""), _overwritten(b"\x00garbage\xff" * 5000), _garbage_log)
+WHILE_IT_RUNS = (
+    _delete,
+    _empty_folder,
+    _overwritten(b""),
+    _overwritten(b"\x00garbage\xff" * 5000),
+    _garbage_log,
+)
 LOSSES = (*WHILE_IT_RUNS, _truncated, _a_file_in_its_place, _a_folder_in_its_place, _another_schema)
 
 
@@ -132,7 +138,9 @@ def test_a_lost_catalogue_costs_no_download(daemon: Daemon, urls: list[str]) -> 
 
 
 @pytest.mark.parametrize("row", ["5", '[1, {"a": 2}]', '{"0": "v"}', "[" * 10_000 + "]" * 10_000])
-def test_rows_of_another_form_cost_no_count_and_no_download(daemon: Daemon, urls: list[str], row: str) -> None:
+def test_rows_of_another_form_cost_no_count_and_no_download(
+    daemon: Daemon, urls: list[str], row: str
+) -> None:
     """Readers of cached shards get every count and shard, at once; the listings are made again."""
     with closing(sqlite3.connect(daemon.cache_dir / "catalogue" / "cache.db")) as database:
         database.execute("UPDATE Cache SET value = ?", (zlib.compress(row.encode()),))
@@ -143,7 +151,9 @@ def test_rows_of_another_form_cost_no_count_and_no_download(daemon: Daemon, urls
         assert daemon.status()["counters"]["origin_bytes"] == 0
 
 
-def test_catalogue_lost_under_the_daemon_disturbs_no_reader(daemon: Daemon, urls: list[str]) -> None:
+def test_catalogue_lost_under_the_daemon_disturbs_no_reader(
+    daemon: Daemon, urls: list[str]
+) -> None:
     """It continues serving and fetching, also what it had not seen before, and a restart finds all of it."""
     daemon.start()
     for lose in WHILE_IT_RUNS:
@@ -160,7 +170,9 @@ def test_catalogue_lost_under_the_daemon_disturbs_no_reader(daemon: Daemon, urls
         assert daemon.status()["counters"]["origin_bytes"] == 0, lose
 
 
-async def test_cached_shards_are_served_without_catalogue_and_store(tmp_path: Path, faulty: FaultyS3) -> None:
+async def test_cached_shards_are_served_without_catalogue_and_store(
+    tmp_path: Path, faulty: FaultyS3
+) -> None:
     """A cached shard's version is known from its sidecar, though the origin does not say."""
     urls = [faulty.put("0.tar", tar(0))]
     with Daemon(tmp_path, "--listing-ttl-s", "0", "--attempts", "2", env=faulty.env()) as daemon:
@@ -172,7 +184,9 @@ async def test_cached_shards_are_served_without_catalogue_and_store(tmp_path: Pa
         assert await asyncio.to_thread(read, daemon, urls) == [tar(0)]
 
 
-def test_counts_of_what_is_no_longer_cached_are_lost_with_it(daemon: Daemon, urls: list[str]) -> None:
+def test_counts_of_what_is_no_longer_cached_are_lost_with_it(
+    daemon: Daemon, urls: list[str]
+) -> None:
     """They live in the catalogue alone: kept after an eviction, gone with the catalogue."""
     with daemon:
         eventually(lambda: _is_evicted(daemon, urls[0]))

@@ -25,7 +25,11 @@ from support.shards.tars import make_tar, random_samples, write_indexed, write_t
 
 SAMPLES = 6
 SHARDS = 2
-VALUES = [sample["jpg"] for first in (0, SAMPLES) for sample in random_samples(SAMPLES, {"jpg": 50}, first=first)]
+VALUES = [
+    sample["jpg"]
+    for first in (0, SAMPLES)
+    for sample in random_samples(SAMPLES, {"jpg": 50}, first=first)
+]
 
 Damage = Callable[[Path, Path], object]
 """Damages a cached shard, given the paths of its tar and its sidecar."""
@@ -47,7 +51,10 @@ def daemon(tmp_path: Path, source: str) -> Iterator[Daemon]:
 
 def read(daemon: Daemon, url: str | Sequence[str], **options: Any) -> list[bytes]:
     """Return the values of a dataset's samples, once its shards are published."""
-    values = [sample["jpg"] for sample in ShardDataset(url, socket=daemon.socket, timeout_s=GUARD_S, **options)]
+    values = [
+        sample["jpg"]
+        for sample in ShardDataset(url, socket=daemon.socket, timeout_s=GUARD_S, **options)
+    ]
     daemon.await_publication()
     return values
 
@@ -102,7 +109,9 @@ TARS: dict[str, Damage] = {
 
 
 @pytest.mark.parametrize("damage", first_quick(INDEXES.values()), ids=INDEXES)
-def test_damaged_index_is_made_again_from_the_tar(daemon: Daemon, source: str, damage: Damage) -> None:
+def test_damaged_index_is_made_again_from_the_tar(
+    daemon: Daemon, source: str, damage: Damage
+) -> None:
     """A reader goes on with the right samples, nothing is fetched, and the status counts the shards."""
     before_bytes = fetched(daemon)
     spoil(daemon, damage)
@@ -127,7 +136,9 @@ def test_damaged_index_is_made_again_while_the_object_store_is_away(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", first_quick(INDEXES.values()), ids=INDEXES)
-def test_index_damaged_before_a_restart_is_made_whole(daemon: Daemon, source: str, damage: Damage) -> None:
+def test_index_damaged_before_a_restart_is_made_whole(
+    daemon: Daemon, source: str, damage: Damage
+) -> None:
     """Also by a daemon that has not seen the sidecar whole, which fetches the shard if nothing else tells its sums."""
     spoil(daemon, damage)
     daemon.restart()
@@ -160,7 +171,10 @@ def test_index_is_not_made_of_a_damaged_tar(daemon: Daemon, source: str) -> None
     [(Path.unlink, NotFoundError), pytest.param(None, NotATarError, marks=pytest.mark.slow)],
 )
 def test_training_stops_if_the_copy_from_the_store_is_wrong_too(
-    daemon: Daemon, tmp_path: Path, replace: Callable[[Path], object] | None, error: type[ShardcacheError]
+    daemon: Daemon,
+    tmp_path: Path,
+    replace: Callable[[Path], object] | None,
+    error: type[ShardcacheError],
 ) -> None:
     """The error is the one of the object in the store."""
     url = f"file://{tmp_path}/data/0.tar"
@@ -178,7 +192,9 @@ def test_training_stops_if_the_copy_from_the_store_is_wrong_too(
 
 
 @pytest.mark.parametrize("door", first_quick(DOORS))
-def test_every_reader_of_samples_goes_on_after_damage(daemon: Daemon, source: str, door: str) -> None:
+def test_every_reader_of_samples_goes_on_after_damage(
+    daemon: Daemon, source: str, door: str
+) -> None:
     """Each finds the damaged index itself, for no two of them share what they have mapped."""
     spoil(daemon, INDEXES["a byte of the tables"])
     assert sorted(DOORS[door](source, daemon.socket)) == sorted(VALUES)
@@ -244,7 +260,15 @@ def test_damaged_tokens_are_fetched_again(tmp_path: Path) -> None:
         ((tar, _),) = cached(daemon)
         flip(tar, tar.read_bytes().index(b"NUMPY"))
         out = tmp_path / "again.json"
-        ran = shardcache("index", f"file://{tmp_path}/text/*.tar", "-o", out, "--tokens", "npy", socket=daemon.socket)
+        ran = shardcache(
+            "index",
+            f"file://{tmp_path}/text/*.tar",
+            "-o",
+            out,
+            "--tokens",
+            "npy",
+            socket=daemon.socket,
+        )
         assert ran.code == 0, ran.err
         assert daemon.status()["counters"]["corrupt"] == 2
 

@@ -66,7 +66,9 @@ def source(tmp_path: Path) -> str:
 
 
 @contextmanager
-def holding(folder: Path, *flags: str, capacity: str = "1GB", **what: Any) -> Iterator[tuple[Daemon, Shim]]:
+def holding(
+    folder: Path, *flags: str, capacity: str = "1GB", **what: Any
+) -> Iterator[tuple[Daemon, Shim]]:
     """Run a daemon whose disk holds each sync, or as `what` says, until the shim releases it."""
     shim = Shim(folder / "shim", root=folder / "cache")
     with Daemon(folder, "--scrub-rate", "0", *flags, capacity=capacity, env=shim.env()) as daemon:
@@ -126,7 +128,9 @@ def test_every_reader_gets_all_samples_before_they_are_synced(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("zero_copy", first_quick([False, True]))
-def test_workers_pass_on_samples_of_files_that_move(tmp_path: Path, source: str, zero_copy: bool) -> None:
+def test_workers_pass_on_samples_of_files_that_move(
+    tmp_path: Path, source: str, zero_copy: bool
+) -> None:
     """A trainer takes batches from its workers before the files get their names, and after."""
     with holding(tmp_path) as (daemon, shim):
         dataset = ShardDataset(source, socket=daemon.socket, timeout_s=GUARD_S, zero_copy=zero_copy)
@@ -139,7 +143,9 @@ def test_workers_pass_on_samples_of_files_that_move(tmp_path: Path, source: str,
 
 
 @pytest.mark.slow
-def test_inflated_shard_is_read_before_it_is_synced(held: tuple[Daemon, Shim], tmp_path: Path) -> None:
+def test_inflated_shard_is_read_before_it_is_synced(
+    held: tuple[Daemon, Shim], tmp_path: Path
+) -> None:
     """Its beginning cannot be read as it arrives; its whole can."""
     daemon, shim = held
     path = tmp_path / "a.tar.gz"
@@ -169,7 +175,9 @@ def test_arriving_shard_is_read_to_its_end_before_it_is_synced(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_reader_that_comes_during_the_sync_does_not_wait(held: tuple[Daemon, Shim], source: str) -> None:
+def test_reader_that_comes_during_the_sync_does_not_wait(
+    held: tuple[Daemon, Shim], source: str
+) -> None:
     """Two readers have the same files, and each shard is fetched once."""
     daemon, _ = held
     assert read(daemon, source) == values()
@@ -199,7 +207,9 @@ def test_file_is_read_by_ranges_before_it_is_synced(tmp_path: Path, size_bytes: 
 
 
 @pytest.mark.slow
-def test_shards_read_before_their_publication_are_billed(held: tuple[Daemon, Shim], source: str) -> None:
+def test_shards_read_before_their_publication_are_billed(
+    held: tuple[Daemon, Shim], source: str
+) -> None:
     """They count as read and done when their reader releases them, whatever becomes of the files."""
     daemon, _ = held
     assert read(daemon, source) == values()
@@ -209,7 +219,9 @@ def test_shards_read_before_their_publication_are_billed(held: tuple[Daemon, Shi
     assert job["bill"]["read_bytes"] == sum(len(shard(number)) for number in range(SHARDS))
 
 
-def test_reader_waits_while_names_are_synced_and_gets_the_published_files(tmp_path: Path, source: str) -> None:
+def test_reader_waits_while_names_are_synced_and_gets_the_published_files(
+    tmp_path: Path, source: str
+) -> None:
     """Once the files have moved, one that does not find them waits for the end of the publication."""
     with holding(tmp_path, match="/shards/") as (daemon, shim), RawSession(daemon) as session:
         session.plan([source.replace("index.json", "0.tar")], [0])
@@ -224,7 +236,9 @@ def test_reader_waits_while_names_are_synced_and_gets_the_published_files(tmp_pa
 
 
 @pytest.mark.slow
-def test_client_of_an_earlier_release_waits_for_the_published_files(tmp_path: Path, source: str) -> None:
+def test_client_of_an_earlier_release_waits_for_the_published_files(
+    tmp_path: Path, source: str
+) -> None:
     """It does not ask for unpublished files, and would look for them in vain once they have moved."""
     with holding(tmp_path) as (daemon, shim), RawSession(daemon) as session:
         assert read(daemon, source) == values()
@@ -253,7 +267,9 @@ def test_unpublished_files_may_be_read_by_those_who_may_read_published_ones(
 
 
 @pytest.mark.slow
-def test_daemon_killed_during_the_sync_serves_the_right_bytes_again(held: tuple[Daemon, Shim], source: str) -> None:
+def test_daemon_killed_during_the_sync_serves_the_right_bytes_again(
+    held: tuple[Daemon, Shim], source: str
+) -> None:
     """The next one makes the index again, and fetches no part that the disk has."""
     daemon, shim = held
     assert read(daemon, source) == values()
@@ -267,7 +283,9 @@ def test_daemon_killed_during_the_sync_serves_the_right_bytes_again(held: tuple[
 
 
 @pytest.mark.slow
-def test_reader_keeps_what_it_has_when_the_daemon_is_killed_during_the_sync(tmp_path: Path, source: str) -> None:
+def test_reader_keeps_what_it_has_when_the_daemon_is_killed_during_the_sync(
+    tmp_path: Path, source: str
+) -> None:
     """It reads on in its files while the next daemon publishes them."""
     with holding(tmp_path) as (daemon, shim):
         samples = iter(ShardDataset(source, socket=daemon.socket, timeout_s=GUARD_S))
@@ -301,10 +319,13 @@ def test_inflated_shard_that_is_still_read_stays_counted_after_a_kill(tmp_path: 
 
 
 @pytest.mark.slow
-def test_shard_that_could_not_be_synced_is_fetched_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_shard_that_could_not_be_synced_is_fetched_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its reader has all samples, and is warned with its next shard.
 
-    The kernel takes lost pages for clean after a failed sync: the same file must not be synced again.
+    The kernel takes lost pages for clean after a failed sync: the same file must not be synced
+    again.
     """
     source = write_source(tmp_path / "data", 4)
     others = [f"file://{tmp_path}/data/{number}.tar" for number in (1, 2, 3)]
@@ -327,7 +348,9 @@ def test_shard_that_could_not_be_synced_is_fetched_again(tmp_path: Path, caplog:
 
 
 @pytest.mark.slow
-def test_shard_that_could_not_be_synced_costs_a_waiting_reader_no_error(tmp_path: Path, source: str) -> None:
+def test_shard_that_could_not_be_synced_costs_a_waiting_reader_no_error(
+    tmp_path: Path, source: str
+) -> None:
     """One that waits for the published file gets it from the second attempt."""
     with holding(tmp_path, times=1, match=".part") as (daemon, shim), RawSession(daemon) as session:
         session.plan([source.replace("index.json", "0.tar")], [0])
@@ -364,7 +387,9 @@ def test_unpublished_shards_count_against_the_capacity(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_truncated_shard_is_refused_before_it_is_synced(held: tuple[Daemon, Shim], tmp_path: Path) -> None:
+def test_truncated_shard_is_refused_before_it_is_synced(
+    held: tuple[Daemon, Shim], tmp_path: Path
+) -> None:
     """It fails its checks, so none of it is handed out."""
     daemon, _ = held
     path = tmp_path / "cut.tar"

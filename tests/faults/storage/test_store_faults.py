@@ -42,8 +42,12 @@ def test_misbehaving_store_gives_right_shards_or_typed_errors(row: Row, place: S
     row.check(place)
 
 
-@pytest.mark.parametrize("mischief", [Mischief.CHUNKED, Mischief.ENCODED], ids=lambda mischief: mischief.name.lower())
-def test_rare_answers_that_http_allows_are_read(mischief: Mischief, place: StorePlace, result: Result) -> None:
+@pytest.mark.parametrize(
+    "mischief", [Mischief.CHUNKED, Mischief.ENCODED], ids=lambda mischief: mischief.name.lower()
+)
+def test_rare_answers_that_http_allows_are_read(
+    mischief: Mischief, place: StorePlace, result: Result
+) -> None:
     """They cost no shard and no second try."""
     place.proxy.fail(mischief)
     assert place.read(result) == []
@@ -51,13 +55,18 @@ def test_rare_answers_that_http_allows_are_read(mischief: Mischief, place: Store
 
 
 @pytest.mark.slow
-def test_another_objects_bytes_under_the_right_headers_are_noticed(place: StorePlace, result: Result) -> None:
+def test_another_objects_bytes_under_the_right_headers_are_noticed(
+    place: StorePlace, result: Result
+) -> None:
     """By the store's checksum where it has one, by the ETag where that is an MD5; none of them is served."""
     place.proxy.fail(Mischief.OTHER_BYTES)
     failures = place.read(result)
     assert {failure.number for failure in failures} == set(range(len(place.urls)))
     assert {type(failure.error) for failure in failures} == {CorruptShardError}
-    assert {"MD5" if "MD5" in str(failure.error) else "crc32" for failure in failures} == {"MD5", "crc32"}
+    assert {"MD5" if "MD5" in str(failure.error) else "crc32" for failure in failures} == {
+        "MD5",
+        "crc32",
+    }
     place.recover(result, failures)
 
 
@@ -74,7 +83,9 @@ DATA = random.Random(9).randbytes(3 * PART + 999)
 
 # A web server has no checksum that would tell.
 _BEYOND_NOTICE = {Mischief.FLIP, Mischief.OTHER_BYTES}
-_NOTICED = [mischief for mischief in Mischief if mischief.method == "GET" and mischief not in _BEYOND_NOTICE]
+_NOTICED = [
+    mischief for mischief in Mischief if mischief.method == "GET" and mischief not in _BEYOND_NOTICE
+]
 
 
 @pytest.fixture
@@ -88,7 +99,9 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mischief", _NOTICED, ids=lambda mischief: mischief.name.lower())
-async def test_a_right_file_or_a_typed_error(mischief: Mischief, rig: Rig, faulty: FaultyS3) -> None:
+async def test_a_right_file_or_a_typed_error(
+    mischief: Mischief, rig: Rig, faulty: FaultyS3
+) -> None:
     """Half of the answers are spoiled, those that tell the size among them; then the server is healed."""
     faulty.put("a.tar", DATA)
     with FaultyProxy(faulty.endpoint_url) as proxy:
@@ -102,7 +115,9 @@ async def test_a_right_file_or_a_typed_error(mischief: Mischief, rig: Rig, fault
             while not proxy.done[mischief]:
                 await right_or_typed(rig, url)
             proxy.heal()
-            while not await right_or_typed(rig, url):  # a busy machine may be as late as any mischief
+            while not await right_or_typed(
+                rig, url
+            ):  # a busy machine may be as late as any mischief
                 pass
 
 

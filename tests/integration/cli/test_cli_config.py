@@ -38,7 +38,11 @@ def options(*args: str | Path, env: dict[str, str] | None = None) -> dict[str, d
 
 def test_each_value_has_its_source(file: Path) -> None:
     """A flag wins over the environment, that over the file, that over the default; each is named, the line too."""
-    env = {"SHARDCACHE_MAX_TRANSFERS": "9", "SHARDCACHE_ATTEMPTS": "3", "SHARDCACHE_ORIGIN": '[{"match": "s3://b/"}]'}
+    env = {
+        "SHARDCACHE_MAX_TRANSFERS": "9",
+        "SHARDCACHE_ATTEMPTS": "3",
+        "SHARDCACHE_ORIGIN": '[{"match": "s3://b/"}]',
+    }
     found = options("--config", file, "--attempts", "5", env=env)
     seen = {name: (row["value"], row["source"], row["place"]) for name, row in found.items()}
     assert seen["attempts"] == (5, "flag", "--attempts")
@@ -56,7 +60,9 @@ def test_secrets_are_not_shown(file: Path) -> None:
         ran = shardcache("config", "show", "--config", file, *flags)
         assert ran.code == 0
         assert "hidden" not in ran.out + ran.err
-        assert all(name in ran.out for name in ("minio:9000", "Authorization", "https://REDACTED@b/"))
+        assert all(
+            name in ran.out for name in ("minio:9000", "Authorization", "https://REDACTED@b/")
+        )
 
 
 def test_config_show_prints_values_as_people_write_them(file: Path) -> None:
@@ -71,7 +77,10 @@ def test_config_show_prints_values_as_people_write_them(file: Path) -> None:
 
 def test_a_valid_file_passes(file: Path) -> None:
     """Exit 0, with the options that it sets."""
-    assert shardcache("config", "check", file).out == f"{file}: valid; sets capacity, allow, max_transfers, origin\n"
+    assert (
+        shardcache("config", "check", file).out
+        == f"{file}: valid; sets capacity, allow, max_transfers, origin\n"
+    )
     assert shardcache("config", "check", "--json", file).json == {
         "file": str(file),
         "valid": True,
@@ -83,10 +92,19 @@ def test_a_valid_file_passes(file: Path) -> None:
     ("config", "told"),
     [
         ("capacity = 'much'", "capacity in {}, line 1: "),
-        ("[[origin]]\nmatch = 's3://a/'\nendpoint = 'x'", "origin.0.endpoint in {}, line 3: unknown option; did you"),
+        (
+            "[[origin]]\nmatch = 's3://a/'\nendpoint = 'x'",
+            "origin.0.endpoint in {}, line 3: unknown option; did you",
+        ),
         ("capacity: 1GB", "cannot read {}: "),
-        ("[[origin]]\nmatch = 's3://a/'\nprice_per_gb = inf", "origin.0.price_per_gb in {}, line 3: "),
-        ("[[origin]]\nmatch = 's3://a/'\nprice_per_1000_requests = nan", "price_per_1000_requests in {}, line 3: "),
+        (
+            "[[origin]]\nmatch = 's3://a/'\nprice_per_gb = inf",
+            "origin.0.price_per_gb in {}, line 3: ",
+        ),
+        (
+            "[[origin]]\nmatch = 's3://a/'\nprice_per_1000_requests = nan",
+            "price_per_1000_requests in {}, line 3: ",
+        ),
         ("listing_ttl_s = inf", "listing_ttl_s in {}, line 1: "),
         (
             "[[origin]]\nmatch = 's3://a/'\n[origin.storage_options]\n[[origin]]\nmatch = 's3://b/'\nregoin = 'x'",
@@ -123,14 +141,25 @@ def test_every_invalid_option_is_named(file: Path) -> None:
 # Commands that find no daemon
 
 URL = "s3://bucket/a.tar"
-COMMANDS = [("status",), ("top",), ("warm", URL), ("ls",), ("evict", URL), ("verify",), ("dashboard", "--no-open")]
+COMMANDS = [
+    ("status",),
+    ("top",),
+    ("warm", URL),
+    ("ls",),
+    ("evict", URL),
+    ("verify",),
+    ("dashboard", "--no-open"),
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_missing_socket_exits_3_with_the_command_to_start_one(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_missing_socket_exits_3_with_the_command_to_start_one(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
     """Each command that needs a daemon exits 3 and prints the command that starts one at that very socket."""
     ran = shardcache(*command, socket=tmp_path / "none.sock")
-    assert (ran.code, ran.out) == (3, "")
+    assert ran.code == 3
+    assert ran.out == ""
     assert f"shardcache serve --socket {tmp_path}/none.sock --cache-dir" in ran.err
 
 
@@ -140,7 +169,9 @@ def test_socket_of_a_killed_daemon_exits_3(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
     ran = shardcache("status", "--json", env={"SHARDCACHE_SOCKET": str(path)})
-    assert (ran.code, ran.json["error"]["code"], ran.json["error"]["url"]) == (3, "no_daemon", str(path))
+    assert ran.code == 3
+    assert ran.json["error"]["code"] == "no_daemon"
+    assert ran.json["error"]["url"] == str(path)
 
 
 # Completion, by the script that docs/commands.md describes
@@ -161,5 +192,9 @@ def test_socket_of_a_killed_daemon_exits_3(tmp_path: Path) -> None:
 def test_commands_options_values_and_paths_are_completed(line: str, offered: set[str]) -> None:
     """Commands, options and their values are offered by their beginning; paths are left to the shell."""
     words = f"shardcache {line}"
-    asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), "_SHARDCACHE_COMPLETE": "bash_complete"}
+    asked = {
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+        "_SHARDCACHE_COMPLETE": "bash_complete",
+    }
     assert set(shardcache(env=asked).out.splitlines()) == offered

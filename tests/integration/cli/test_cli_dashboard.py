@@ -94,10 +94,15 @@ def cutting_relay(daemon: Daemon, path: Path) -> Iterator[None]:
             listener.shutdown(socket.SHUT_RDWR)
 
 
-def test_file_that_the_daemon_cuts_short_is_not_passed_on_as_whole(daemon: Daemon, tmp_path: Path) -> None:
+def test_file_that_the_daemon_cuts_short_is_not_passed_on_as_whole(
+    daemon: Daemon, tmp_path: Path
+) -> None:
     """Browsers would keep it for a year."""
     through = tmp_path / "relay.sock"
-    with cutting_relay(daemon, through), dashboard(daemon, "--no-open", through=through) as (url, _):
+    with (
+        cutting_relay(daemon, through),
+        dashboard(daemon, "--no-open", through=through) as (url, _),
+    ):
         root = url.partition("#")[0]
         script = re.search(r"dashboard/static/[^\"]+\.js", requests.get(root, timeout=GUARD_S).text)
         assert script
@@ -106,10 +111,14 @@ def test_file_that_the_daemon_cuts_short_is_not_passed_on_as_whole(daemon: Daemo
 
 
 def test_the_url_it_prints_shows_the_page_and_nothing_else(daemon: Daemon) -> None:
-    """The page comes to anybody on the node, what fills it to whoever has the token; nothing of the API is to be had,
-    nothing can be changed; Ctrl-C ends it."""
+    """The page comes to anybody on the node, what fills it to whoever has the token; nothing of the
+    API is to be had, nothing can be changed; Ctrl-C ends it.
+    """
     port = free_port()
-    with dashboard(daemon, "--no-open", "--port", str(port)) as (url, process), requests.Session() as http:
+    with (
+        dashboard(daemon, "--no-open", "--port", str(port)) as (url, process),
+        requests.Session() as http,
+    ):
         root, _, token = url.partition("/#token=")
         assert root == f"http://127.0.0.1:{port}"
         assert len(token) >= 32
@@ -117,7 +126,9 @@ def test_the_url_it_prints_shows_the_page_and_nothing_else(daemon: Daemon) -> No
         assert page.text.startswith("<!doctype html>")
         assert "default-src 'self'" in page.headers["Content-Security-Policy"]
         for brought in ("", "Bearer", f"Bearer {token[:-1]}", token):
-            refused = http.get(root + LIVE_PATH, headers={"Authorization": brought}, timeout=GUARD_S)
+            refused = http.get(
+                root + LIVE_PATH, headers={"Authorization": brought}, timeout=GUARD_S
+            )
             assert refused.status_code == 401
         http.headers["Authorization"] = f"Bearer {token}"
         with http.get(root + LIVE_PATH, stream=True, timeout=GUARD_S) as answer:

@@ -14,13 +14,17 @@ from support.programs.processes import children, wait_until_ended
 
 def contents(folder: Path) -> dict[Path, bytes]:
     """Return each file below a folder, by its path there."""
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
 
 
 @pytest.mark.slow
 def test_interrupted_demo_leaves_nothing() -> None:
     """Stopped while its jobs run, the demo ends them and its daemon, removes its files, and exits 130."""
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own path may be too long for the demo's socket
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # pytest's own path may be too long for the demo's socket
         command = [sys.executable, "-m", "shardcache", "demo"]
         env = clean_environment({"TMPDIR": folder})
         with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as demo:

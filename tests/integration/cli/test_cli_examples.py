@@ -19,7 +19,8 @@ from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import Bucket
 
 DOCS = ROOT / "docs"
-# Commands that last, or need other nodes or a private daemon, and those that need what others before them have made.
+# Commands that last, or need other nodes or a private daemon, and those that need what others
+# before them have made.
 APART = {"serve", "dashboard", "demo", "cluster run", "cluster status", "stop"}
 ORDER = ("write", "index", "doctor", "warm", "get", "ls", "verify", "pin", "unpin", "evict")
 
@@ -50,21 +51,45 @@ def test_examples_run(moto: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     Path("nodes.txt").write_text("node1=10.0.0.1,node2=10.0.0.2\n")
     moto.put("val/shard-000000.tar", make_tar(random_samples(5)))
     moto.put("llama/model.safetensors", os.urandom(1_000))
-    pages = {path: found for path, found in examples() if path not in APART | {"", "cluster", "config"}}
+    pages = {
+        path: found for path, found in examples() if path not in APART | {"", "cluster", "config"}
+    }
     # The doctor looks at its environment.
     with Daemon(tmp_path, "--s3", "127.0.0.1:0", spawn=spawn) as daemon:
         monkeypatch.setenv("SHARDCACHE_SOCKET", str(daemon.socket))
         for path in (*ORDER, *pages.keys() - {*ORDER}):
             for example in pages[path]:
-                ran = shardcache(*shlex.split(example.replace("s3://bucket", moto.url).replace("/nvme", str(tmp_path))))
+                ran = shardcache(
+                    *shlex.split(
+                        example.replace("s3://bucket", moto.url).replace("/nvme", str(tmp_path))
+                    )
+                )
                 assert ran.code == 0, (example, ran.out, ran.err)
 
 
 CODES = {
     0: ("probe live", "config show", "doctor --quick"),
-    1: ("evict s3://no/", "warm /none.tar", "get /none/ .", "write none .", "doctor --quick /none.tar"),
-    2: ("warm", "serve --capacity lots", "config check no", "index a.tar -o a.txt", "nonsense", "doctor --nonsense"),
-    3: ("status --socket no", "stop --socket no", "probe live --socket no", "doctor --quick --socket no"),
+    1: (
+        "evict s3://no/",
+        "warm /none.tar",
+        "get /none/ .",
+        "write none .",
+        "doctor --quick /none.tar",
+    ),
+    2: (
+        "warm",
+        "serve --capacity lots",
+        "config check no",
+        "index a.tar -o a.txt",
+        "nonsense",
+        "doctor --nonsense",
+    ),
+    3: (
+        "status --socket no",
+        "stop --socket no",
+        "probe live --socket no",
+        "doctor --quick --socket no",
+    ),
 }
 
 
@@ -74,7 +99,9 @@ def test_exit_codes_are_those_of_the_pages(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     with Daemon(tmp_path) as daemon:
         monkeypatch.setenv("SHARDCACHE_SOCKET", str(daemon.socket))
-        found = {line: shardcache(*shlex.split(line)).code for lines in CODES.values() for line in lines}
+        found = {
+            line: shardcache(*shlex.split(line)).code for lines in CODES.values() for line in lines
+        }
         watching = spawn(("top", "--json"), os.environ, tmp_path / "top.log")
         eventually((tmp_path / "top.log").read_text)
         os.kill(watching.pid, signal.SIGINT)

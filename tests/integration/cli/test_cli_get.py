@@ -40,7 +40,16 @@ MODEL = {
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    flags = ("--part-size", str(PART_BYTES), "--scrub-rate", "0", "--listing-ttl-s", "0", "--attempts", "1")
+    flags = (
+        "--part-size",
+        str(PART_BYTES),
+        "--scrub-rate",
+        "0",
+        "--listing-ttl-s",
+        "0",
+        "--attempts",
+        "1",
+    )
     with Daemon(tmp_path_factory.mktemp("d"), *flags) as daemon:
         yield daemon
 
@@ -67,11 +76,19 @@ def get(daemon: Daemon, source: object, dest: object, *flags: str) -> Ran:
 def done(ran: Ran) -> dict[str, int]:
     """Return the numbers of files by what became of them."""
     last = json.loads(ran.out.splitlines()[-1])
-    return {name: last[name] for name in ("linked", "cloned", "copied", "present", "failed") if name in last}
+    return {
+        name: last[name]
+        for name in ("linked", "cloned", "copied", "present", "failed")
+        if name in last
+    }
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def fetched(daemon: Daemon) -> int:
@@ -94,7 +111,9 @@ def test_files_of_a_prefix_are_in_the_folder_and_stay_when_it_runs_again(
     assert fetched(daemon) - before == sum(map(len, MODEL.values()))
 
 
-def test_link_is_read_only_and_keeps_its_file_cached(daemon: Daemon, model: Path, dest: Path) -> None:
+def test_link_is_read_only_and_keeps_its_file_cached(
+    daemon: Daemon, model: Path, dest: Path
+) -> None:
     """It is the cache's own file, counted until the link is gone; a run with --copy replaces it by the user's own."""
     get(daemon, model / "model.safetensors", dest, "--link")
     assert dest.stat().st_nlink == 2
@@ -110,7 +129,9 @@ def test_link_is_read_only_and_keeps_its_file_cached(daemon: Daemon, model: Path
 
 
 @pytest.mark.slow
-def test_links_filling_the_cache_are_errors(model: Path, dest: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_links_filling_the_cache_are_errors(
+    model: Path, dest: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """It says what holds the space, without a wait for what nobody may ever remove; copies free it."""
     for number in range(3):
         (model / f"{number}.bin").write_bytes(os.urandom(400_000))
@@ -163,7 +184,9 @@ def test_source_is_a_url_a_pattern_a_folder_or_an_index(
     assert (ran.code, sorted(contents(dest))) == (0, names), ran.err
 
 
-def test_single_file_gets_the_name_of_the_destination(daemon: Daemon, model: Path, dest: Path) -> None:
+def test_single_file_gets_the_name_of_the_destination(
+    daemon: Daemon, model: Path, dest: Path
+) -> None:
     """As with cp: below it, if it is a folder."""
     get(daemon, model / "config.json", dest)
     assert dest.read_bytes() == MODEL["config.json"]
@@ -180,7 +203,9 @@ def test_links_in_the_source_stand_for_their_files(daemon: Daemon, model: Path, 
 
 
 @pytest.mark.slow
-def test_runs_into_one_folder_do_not_disturb_each_other(daemon: Daemon, model: Path, dest: Path) -> None:
+def test_runs_into_one_folder_do_not_disturb_each_other(
+    daemon: Daemon, model: Path, dest: Path
+) -> None:
     """Each replaces files at once and whole, by links or by copies; nothing else is left in the folder."""
     with ThreadPoolExecutor(4) as pool:
         for how in ("--copy", "--link"):
@@ -204,7 +229,9 @@ def test_unusable_destination_is_an_error(daemon: Daemon, model: Path, tmp_path:
 
 
 @pytest.mark.skipif(not may_mount(), reason="mounting takes root")
-def test_full_destination_ends_the_command_at_the_first_file(daemon: Daemon, model: Path, tmp_path: Path) -> None:
+def test_full_destination_ends_the_command_at_the_first_file(
+    daemon: Daemon, model: Path, tmp_path: Path
+) -> None:
     with Tmpfs(tmp_path / "small", 2 * PART_BYTES) as small:
         ran = get(daemon, f"{model}/", small.folder)
         assert (small.folder / "config.json").exists()
@@ -214,7 +241,9 @@ def test_full_destination_ends_the_command_at_the_first_file(daemon: Daemon, mod
     assert "failed" not in ran.out
 
 
-def test_links_in_the_destination_lead_nowhere(daemon: Daemon, model: Path, dest: Path, tmp_path: Path) -> None:
+def test_links_in_the_destination_lead_nowhere(
+    daemon: Daemon, model: Path, dest: Path, tmp_path: Path
+) -> None:
     """One in place of a folder is an error; one in place of a file is replaced, and what it led to is not touched."""
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -230,7 +259,9 @@ def test_links_in_the_destination_lead_nowhere(daemon: Daemon, model: Path, dest
     assert not (dest / "config.json").is_symlink()
 
 
-@pytest.mark.parametrize("key", ["../a", "a/../../b", "/etc/passwd", "a//b", "./a", "a/.", "a\0b", ""])
+@pytest.mark.parametrize(
+    "key", ["../a", "a/../../b", "/etc/passwd", "a//b", "./a", "a/.", "a\0b", ""]
+)
 def test_key_that_is_no_path_below_the_folder_is_refused(key: str) -> None:
     """Whatever the store or an index says."""
     with pytest.raises(ConfigError):
@@ -246,7 +277,9 @@ def test_folders_of_braces_are_kept() -> None:
     assert _base_of("https://host/model/x.tar?sig=1/2") == "https://host/model/"
 
 
-def test_failed_files_are_named_and_the_others_are_there(daemon: Daemon, model: Path, dest: Path) -> None:
+def test_failed_files_are_named_and_the_others_are_there(
+    daemon: Daemon, model: Path, dest: Path
+) -> None:
     """The exit code is 1, and a log has a line for each file."""
     ran = get(daemon, f"{model}/{{config.json,missing.bin,model.safetensors}}", dest)
     assert ran.code == 1
@@ -262,9 +295,23 @@ def test_bars_show_each_file_and_the_whole(daemon: Daemon, dest: Path) -> None:
         url = store.put("weights.bin", os.urandom(4 * PART_BYTES))
         store.let("weights.bin", 2 * PART_BYTES)
         ours, theirs = pty.openpty()
-        command, shown = [sys.executable, "-m", "shardcache", "get", url, str(dest), "--socket", str(daemon.socket)], ""
+        command = [
+            sys.executable,
+            "-m",
+            "shardcache",
+            "get",
+            url,
+            str(dest),
+            "--socket",
+            str(daemon.socket),
+        ]
+        shown = ""
         with subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "COLUMNS": "120"}
+            command,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**os.environ, "COLUMNS": "120"},
         ):
             os.close(theirs)
             with suppress(OSError):  # EIO, once it has ended
@@ -278,22 +325,29 @@ def test_bars_show_each_file_and_the_whole(daemon: Daemon, dest: Path) -> None:
     assert "1 file: 1 copied" in shown, shown
 
 
-def test_copies_need_no_files_without_a_name(model: Path, dest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_need_no_files_without_a_name(
+    model: Path, dest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a filesystem that has none, where opening one is refused."""
     monkeypatch.setattr(os, "O_TMPFILE", 0)
     dest.mkdir(parents=True)
     with open_folder(dest) as place:
         source = model / "model.safetensors"
-        ref, done = ShardRef(str(source), "1", source.stat().st_size), list[int]()
+        ref = ShardRef(str(source), "1", source.stat().st_size)
+        done = list[int]()
         for _ in range(2):
-            assert place_file(source, place, ("sub", "a"), ref, done.append, links=False) == "copied"
+            assert (
+                place_file(source, place, ("sub", "a"), ref, done.append, links=False) == "copied"
+            )
         assert is_copy_of(place, ("sub", "a"), ref)
         assert done[-1] == ref.size_bytes
     assert contents(dest) == {"sub/a": MODEL["model.safetensors"]}
 
 
 @pytest.mark.slow
-def test_repository_of_the_hub_is_fetched_by_its_name(dest: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_repository_of_the_hub_is_fetched_by_its_name(
+    dest: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Without a slash at the end: files in LFS and in git."""
     pytest.importorskip("huggingface_hub", minversion="2")
     with HubServer() as hub:
@@ -309,30 +363,46 @@ def test_repository_of_the_hub_is_fetched_by_its_name(dest: Path, tmp_path_facto
     }
 
 
-def test_killed_daemon_is_waited_for_and_finished_parts_are_kept(daemon: Daemon, dest: Path) -> None:
+def test_killed_daemon_is_waited_for_and_finished_parts_are_kept(
+    daemon: Daemon, dest: Path
+) -> None:
     """The command goes on with the next daemon, where the first had come to; its events say how far it is."""
-    body, before = os.urandom(8 * PART_BYTES), fetched(daemon)
+    body = os.urandom(8 * PART_BYTES)
+    before = fetched(daemon)
     with GatedStore() as store:
         url = store.put("weights.bin", body)
         store.let("weights.bin", 4 * PART_BYTES)
         found: list[Ran] = []
-        running = threading.Thread(target=lambda: found.append(get(daemon, url, f"{dest}/", "--json")))
+        running = threading.Thread(
+            target=lambda: found.append(get(daemon, url, f"{dest}/", "--json"))
+        )
         running.start()
-        eventually(lambda: any(row["done_bytes"] >= 4 * PART_BYTES for row in daemon.status()["transfers"]))
+        eventually(
+            lambda: any(row["done_bytes"] >= 4 * PART_BYTES for row in daemon.status()["transfers"])
+        )
         daemon.restart()
         store.let("weights.bin")
         running.join()
     events = [json.loads(line) for line in found[0].out.splitlines()]
     assert found[0].code == 0
     assert (dest / "weights.bin").read_bytes() == body
-    assert [event["event"] for event in events if event["event"] != "progress"] == ["resolved", "file", "done"]
-    assert (events[0]["total_bytes"], events[-1]["done_bytes"]) == (len(body), len(body))
+    assert [event["event"] for event in events if event["event"] != "progress"] == [
+        "resolved",
+        "file",
+        "done",
+    ]
+    assert events[0]["total_bytes"] == len(body)
+    assert events[-1]["done_bytes"] == len(body)
     assert before >= 0
     assert fetched(daemon) <= 4 * PART_BYTES
 
 
-@pytest.mark.parametrize("name", first_quick(["a\nb", "trailing ", "\x1b[2J", os.fsdecode(b"\xff")]))
-def test_name_that_is_no_url_fails_alone(daemon: Daemon, model: Path, dest: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", first_quick(["a\nb", "trailing ", "\x1b[2J", os.fsdecode(b"\xff")])
+)
+def test_name_that_is_no_url_fails_alone(
+    daemon: Daemon, model: Path, dest: Path, name: str
+) -> None:
     """The others come: one odd file does not refuse a folder."""
     (model / name).write_bytes(b"odd")
     ran = get(daemon, f"{model}/", dest, "--json")
@@ -342,7 +412,9 @@ def test_name_that_is_no_url_fails_alone(daemon: Daemon, model: Path, dest: Path
 
 
 @pytest.mark.slow
-def test_keys_that_are_no_paths_fail_alone(moto: Bucket, dest: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_keys_that_are_no_paths_fail_alone(
+    moto: Bucket, dest: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """As object stores have them."""
     for key in ("m/a", "m/sub/b", "m/sub//c", "m/f "):
         moto.put(key, key.encode())
@@ -363,7 +435,9 @@ def test_cached_file_comes_while_its_store_fails(daemon: Daemon, dest: Path) -> 
         ran = get(daemon, url, dest / "second", "--json")
     assert ran.code == 0, ran.out
     assert (dest / "second").read_bytes() == b"weights"
-    assert json.loads(ran.out.splitlines()[0])["total_bytes"] == len(b"weights"), "its size was known at the start"
+    assert json.loads(ran.out.splitlines()[0])["total_bytes"] == len(b"weights"), (
+        "its size was known at the start"
+    )
 
 
 def test_missing_file_of_a_web_server_is_not_found(daemon: Daemon, dest: Path) -> None:
@@ -388,9 +462,14 @@ def test_folders_are_made_for_files_that_come(
 
 
 @pytest.mark.slow
-def test_command_ends_soon_after_its_daemon_was_stopped(dest: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_command_ends_soon_after_its_daemon_was_stopped(
+    dest: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """It waits as long as a restart takes, not for minutes."""
-    with Daemon(tmp_path_factory.mktemp("d"), "--part-size", str(PART_BYTES)) as daemon, GatedStore() as store:
+    with (
+        Daemon(tmp_path_factory.mktemp("d"), "--part-size", str(PART_BYTES)) as daemon,
+        GatedStore() as store,
+    ):
         url = store.put("weights.bin", os.urandom(4 * PART_BYTES))
         store.let("weights.bin", 2 * PART_BYTES)
         with ThreadPoolExecutor(1) as pool:
@@ -409,7 +488,10 @@ def test_command_ends_soon_after_its_daemon_froze(
     dest: Path, tmp_path_factory: pytest.TempPathFactory, step: str
 ) -> None:
     """For a store it waits for days, through a daemon that is alive; for one that hangs as long as a restart takes."""
-    with Daemon(tmp_path_factory.mktemp("d"), "--part-size", str(PART_BYTES)) as daemon, GatedStore() as store:
+    with (
+        Daemon(tmp_path_factory.mktemp("d"), "--part-size", str(PART_BYTES)) as daemon,
+        GatedStore() as store,
+    ):
         url = store.put("weights.bin", os.urandom(4 * PART_BYTES))
         if step == "fetching":
             store.let("weights.bin", PART_BYTES)

@@ -25,7 +25,9 @@ from support.programs.raw_session import RawSession
 def refused(folder: Path, *args: str | Path, config: str = "") -> Ran:
     """Run `serve`, which is expected to end by itself; with a config file of the given text."""
     (folder / "shardcache.toml").write_text(config)
-    return shardcache("serve", "--config", folder / "shardcache.toml", "--socket", folder / "s.sock", *args)
+    return shardcache(
+        "serve", "--config", folder / "shardcache.toml", "--socket", folder / "s.sock", *args
+    )
 
 
 def test_cache_dir_below_a_file_is_refused(tmp_path: Path) -> None:
@@ -41,7 +43,9 @@ def test_cache_dir_below_a_file_is_refused(tmp_path: Path) -> None:
 
 @needs_root
 @pytest.mark.parametrize("name", first_quick(["catalogue", "partial", "shards/00", "pins"]))
-def test_link_that_another_user_planted_in_the_cache_folder_is_refused(name: str, tmp_path: Path) -> None:
+def test_link_that_another_user_planted_in_the_cache_folder_is_refused(
+    name: str, tmp_path: Path
+) -> None:
     """It would be followed: the error names it, and its target keeps its mode and stays empty."""
     target = tmp_path / "target"
     target.mkdir(mode=0o755)
@@ -72,7 +76,11 @@ def test_cache_folder_that_every_user_can_write_to_is_refused(name: str, tmp_pat
 @needs_root
 @pytest.mark.parametrize(
     ("uid", "gid", "mode", "who"),
-    [(0, 100, 0o770, "group users"), (65534, 0, 0o755, "user nobody, its owner,"), (0, 54321, 0o770, "group 54321")],
+    [
+        (0, 100, 0o770, "group users"),
+        (65534, 0, 0o755, "user nobody, its owner,"),
+        (0, 54321, 0o770, "group 54321"),
+    ],
 )
 def test_cache_folder_that_other_users_can_write_to_is_refused(
     uid: int, gid: int, mode: int, who: str, tmp_path: Path
@@ -101,7 +109,9 @@ def test_file_that_another_user_planted_in_the_cache_folder_is_refused(tmp_path:
 
 
 @pytest.mark.parametrize("mode", [0o1777, 0o775])
-def test_cache_folder_in_which_no_other_user_can_replace_files_is_used(mode: int, tmp_path: Path) -> None:
+def test_cache_folder_in_which_no_other_user_can_replace_files_is_used(
+    mode: int, tmp_path: Path
+) -> None:
     """The sticky bit keeps others from it; the user's own group has no other members."""
     folder = tmp_path / "cache"
     folder.mkdir()
@@ -114,7 +124,8 @@ def test_cache_folder_in_which_no_other_user_can_replace_files_is_used(mode: int
 def spawn_without_socket(args: Sequence[str], env: Mapping[str, str], log: Path) -> Process:
     """Start `serve` without the option `--socket PATH`, which comes first."""
     command, option, _, *others = args
-    assert (command, option) == ("serve", "--socket")
+    assert command == "serve"
+    assert option == "--socket"
     return Daemon.usual_spawn([command, *others], env, log)
 
 
@@ -158,8 +169,16 @@ def test_value_that_makes_no_sense_is_a_usage_error(flag: str, value: str, tmp_p
     [
         ("# sizes\ncapactiy = '1GB'", 2, "capacity"),
         ("part-size = '8MB'", 1, "part_size"),
-        ("[[origin]]\nmatch = 's3://a/'\n\n[[origin]]\nmatch = 's3://b/'\nendpoint = 'http://c'", 6, "endpoint_url"),
-        ("[[allow]]\nprefix = 's3://a/'\n[[allow]]\nprefix = 's3://b/'\nuser = ['root']", 3, "users"),
+        (
+            "[[origin]]\nmatch = 's3://a/'\n\n[[origin]]\nmatch = 's3://b/'\nendpoint = 'http://c'",
+            6,
+            "endpoint_url",
+        ),
+        (
+            "[[allow]]\nprefix = 's3://a/'\n[[allow]]\nprefix = 's3://b/'\nuser = ['root']",
+            3,
+            "users",
+        ),
         ("[[allow]]\nprefx = 's3://a/'", 1, "prefix"),
     ],
 )
@@ -175,10 +194,14 @@ def test_a_misspelt_option_is_shown_with_its_line_and_the_one_that_was_meant(
 
 def test_a_value_is_blamed_on_where_it_was_given(tmp_path: Path) -> None:
     """The variable, or the line of the file; a limit reads as people write sizes."""
-    ran = shardcache("serve", "--cache-dir", tmp_path / "cache", env={"SHARDCACHE_MAX_BANDWIDTH": "1kB"})
+    ran = shardcache(
+        "serve", "--cache-dir", tmp_path / "cache", env={"SHARDCACHE_MAX_BANDWIDTH": "1kB"}
+    )
     assert ran.code == 2
     assert "$SHARDCACHE_MAX_BANDWIDTH: at least 65.5 kB" in ran.err
-    ran = shardcache("serve", "--cache-dir", tmp_path / "cache", env={"SHARDCACHE_ORIGIN": "s3://b/"})
+    ran = shardcache(
+        "serve", "--cache-dir", tmp_path / "cache", env={"SHARDCACHE_ORIGIN": "s3://b/"}
+    )
     assert ran.code == 2
     assert "$SHARDCACHE_ORIGIN: write the tables as a JSON list" in ran.err
     ran = refused(tmp_path, "--cache-dir", tmp_path / "cache", config="[origin]\nmatch = 's3://b/'")
@@ -188,7 +211,9 @@ def test_a_value_is_blamed_on_where_it_was_given(tmp_path: Path) -> None:
 
 def test_odd_but_harmless_options_are_warnings(tmp_path: Path) -> None:
     """A capacity beyond the disk, and a variable that nothing reads, with the one that was meant; parts are rounded."""
-    with Daemon(tmp_path, "--part-size", "8MB", capacity="900PB", env={"SHARDCACHE_CAPCITY": "1TB"}) as daemon:
+    with Daemon(
+        tmp_path, "--part-size", "8MB", capacity="900PB", env={"SHARDCACHE_CAPCITY": "1TB"}
+    ) as daemon:
         log = daemon.log.read_text()
     assert "capacity of 900.0 PB exceeds the size of its filesystem" in log
     assert "meant=SHARDCACHE_CAPACITY" in log
@@ -198,7 +223,10 @@ def test_odd_but_harmless_options_are_warnings(tmp_path: Path) -> None:
 def test_socket_and_cache_dir_in_use_are_refused(tmp_path: Path) -> None:
     """A second daemon exits 1 and leaves the first one alone: each would evict what the other serves."""
     with Daemon(tmp_path) as daemon:
-        for socket, folder in ((daemon.socket, tmp_path / "other"), (tmp_path / "other.sock", daemon.cache_dir)):
+        for socket, folder in (
+            (daemon.socket, tmp_path / "other"),
+            (tmp_path / "other.sock", daemon.cache_dir),
+        ):
             ran = shardcache("serve", "--socket", socket, "--cache-dir", folder)
             assert ran.code == 1
             assert str(daemon.socket if socket == daemon.socket else folder) in ran.err
@@ -220,7 +248,8 @@ ATTACHED = "2 readers attached; they will wait for the next one"
 def test_stop_names_the_readers_that_are_attached(read_by_two: Daemon) -> None:
     """On stderr; without a terminal, nobody is asked."""
     ran = shardcache("stop", socket=read_by_two.socket)
-    assert (ran.code, ran.out) == (0, f"stopped: {read_by_two.socket}\n")
+    assert ran.code == 0
+    assert ran.out == f"stopped: {read_by_two.socket}\n"
     assert ran.err == f"{read_by_two.socket}: {ATTACHED}\n"
 
 
@@ -228,7 +257,9 @@ def test_stop_of_an_idle_daemon_says_no_more(tmp_path: Path) -> None:
     """Nobody reads from it."""
     with Daemon(tmp_path) as daemon:
         ran = shardcache("stop", socket=daemon.socket)
-    assert (ran.code, ran.out, ran.err) == (0, f"stopped: {daemon.socket}\n", "")
+    assert ran.code == 0
+    assert ran.out == f"stopped: {daemon.socket}\n"
+    assert ran.err == ""
 
 
 @pytest.mark.parametrize(
@@ -259,9 +290,21 @@ def stop_on_terminal(daemon: Daemon, *flags: str) -> Iterator[tuple[subprocess.P
     """Run `stop` with a terminal as its input; yield its process and the descriptor on which to type."""
     ours, theirs = pty.openpty()
     try:
-        command = [sys.executable, "-m", "shardcache", "stop", *flags, "--socket", str(daemon.socket)]
+        command = [
+            sys.executable,
+            "-m",
+            "shardcache",
+            "stop",
+            *flags,
+            "--socket",
+            str(daemon.socket),
+        ]
         with subprocess.Popen(
-            command, env=clean_environment({}), stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            command,
+            env=clean_environment({}),
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         ) as process:
             yield process, ours
     finally:
@@ -304,7 +347,9 @@ def test_daemon_whose_process_has_ended_counts_as_stopped(tmp_path: Path) -> Non
                 while request.readline() != b"\r\n":
                     pass
                 status = json.dumps({"pid": daemon.pid, "jobs": []}).encode()
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(status), status))
+                connection.sendall(
+                    b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(status), status)
+                )
 
         answered = threads.submit(answer_status)
         ran = shardcache("stop", socket=tmp_path / "s")

@@ -20,13 +20,25 @@ INTERVAL = "0.1"
 
 def command(daemon: Daemon, *flags: str) -> list[str]:
     """Return the command line that watches a daemon."""
-    return [sys.executable, "-m", "shardcache", "top", "--interval", INTERVAL, "--socket", str(daemon.socket), *flags]
+    return [
+        sys.executable,
+        "-m",
+        "shardcache",
+        "top",
+        "--interval",
+        INTERVAL,
+        "--socket",
+        str(daemon.socket),
+        *flags,
+    ]
 
 
 @contextlib.contextmanager
 def lines_of(daemon: Daemon) -> Iterator[Iterator[dict[str, Any]]]:
     """Run `top --json` and hand out its lines as they come."""
-    with subprocess.Popen(command(daemon, "--json"), env=clean_environment({}), stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command(daemon, "--json"), env=clean_environment({}), stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         try:
             yield map(json.loads, process.stdout)

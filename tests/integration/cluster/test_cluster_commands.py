@@ -29,7 +29,17 @@ STORE = "http://127.0.0.1:9"
 def test_each_node_gets_its_files(tmp_path: Path) -> None:
     """One folder per node, the same but for the name and the address to listen on."""
     nodes = "a=10.0.0.1,b=10.0.0.2"
-    ran = shardcache("cluster", "render", "--nodes", nodes, "--store", "http://10.0.9.9", "--out", tmp_path, "--json")
+    ran = shardcache(
+        "cluster",
+        "render",
+        "--nodes",
+        nodes,
+        "--store",
+        "http://10.0.9.9",
+        "--out",
+        tmp_path,
+        "--json",
+    )
     assert ran.code == 0, ran.err
     assert [Path(file).parent.name for file in ran.json["files"]] == ["a", "b"]
     texts = [(tmp_path / name / "nginx.conf").read_text() for name in "ab"]
@@ -45,7 +55,9 @@ def test_each_node_gets_its_files(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("wrong", ["dns.example", "10.0.0.53:0", "10.0.0.53:x", "a;b@10.0.0.53", "[::1]x:53", ""])
+@pytest.mark.parametrize(
+    "wrong", ["dns.example", "10.0.0.53:0", "10.0.0.53:x", "a;b@10.0.0.53", "[::1]x:53", ""]
+)
 def test_a_resolver_is_an_address(wrong: str) -> None:
     """Anything else could be a piece of nginx's syntax."""
     with pytest.raises(click.BadParameter, match="neither ADDRESS"):
@@ -55,7 +67,18 @@ def test_a_resolver_is_an_address(wrong: str) -> None:
 def test_a_store_by_name_needs_a_resolver_and_admits_its_buckets(tmp_path: Path) -> None:
     """nginx resolves the names of S3 again and again, and connects to no name outside the store's."""
     store = "https://s3.eu-central-1.amazonaws.com"
-    common = ("cluster", "render", "--nodes", "a=127.0.0.2", "--store", store, "--out", tmp_path / "c", "--node", "a")
+    common = (
+        "cluster",
+        "render",
+        "--nodes",
+        "a=127.0.0.2",
+        "--store",
+        store,
+        "--out",
+        tmp_path / "c",
+        "--node",
+        "a",
+    )
     assert shardcache(*common, "--resolver", "10.0.0.53:8600", "--resolver", "fd00::53").code == 0
     text = (tmp_path / "c").read_text()
     assert "resolver 10.0.0.53:8600 [fd00::53]" in text
@@ -66,13 +89,25 @@ def test_a_store_by_name_needs_a_resolver_and_admits_its_buckets(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    subprocess.run(["unshare", "-rn", "true"], check=False).returncode != 0, reason="no namespaces here"
+    subprocess.run(["unshare", "-rn", "true"], check=False).returncode != 0,
+    reason="no namespaces here",
 )
 def test_stores_are_found_by_ipv4_alone_without_a_route_by_ipv6(tmp_path: Path) -> None:
     """Half of the addresses of a store that has both kinds could not be reached."""
-    command = ("-m", "shardcache", "cluster", "render", "--nodes", "a=127.0.0.2", "--store", "https://s3.example")
+    command = (
+        "-m",
+        "shardcache",
+        "cluster",
+        "render",
+        "--nodes",
+        "a=127.0.0.2",
+        "--store",
+        "https://s3.example",
+    )
     options = ("--resolver", "10.0.0.53", "--out", str(tmp_path / "c"), "--node", "a")
-    subprocess.run(["unshare", "-rn", sys.executable, *command, *options], check=True, capture_output=True)
+    subprocess.run(
+        ["unshare", "-rn", sys.executable, *command, *options], check=True, capture_output=True
+    )
     assert "resolver 10.0.0.53 ipv6=off;" in (tmp_path / "c").read_text()
 
 
@@ -80,7 +115,10 @@ def test_stores_are_found_by_ipv4_alone_without_a_route_by_ipv6(tmp_path: Path) 
 def issued(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Certificates by one authority: of three nodes, of a workload that is no node, and of any node."""
     folder = tmp_path_factory.mktemp("tls")
-    for nodes in (parse("node1=127.0.0.2,node2=127.0.0.3,node3=127.0.0.4,workload=127.0.0.9"), None):
+    for nodes in (
+        parse("node1=127.0.0.2,node2=127.0.0.3,node3=127.0.0.4,workload=127.0.0.9"),
+        None,
+    ):
         issue(nodes, folder, 30)
     return folder
 
@@ -105,7 +143,9 @@ def _context(folder: Path, trusted: Path) -> ssl.SSLContext:
 
 
 @needs_nginx
-def test_only_nodes_of_the_cluster_reach_an_owner(secure: TierNodes, issued: Path, tmp_path: Path) -> None:
+def test_only_nodes_of_the_cluster_reach_an_owner(
+    secure: TierNodes, issued: Path, tmp_path: Path
+) -> None:
     """An owner refuses who has no certificate, one of another authority, or a name that is not on the list."""
     for nodes in (parse("node1=127.0.0.2"), None):
         issue(nodes, tmp_path, 30)
@@ -148,7 +188,9 @@ async def owner_of(nodes: TierNodes, front: Node, part: dict[str, str]) -> str:
 @pytest.mark.slow
 @needs_nginx
 @pytest.mark.parametrize("name", ["workload", "node1", "shared"])
-async def test_owner_with_the_name_of_another_is_refused(name: str, issued: Path, tmp_path: Path) -> None:
+async def test_owner_with_the_name_of_another_is_refused(
+    name: str, issued: Path, tmp_path: Path
+) -> None:
     """A server at a node's address gets no request, unless its certificate has that node's name."""
     folder = shutil.copytree(issued, tmp_path / "tls")
     shutil.rmtree(folder / "node3")
@@ -159,8 +201,9 @@ async def test_owner_with_the_name_of_another_is_refused(name: str, issued: Path
         reports = await ask(nodes.tier.nodes, nodes.tier.owner_port, nodes.tier.tls_of(one))
         parts = [{"Range": f"bytes={start}-{start}", "If-Match": '"any"'} for start in range(50)]
         of_third = [part for part in parts if third.address in await owner_of(nodes, one, part)]
-        # A part of the node in question comes first: once its name has been found wrong three times, also by those who
-        # ask it for a permission, nothing is requested from it for a while.
+        # A part of the node in question comes first: once its name has been found wrong three
+        # times, also by those who ask it for a permission, nothing is requested from it for a
+        # while.
         for part in of_third[:1] + parts:
             await asyncio.to_thread(nodes.get, nodes.front(one), f"{STORE}/a.tar", part)
         tried = [row for row in nodes.log(one) if third.address in str(row["upstream"])]
@@ -174,7 +217,8 @@ async def test_owner_with_the_name_of_another_is_refused(name: str, issued: Path
 @pytest.mark.parametrize("renewed", first_quick([1, 0, 3]))
 async def test_authority_changes_node_by_node(renewed: int, issued: Path, tmp_path: Path) -> None:
     """While all nodes trust both authorities, those with certificates of either answer each other."""
-    folder, names = shutil.copytree(issued, tmp_path / "tls"), ("node1", "node2", "node3")
+    folder = shutil.copytree(issued, tmp_path / "tls")
+    names = ("node1", "node2", "node3")
     issue(parse("node1=127.0.0.2,node2=127.0.0.3,node3=127.0.0.4"), tmp_path / "new", 30)
     both = (issued / "ca.pem").read_text() + (tmp_path / "new" / "ca.pem").read_text()
     for name in names:
@@ -191,7 +235,8 @@ async def test_authority_changes_node_by_node(renewed: int, issued: Path, tmp_pa
 @needs_nginx
 async def test_status_names_the_nodes_that_are_down(secure: TierNodes) -> None:
     """Each node's view of the cluster, and the reason for which it does not answer."""
-    tier, tls = secure.tier, secure.tier.tls_of(secure.tier.nodes[0])
+    tier = secure.tier
+    tls = secure.tier.tls_of(secure.tier.nodes[0])
     reports = await ask(tier.nodes, tier.owner_port, tls)
     assert [report.error for report in reports] == [None, None, None]
     assert {report.peers["digest"] for report in reports if report.peers} == {tier.digest}
@@ -207,7 +252,8 @@ async def test_status_names_the_nodes_that_are_down(secure: TierNodes) -> None:
 async def test_status_of_the_living_does_not_wait_for_the_dead(secure: TierNodes) -> None:
     """However many are silent, and wherever in the list: a living node's report is complete."""
     with ExitStack() as stack:
-        tier, silent = secure.tier, parse(",".join(f"127.0.1.{number}" for number in range(1, 251)))
+        tier = secure.tier
+        silent = parse(",".join(f"127.0.1.{number}" for number in range(1, 251)))
         for node in silent:
             listener = stack.enter_context(socket.socket())
             listener.bind((node.address, tier.owner_port))
@@ -222,7 +268,8 @@ def test_certificates_are_renewed_by_the_same_authority(tmp_path: Path) -> None:
     command = ("cluster", "certificates", "--out", tmp_path, "--json")
     first = shardcache(*command, "--nodes", "a=10.0.0.1,b=10.0.0.2")
     assert first.code == 0, first.err
-    authority, former = (tmp_path / "ca.pem").read_bytes(), (tmp_path / "a/node.pem").read_bytes()
+    authority = (tmp_path / "ca.pem").read_bytes()
+    former = (tmp_path / "a/node.pem").read_bytes()
     issue(parse("a=10.0.0.1,b=10.0.0.2"), tmp_path, 7)
     assert (tmp_path / "ca.pem").read_bytes() == authority == (tmp_path / "b/ca.pem").read_bytes()
     assert (tmp_path / "a/node.pem").read_bytes() != former
@@ -241,7 +288,9 @@ def test_certificates_are_renewed_by_the_same_authority(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--shared", "--nodes", "a=10.0.0.1")])
-def test_a_certificate_is_for_some_nodes_or_for_all(options: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_certificate_is_for_some_nodes_or_for_all(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
     """Neither for none nor for both."""
     assert shardcache("cluster", "certificates", "--out", tmp_path, *options).code == 2
 
@@ -251,7 +300,9 @@ def test_a_certificate_is_for_some_nodes_or_for_all(options: tuple[str, ...], tm
 def test_doctor_names_origins_that_bypass_the_tier(secure: TierNodes, tmp_path: Path) -> None:
     """Without a certificate; nginx that was started otherwise has no figures."""
     front = secure.front(secure.tier.nodes[0])
-    assert [finding["state"] for finding in tier_findings(tmp_path, front)] == ["warning"]  # no figures
+    assert [finding["state"] for finding in tier_findings(tmp_path, front)] == [
+        "warning"
+    ]  # no figures
     tables = f"""
 [[origin]]
 match = "gs://data/"

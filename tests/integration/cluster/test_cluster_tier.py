@@ -48,16 +48,24 @@ class Cluster:
 
     def signed(self, name: str, secret: str | None = None, expires_s: int = 600) -> str:
         """Return the signed url of a shard."""
-        client = _client(self.store.endpoint_url, self.store.access_key, secret or self.store.secret_key)
+        client = _client(
+            self.store.endpoint_url, self.store.access_key, secret or self.store.secret_key
+        )
         params = {"Bucket": "data", "Key": name}
         url: str = client.generate_presigned_url("get_object", Params=params, ExpiresIn=expires_s)
         return url
 
-    def part(self, name: str, node: int = 0, *, owner: bool = False, url: str | None = None, **more: str) -> Answer:
+    def part(
+        self, name: str, node: int = 0, *, owner: bool = False, url: str | None = None, **more: str
+    ) -> Answer:
         """Request the first part of a shard from a node's front, or from its owner."""
         server = self.nodes.tier.nodes[node]
         address = server.at(self.nodes.tier.owner_port) if owner else self.nodes.front(server)
-        headers = {**PART, "If-Match": self.etags[name], **{key.replace("_", "-"): more[key] for key in more}}
+        headers = {
+            **PART,
+            "If-Match": self.etags[name],
+            **{key.replace("_", "-"): more[key] for key in more},
+        }
         return self.nodes.get(address, url or self.signed(name), headers)
 
 
@@ -88,17 +96,25 @@ def cluster(authority: Authority) -> Iterator[Cluster]:
 @pytest.mark.slow
 def test_nginx_and_the_ring_agree_on_owners(cluster: Cluster) -> None:
     """The ring computes the owner to which nginx sends the request for each of many parts; a shard has all of them."""
-    nodes, tier = cluster.nodes, cluster.nodes.tier
-    url, starts = f"{cluster.store.endpoint_url}/data/{os.urandom(8).hex()}.tar", range(0, 500_000, 1000)
+    nodes = cluster.nodes
+    tier = cluster.nodes.tier
+    url = f"{cluster.store.endpoint_url}/data/{os.urandom(8).hex()}.tar"
+    starts = range(0, 500_000, 1000)
     for start in starts:
         headers = {"Range": f"bytes={start}-{start + 999}", "If-Match": '"any"'}
         nodes.get(nodes.front(tier.nodes[0]), url, headers)
     ring = Ring(tier)
-    wanted = [ring.addresses[place] for place in ring.owners(key_of(url, start, 1000) for start in starts)]
+    wanted = [
+        ring.addresses[place] for place in ring.owners(key_of(url, start, 1000) for start in starts)
+    ]
 
     def sent() -> list[str]:  # nginx logs a request after its answer
         rows = nodes.log(tier.nodes[0])
-        return [row["upstream"] for row in rows if row["path"] in url and row["port"] != str(tier.owner_port)]
+        return [
+            row["upstream"]
+            for row in rows
+            if row["path"] in url and row["port"] != str(tier.owner_port)
+        ]
 
     eventually(lambda: len(sent()) == len(starts))
     assert sent() == wanted
@@ -110,15 +126,22 @@ def test_cached_part_is_only_for_clients_that_the_store_permits(cluster: Cluster
     name = SHARDS[0]
     right = cluster.signed(name)
     assert [cluster.part(name, node).status for node in range(3)] == [206, 206, 206]
-    tampered, unsigned = right[:-1] + ("1" if right[-1] == "0" else "0"), right.partition("?")[0]
-    for url in (cluster.signed(name, "wrong"), tampered, unsigned, cluster.signed(SHARDS[1]).replace(SHARDS[1], name)):
+    tampered = right[:-1] + ("1" if right[-1] == "0" else "0")
+    unsigned = right.partition("?")[0]
+    for url in (
+        cluster.signed(name, "wrong"),
+        tampered,
+        unsigned,
+        cluster.signed(SHARDS[1]).replace(SHARDS[1], name),
+    ):
         for node, owner in product(range(3), (True, False)):
             assert cluster.part(name, node, owner=owner, url=url).status == 403
 
 
 def test_the_tier_leads_to_its_stores_alone(cluster: Cluster) -> None:
     """Requests for other hosts, and requests that are not for a part of a version, lead nowhere."""
-    name, nodes = SHARDS[0], cluster.nodes
+    name = SHARDS[0]
+    nodes = cluster.nodes
     signed = cluster.signed(name)
     for server in (nodes.front(nodes.tier.nodes[0]), nodes.tier.nodes[0].at(nodes.tier.owner_port)):
         etag = {"If-Match": cluster.etags[name]}
@@ -127,7 +150,9 @@ def test_the_tier_leads_to_its_stores_alone(cluster: Cluster) -> None:
         assert nodes.get(server, signed, etag).status == 403
         assert nodes.get(server, signed, PART).status == 403
         assert nodes.get(server, signed, {**etag, "Range": "bytes=0-9,20-29"}).status == 403
-        assert nodes.get(server, signed.replace("/data/", "/.shardcache/may"), {**PART, **etag}).status in (403, 404)
+        assert nodes.get(
+            server, signed.replace("/data/", "/.shardcache/may"), {**PART, **etag}
+        ).status in (403, 404)
 
 
 def test_a_refetch_goes_past_the_cache_and_mends_it(cluster: Cluster) -> None:
@@ -146,7 +171,8 @@ def test_a_refetch_goes_past_the_cache_and_mends_it(cluster: Cluster) -> None:
 @pytest.mark.slow
 def test_signatures_are_not_logged(cluster: Cluster) -> None:
     """Neither refusals nor damage nor successes leave a signature in a log, or on disk."""
-    name, folder = SHARDS[3], cluster.nodes.folder
+    name = SHARDS[3]
+    folder = cluster.nodes.folder
     cluster.part(name)
     for node in cluster.nodes.tier.nodes:
         for path in cluster.nodes.cached(node):
@@ -156,7 +182,11 @@ def test_signatures_are_not_logged(cluster: Cluster) -> None:
     cluster.part(name, url=cluster.signed(name, "wrong"))
     kept = [path for path in folder.rglob("*") if path.is_file() and "/run/" not in str(path)]
     assert {"access.log", "node1.log"} <= {path.name for path in kept}
-    assert [path for path in kept if re.search(rb"X-Amz-(Signature|Credential)=[0-9A-Za-z]", path.read_bytes())] == []
+    assert [
+        path
+        for path in kept
+        if re.search(rb"X-Amz-(Signature|Credential)=[0-9A-Za-z]", path.read_bytes())
+    ] == []
 
 
 def test_a_fresh_permission_is_for_the_version_that_the_store_has(cluster: Cluster) -> None:
@@ -165,7 +195,8 @@ def test_a_fresh_permission_is_for_the_version_that_the_store_has(cluster: Clust
     cluster.store.put("data", name, BODIES[SHARDS[0]])
     etag = cluster.store.client.head_object(Bucket="data", Key=name)["ETag"]
     node = cluster.nodes.front(cluster.nodes.tier.nodes[0])
-    headers, urls = {**PART, "If-Match": etag}, [cluster.signed(name, expires_s=expires_s) for expires_s in (600, 601)]
+    headers = {**PART, "If-Match": etag}
+    urls = [cluster.signed(name, expires_s=expires_s) for expires_s in (600, 601)]
     assert cluster.nodes.get(node, urls[0], headers).status == 206
     cluster.store.put("data", name, BODIES[SHARDS[1]])
     assert cluster.nodes.get(node, urls[1], headers).status == 412
@@ -173,13 +204,17 @@ def test_a_fresh_permission_is_for_the_version_that_the_store_has(cluster: Clust
 
 @pytest.mark.slow
 def test_new_daemons_read_what_the_tier_has_while_the_store_fails(tmp_path: Path) -> None:
-    """A daemon that has lost its cache, and one that never read the shard, learn the version from the tier.
+    """A daemon that has lost its cache, and one that never read the shard, learn the version from
+    the tier.
 
     A shard that nobody read is not to be had.
     """
     with SeaweedFS() as store, TierNodes([store.endpoint_url], 2, outage_s=600) as nodes:
         store.make_bucket("data")
-        urls = [store.put("data", f"{name}.tar", make_tar(random_samples(20))) for name in ("read", "unread")]
+        urls = [
+            store.put("data", f"{name}.tar", make_tar(random_samples(20)))
+            for name in ("read", "unread")
+        ]
         first, second = nodes.tier.nodes
         with _daemon(tmp_path / "first", nodes.front(first), store) as daemon:
             assert shardcache("warm", urls[0], socket=daemon.socket).code == 0
@@ -193,7 +228,8 @@ def test_new_daemons_read_what_the_tier_has_while_the_store_fails(tmp_path: Path
 
 @pytest.mark.slow
 async def test_simulated_requests_are_those_of_a_run(tmp_path: Path) -> None:
-    """Versions at each fetch and each read, permissions, and parts: no run makes more, and this one nearly as many.
+    """Versions at each fetch and each read, permissions, and parts: no run makes more, and this one
+    nearly as many.
 
     Two more open the connections; a shard that is read while it arrives is not asked for again.
     """
@@ -214,7 +250,9 @@ async def test_simulated_requests_are_those_of_a_run(tmp_path: Path) -> None:
 
         await asyncio.to_thread(read)
     options = ("--disk", "1GB", "--ranks", "1", "--workers", "1", "--epochs", "2", "--tier")
-    simulated = shardcache("simulate", index, *options, "--json").json["policies"]["shardcache"]["requests"]
+    simulated = shardcache("simulate", index, *options, "--json").json["policies"]["shardcache"][
+        "requests"
+    ]
     assert simulated == 12 + 2 * 12 + 12 + 12
     assert 0.8 * simulated <= len(store.seen) <= simulated + 2
 
@@ -232,7 +270,9 @@ def _daemon(root: Path, front: str, store: SeaweedFS | FaultyS3, *flags: str) ->
 
 def part(cluster: Cluster, nodes: TierNodes, node: int = 0, *, style: str = "virtual") -> Answer:
     """Request the first bytes of a shard from a node, by a url that has the store's name."""
-    client = _client(*by_name(cluster.store), cluster.store.access_key, cluster.store.secret_key, style)
+    client = _client(
+        *by_name(cluster.store), cluster.store.access_key, cluster.store.secret_key, style
+    )
     url = client.generate_presigned_url("get_object", Params={"Bucket": "data", "Key": SHARDS[0]})
     headers = {**PART, "If-Match": cluster.etags[SHARDS[0]]}
     return nodes.get(nodes.front(nodes.tier.nodes[node]), url, headers)
@@ -251,23 +291,35 @@ def test_a_store_is_found_by_its_name(cluster: Cluster, authority: Authority) ->
     """
     (stranger,) = by_name(cluster.store, "store.invalid")
     stores = [*by_name(cluster.store), stranger]
-    with NameServer() as names, TierNodes(stores, 2, resolvers=(names.address,), store_ca=authority.ca_file) as nodes:
+    with (
+        NameServer() as names,
+        TierNodes(stores, 2, resolvers=(names.address,), store_ca=authority.ca_file) as nodes,
+    ):
         for style in ("virtual", "path"):
             answers = [part(cluster, nodes, node, style=style) for node in (0, 1)]
             assert [answer.body for answer in answers] == [BODIES[SHARDS[0]][:100_000]] * 2
             assert [answer.headers["x-shardcache-tier"] for answer in answers] == ["MISS", "HIT"]
-        answer = nodes.get(nodes.front(nodes.tier.nodes[0]), f"{stranger}/data/a.tar?", {**PART, "If-Match": '"any"'})
+        answer = nodes.get(
+            nodes.front(nodes.tier.nodes[0]),
+            f"{stranger}/data/a.tar?",
+            {**PART, "If-Match": '"any"'},
+        )
         assert answer.status in (500, 502)
         assert names.asked == {DOMAIN, f"data.{DOMAIN}", "store.invalid"}
 
 
 @pytest.mark.slow
-def test_daemons_share_what_one_fetched_over_tls(cluster: Cluster, authority: Authority, tmp_path: Path) -> None:
+def test_daemons_share_what_one_fetched_over_tls(
+    cluster: Cluster, authority: Authority, tmp_path: Path
+) -> None:
     """Versions and listings over TLS from the store, parts from the tier, which alone fetched them, once."""
     stores = by_name(cluster.store)
     url = cluster.store.put("data", "over-tls.tar", make_tar(random_samples(20, {"bin": 50_000})))
     env = {**cluster.store.https_env(), "AWS_ENDPOINT_URL": stores[0]}
-    with NameServer() as names, TierNodes(stores, 2, resolvers=(names.address,), store_ca=authority.ca_file) as nodes:
+    with (
+        NameServer() as names,
+        TierNodes(stores, 2, resolvers=(names.address,), store_ca=authority.ca_file) as nodes,
+    ):
         for node in nodes.tier.nodes:
             root = tmp_path / node.name
             root.mkdir()
@@ -276,9 +328,12 @@ def test_daemons_share_what_one_fetched_over_tls(cluster: Cluster, authority: Au
             with Daemon(root, "--config", str(config), env=env) as daemon:
                 assert shardcache("warm", url, socket=daemon.socket).code == 0
                 counters = daemon.status()["counters"]
-                assert (counters["tier_failures"], counters["origin_bytes"]) == (0, 0)
+                assert counters["tier_failures"] == 0
+                assert counters["origin_bytes"] == 0
                 assert counters["tier_bytes"] > 20 * 50_000
-        fetched = [line for node in nodes.tier.nodes for line in nodes.log(node) if line["cache"] == "MISS"]
+        fetched = [
+            line for node in nodes.tier.nodes for line in nodes.log(node) if line["cache"] == "MISS"
+        ]
         assert len(fetched) == 1
 
 
@@ -299,7 +354,9 @@ def test_ranges_come_from_the_owners_of_their_parts(tmp_path: Path) -> None:
             with _daemon(
                 tmp_path / node.name, nodes.front(node), store, "--range-part-size", str(part_bytes)
             ) as daemon:
-                files = ShardcacheFileSystem("s3", socket=str(daemon.socket), skip_instance_cache=True, block_size=kib)
+                files = ShardcacheFileSystem(
+                    "s3", socket=str(daemon.socket), skip_instance_cache=True, block_size=kib
+                )
                 with files.open(url) as file:
                     for start, end in wanted:
                         file.seek(start)
@@ -309,7 +366,12 @@ def test_ranges_come_from_the_owners_of_their_parts(tmp_path: Path) -> None:
                 assert counters["tier_failures"] == 0
 
         def fetched() -> list[str]:
-            return [row["range"] for node in nodes.tier.nodes for row in nodes.log(node) if row["cache"] == "MISS"]
+            return [
+                row["range"]
+                for node in nodes.tier.nodes
+                for row in nodes.log(node)
+                if row["cache"] == "MISS"
+            ]
 
         eventually(lambda: len(fetched()) >= 8)
         assert len(set(fetched())) == len(fetched())

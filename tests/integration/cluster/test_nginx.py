@@ -34,7 +34,8 @@ from support.programs.guard import GUARD_S
 from support.programs.processes import children, wait_until_ended
 
 STORE = "http://127.0.0.1:9"
-ONE, TWO = "one=127.0.0.2\n", "one=127.0.0.2\ntwo=127.0.0.3\n"
+ONE = "one=127.0.0.2\n"
+TWO = "one=127.0.0.2\ntwo=127.0.0.3\n"
 USER = "root" if os.geteuid() == 0 else None
 HEAVY = ("click", "aiohttp", "asyncio", "rich", "braceexpand")
 
@@ -43,7 +44,8 @@ class NodeRun:
     """The command on one node, started again by each `start`; nothing of it is left after `close`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._owner_port = folder, free_port()
+        self.folder = folder
+        self._owner_port = free_port()
         self.front = folder / "run" / "front.sock"
         self.mounted = MountedFiles(folder / "mounted")
         self.listed = self.mounted.folder / "nodes"
@@ -56,11 +58,20 @@ class NodeRun:
         args = (
             *("cluster", "run", "--nodes", self.listed, "--node", "one"),
             *("--store", STORE, "--owner-port", self._owner_port),
-            *("--workers", 1, "--cache-dir", self.folder / "cache", "--run-dir", self.folder / "run"),
+            *(
+                "--workers",
+                1,
+                "--cache-dir",
+                self.folder / "cache",
+                "--run-dir",
+                self.folder / "run",
+            ),
             *(("--user", USER) if USER else ()),
             *flags,
         )
-        self._started.append(Daemon.usual_spawn(list(map(str, args)), os.environ, self.folder / "log"))
+        self._started.append(
+            Daemon.usual_spawn(list(map(str, args)), os.environ, self.folder / "log")
+        )
 
     def start(self) -> int:
         """Start it; return the process of nginx's master once its workers are there."""
@@ -80,7 +91,15 @@ class NodeRun:
 
     def status(self) -> Ran:
         """Run `shardcache cluster status`."""
-        return shardcache("cluster", "status", "--nodes", self.listed, "--owner-port", str(self._owner_port), "--json")
+        return shardcache(
+            "cluster",
+            "status",
+            "--nodes",
+            self.listed,
+            "--owner-port",
+            str(self._owner_port),
+            "--json",
+        )
 
     def said(self) -> str:
         """Return what it has printed."""
@@ -120,16 +139,22 @@ def node(tmp_path: Path) -> Iterator[NodeRun]:
 @needs_nginx
 @pytest.mark.slow
 def test_node_follows_its_list_and_stops(node: NodeRun) -> None:
-    """It starts nginx, says so, publishes figures, uses a list that the kubelet replaces, and ends cleanly.
+    """It starts nginx, says so, publishes figures, uses a list that the kubelet replaces, and ends
+    cleanly.
 
-    Of such a file the link stays the same, only the folder behind it is another. A list without the node changes
-    nothing.
+    Of such a file the link stays the same, only the folder behind it is another. A list without the
+    node changes nothing.
     """
     node.start()
     assert node.said() == f"ready: 1 node, digest {node.status().json['nodes'][0]['digest']}\n"
-    assert [(node.folder / name).stat().st_mode & 0o777 for name in ("cache", "run")] == [0o700, 0o750]
+    assert [(node.folder / name).stat().st_mode & 0o777 for name in ("cache", "run")] == [
+        0o700,
+        0o750,
+    ]
     node.mounted.replace({"nodes": "two=127.0.0.3\n"})
-    node.until(lambda: "the previous configuration stays in use: one is not among the nodes" in node.said())
+    node.until(
+        lambda: "the previous configuration stays in use: one is not among the nodes" in node.said()
+    )
     assert "127.0.0.2:" in (node.folder / "run" / "nginx.conf").read_text()
     node.mounted.replace({"nodes": TWO})
     node.until(lambda: "ready: 2 nodes" in node.said())
@@ -140,7 +165,9 @@ def test_node_follows_its_list_and_stops(node: NodeRun) -> None:
     assert [finding["state"] for finding in found] == ["ok"]
     node.process.terminate()
     assert node.process.wait(GUARD_S) == 0
-    assert [finding["state"] for finding in tier_findings(node.folder, str(node.front))] == ["failed"]
+    assert [finding["state"] for finding in tier_findings(node.folder, str(node.front))] == [
+        "failed"
+    ]
     assert (node.folder / "cache" / "clean").exists()
 
 
@@ -206,7 +233,9 @@ def test_parts_survive_a_crash_and_not_a_power_loss(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_names_that_have_no_address_yet_are_resolved_again(tmp_path: Path) -> None:
     """The list itself does not change any more; in the meantime, status and doctor report that it is not in use."""
-    nodes, known, port = tmp_path / "nodes", tmp_path / "known", free_port()
+    nodes = tmp_path / "nodes"
+    known = tmp_path / "known"
+    port = free_port()
     front = str(tmp_path / "run" / "front.sock")
     nodes.write_text(ONE)
 
@@ -238,7 +267,10 @@ def test_a_list_may_have_thousands_of_nodes(tmp_path: Path) -> None:
     nodes = tmp_path / "nodes"
 
     def put(count: int) -> None:
-        others = (f"gpu-node-{number:05d}=127.1.{number // 250}.{number % 250 + 1}\n" for number in range(count - 1))
+        others = (
+            f"gpu-node-{number:05d}=127.1.{number // 250}.{number % 250 + 1}\n"
+            for number in range(count - 1)
+        )
         nodes.write_text(ONE + "".join(others))
 
     put(1000)
@@ -251,7 +283,9 @@ def test_a_list_may_have_thousands_of_nodes(tmp_path: Path) -> None:
 @needs_nginx
 async def test_certificates_that_expire_are_reported(tmp_path: Path) -> None:
     """By status, by doctor, and to the daemon, which has it in its own status and metrics."""
-    nodes, front, port = tmp_path / "nodes", str(tmp_path / "run" / "front.sock"), free_port()
+    nodes = tmp_path / "nodes"
+    front = str(tmp_path / "run" / "front.sock")
+    port = free_port()
     nodes.write_text(ONE)
     (issued,) = issue(parse(ONE), tmp_path / "tls", 7)
     tls = Tls(issued.folder / "ca.pem", issued.folder / "node.pem", issued.folder / "node.key")
@@ -261,7 +295,9 @@ async def test_certificates_that_expire_are_reported(tmp_path: Path) -> None:
         (_, found) = tier_findings(tmp_path, front)
         tier = TierState(front)
         watching = asyncio.create_task(tier.watch())
-        await asyncio.to_thread(eventually, lambda: tier.to_json()["certificate_expires_s"] is not None)
+        await asyncio.to_thread(
+            eventually, lambda: tier.to_json()["certificate_expires_s"] is not None
+        )
         expires_s = tier.to_json()["certificate_expires_s"]
         watching.cancel()
     assert report.state == "certificate expires in 6 days"
@@ -272,7 +308,8 @@ async def test_certificates_that_expire_are_reported(tmp_path: Path) -> None:
 @contextmanager
 def forked(folder: Path, nodes: Path, listed: Callable[[], str], **options: Any) -> Iterator[Path]:
     """Run the node `one` of a list that a function returns; yield the file of what it says."""
-    addresses, log = {"owner_port": free_port()}, folder / "log"
+    addresses = {"owner_port": free_port()}
+    log = folder / "log"
 
     def read() -> Tier:
         return Tier(
@@ -306,7 +343,9 @@ def forked(folder: Path, nodes: Path, listed: Callable[[], str], **options: Any)
 
 @pytest.mark.slow
 @needs_nginx
-def test_node_waits_for_a_list_that_has_it(node: NodeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_node_waits_for_a_list_that_has_it(
+    node: NodeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A node that joins is not at fault: the probe succeeds, and nginx starts soon after the list has the node."""
     node.mounted.replace({"nodes": "two=127.0.0.3\n"})
     node.begin("--wait")
@@ -333,7 +372,9 @@ def test_a_list_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 @needs_nginx
-def test_probe_distinguishes_an_answering_nginx_from_a_hanging_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_probe_distinguishes_an_answering_nginx_from_a_hanging_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """The kernel takes connections for workers that are stopped: only an answer counts."""
     with TierNodes([STORE], 1) as nodes:
         (node,) = nodes.tier.nodes
@@ -357,11 +398,16 @@ def test_the_probe_loads_little_and_takes_no_other_server_for_the_tier() -> None
         "import sys\nfrom shardcache.cluster.nginx_probe import main\n"
         f"print(main(sys.argv[1:]), [name for name in {HEAVY} if name in sys.modules])"
     )
-    with tempfile.TemporaryDirectory(prefix="sc-") as folder, socket.socket(socket.AF_UNIX) as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="sc-") as folder,
+        socket.socket(socket.AF_UNIX) as server,
+    ):
         server.bind(f"{folder}/front.sock")
         server.listen()
         command = [sys.executable, "-c", code, server.getsockname()]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as probe:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as probe:
             with server.accept()[0] as connection:
                 connection.recv(4096)
                 connection.sendall(b"HTTP/1.0 404 Not Found\r\n\r\nhello")

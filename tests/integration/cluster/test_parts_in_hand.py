@@ -104,7 +104,9 @@ def worker_of(nodes: TierNodes, node: int = 0) -> int:
 
 def owner_of(nodes: TierNodes, store: Store) -> int:
     """Return the place of the part's owner among the nodes."""
-    address = get(nodes, store, {**PART, "X-Shardcache-Owner": "name"}).headers["x-shardcache-owner"]
+    address = get(nodes, store, {**PART, "X-Shardcache-Owner": "name"}).headers[
+        "x-shardcache-owner"
+    ]
     addresses = [node.at(nodes.tier.owner_port) for node in nodes.tier.nodes]
     return addresses.index(address)
 
@@ -181,7 +183,10 @@ def test_a_request_is_not_in_hand_before_it_is_permitted(nodes: TierNodes, store
 
 def test_the_owner_tells_each_node_about_its_own_request(store: Store) -> None:
     """That another node's is in hand says nothing about one that was lost on its way, or with an owner that is dead."""
-    with TierNodes([store.url], 2, stall_timeout_s=STALL_TIMEOUT_S) as nodes, ThreadPoolExecutor(1) as threads:
+    with (
+        TierNodes([store.url], 2, stall_timeout_s=STALL_TIMEOUT_S) as nodes,
+        ThreadPoolExecutor(1) as threads,
+    ):
         answer = threads.submit(get, nodes, store, PART)
         eventually(lambda: store.parts == 1)
         assert get(nodes, store, QUESTION, node=0).status == 204
@@ -192,7 +197,10 @@ def test_the_owner_tells_each_node_about_its_own_request(store: Store) -> None:
 
 def test_the_owner_has_the_requests_of_all_who_wait(store: Store) -> None:
     """Not only that of the node for which it fetches the part."""
-    with TierNodes([store.url], 2, stall_timeout_s=STALL_TIMEOUT_S) as nodes, ThreadPoolExecutor(2) as threads:
+    with (
+        TierNodes([store.url], 2, stall_timeout_s=STALL_TIMEOUT_S) as nodes,
+        ThreadPoolExecutor(2) as threads,
+    ):
         answers = [threads.submit(get, nodes, store, PART, node) for node in range(2)]
         for node in range(2):
             eventually(lambda node=node: get(nodes, store, QUESTION, node).status == 204)
@@ -228,7 +236,8 @@ def test_connections_that_a_reload_closes_cost_no_second_fetch(store: Store) -> 
         store.released.set()
         assert [client.body() for client in clients] == [BODY] * CLIENTS
 
-        asking, previous = worker_of(nodes, 1 - owner), worker_of(nodes, owner)
+        asking = worker_of(nodes, 1 - owner)
+        previous = worker_of(nodes, owner)
         os.kill(asking, signal.SIGSTOP)
         try:
             for client in clients:

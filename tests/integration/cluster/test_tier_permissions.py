@@ -83,10 +83,26 @@ def test_arguments_of_the_signature_alone_leave_the_key(web: str, pair: TierNode
         "Security-Token",
         "Signature",
     )
-    first, second = ("&".join(f"X-Amz-{name}={value}" for name in names) for value in ("a", "b%2Fc"))
+    first, second = (
+        "&".join(f"X-Amz-{name}={value}" for name in names) for value in ("a", "b%2Fc")
+    )
     others = (
-        *("PartNumber=1", "partNumber=1", "response-content-encoding=gzip", "versionId=1", "x-id=GetObject", "unknown"),
-        *("X-Amz-Checksum-Mode=ENABLED", "x-amz-date=a", "X-Amz-Dat%65=a", "X-Amz-Date", "%58-Amz-Date=a", "="),
+        *(
+            "PartNumber=1",
+            "partNumber=1",
+            "response-content-encoding=gzip",
+            "versionId=1",
+            "x-id=GetObject",
+            "unknown",
+        ),
+        *(
+            "X-Amz-Checksum-Mode=ENABLED",
+            "x-amz-date=a",
+            "X-Amz-Dat%65=a",
+            "X-Amz-Date",
+            "%58-Amz-Date=a",
+            "=",
+        ),
     )
     plain = _first(pair, f"{web}/get?{first}")
     again = _first(pair, f"{web}/get?{second}&X-Amz-Date=b", Cookie="another")
@@ -94,16 +110,27 @@ def test_arguments_of_the_signature_alone_leave_the_key(web: str, pair: TierNode
     assert "set-cookie" not in again.headers
     assert _first(pair, f"{web}/get?a|b").status == 403, "the key of another url"
     for other in others:
-        for arguments in (f"{other}&{first}", *(f"{first}{sign}{other}" for sign in ("&", ";", "#&"))):
-            assert _first(pair, f"{web}/get?{arguments}").headers["x-shardcache-tier"] == "MISS", arguments
-    for around in ("versionId=1&{}&x-id=GetObject", "X-Amz-Date=a&x-id=Go&{}", "X-Amz-Date=a&x=1&{}&y=2"):
+        for arguments in (
+            f"{other}&{first}",
+            *(f"{first}{sign}{other}" for sign in ("&", ";", "#&")),
+        ):
+            assert _first(pair, f"{web}/get?{arguments}").headers["x-shardcache-tier"] == "MISS", (
+                arguments
+            )
+    for around in (
+        "versionId=1&{}&x-id=GetObject",
+        "X-Amz-Date=a&x-id=Go&{}",
+        "X-Amz-Date=a&x=1&{}&y=2",
+    ):
         urls = [f"{web}/get?{around.format(signature)}" for signature in (first, second)]
         cached = [_first(pair, url).headers["x-shardcache-tier"] for url in urls]
         assert cached == ["MISS", "HIT"], "other arguments around a signature are those of one file"
 
 
 @pytest.mark.parametrize(("trust_s", "questions"), [(300, 1), (0, 24)])
-def test_the_store_is_asked_once_whether_a_signed_url_is_permitted(trust_s: int, questions: int, web: str) -> None:
+def test_the_store_is_asked_once_whether_a_signed_url_is_permitted(
+    trust_s: int, questions: int, web: str
+) -> None:
     """For all parts of an object and all nodes; again for another signature, and for another version."""
     with TierNodes([web], trust_s=trust_s) as nodes:
         for signature, etag in (("a", '"any"'), ("b", '"any"'), ("a", '"new"')):
@@ -116,7 +143,9 @@ def test_the_store_is_asked_once_whether_a_signed_url_is_permitted(trust_s: int,
 
 
 @pytest.mark.parametrize(("same_rights", "questions"), [(False, 3), (True, 1)])
-def test_nodes_with_keys_of_their_own_may_have_the_same_rights(same_rights: bool, questions: int, web: str) -> None:
+def test_nodes_with_keys_of_their_own_may_have_the_same_rights(
+    same_rights: bool, questions: int, web: str
+) -> None:
     """Then the store is asked once per object and version, not once for each node's access key."""
     with TierNodes([web], same_rights=same_rights) as nodes:
         ByArgument.seen.clear()
@@ -131,12 +160,17 @@ def test_nodes_with_keys_of_their_own_may_have_the_same_rights(same_rights: bool
 def test_permissions_are_asked_for_past_a_silent_node(web: str) -> None:
     """Of all parts whose owners live, whichever node had asked the store until then."""
     with TierNodes([web], stall_timeout_s=1.0) as nodes:
-        ring, dead = Ring(nodes.tier), nodes.tier.nodes[2]
+        ring = Ring(nodes.tier)
+        dead = nodes.tier.nodes[2]
         for worker in (workers := children(nodes.nginx[dead.name].pid)):
             os.kill(worker, signal.SIGSTOP)
         urls = [f"{web}/{number}" for number in range(30)]
         owners = ring.owners(key_of(url, 0, 100) for url in urls)
-        alive = [url for url, owner in zip(urls, owners, strict=True) if dead.address not in ring.addresses[owner]]
+        alive = [
+            url
+            for url, owner in zip(urls, owners, strict=True)
+            if dead.address not in ring.addresses[owner]
+        ]
         answers = [_first(nodes, f"{url}?X-Amz-Signature=a") for url in alive]
         for worker in workers:
             os.kill(worker, signal.SIGCONT)
@@ -146,7 +180,11 @@ def test_permissions_are_asked_for_past_a_silent_node(web: str) -> None:
 
 def _first(nodes: TierNodes, url: str, **headers: str) -> Answer:
     """Request the first bytes of a file whose ETag is "any"."""
-    return nodes.get(nodes.front(nodes.tier.nodes[0]), url, {"Range": "bytes=0-99", "If-Match": '"any"', **headers})
+    return nodes.get(
+        nodes.front(nodes.tier.nodes[0]),
+        url,
+        {"Range": "bytes=0-99", "If-Match": '"any"', **headers},
+    )
 
 
 @pytest.mark.parametrize("ipv6", first_quick([True, False]))
@@ -166,7 +204,8 @@ def test_addresses_that_cannot_be_reached_cost_no_request(web: str, *, ipv6: boo
 @pytest.mark.slow
 def test_readers_that_refetch_a_part_wait_for_one_fetch(web: str, pair: TierNodes) -> None:
     """All of those who find a part damaged, on whichever node, cost the store one request."""
-    url, fresh = f"{web}/get?file=refetched", {"X-Shardcache-Fresh": "1"}
+    url = f"{web}/get?file=refetched"
+    fresh = {"X-Shardcache-Fresh": "1"}
     _first(pair, url)
     ByArgument.seen.clear()
     with ThreadPoolExecutor(30) as threads:
@@ -179,27 +218,41 @@ def test_readers_that_refetch_a_part_wait_for_one_fetch(web: str, pair: TierNode
 def test_nodes_read_what_the_store_permitted_lately_while_it_fails(
     outage_s: int, web: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the operator wants it: with the same key, and what is cached. To others its answer goes as it is.
+    """If the operator wants it: with the same key, and what is cached. To others its answer goes as
+    it is.
 
-    A node may have found its permission cached, as another node's with the same url; one that joined has not read yet.
+    A node may have found its permission cached, as another node's with the same url; one that
+    joined has not read yet.
     """
     with TierNodes([web], 1, outage_s=outage_s) as nodes:
-        owner, part = nodes.tier.nodes[0].at(nodes.tier.owner_port), {"Range": "bytes=0-99", "If-Match": '"any"'}
+        owner = nodes.tier.nodes[0].at(nodes.tier.owner_port)
+        part = {"Range": "bytes=0-99", "If-Match": '"any"'}
 
-        def read(key: str, name: str = "get", node: str = "127.0.0.8", signature: str = "") -> Answer:
+        def read(
+            key: str, name: str = "get", node: str = "127.0.0.8", signature: str = ""
+        ) -> Answer:
             signed = f"X-Amz-Credential={key}%2F20260101&X-Amz-Signature={signature or os.urandom(4).hex()}"
             return nodes.get(owner, f"{web}/{name}?{signed}", part, source=node)
 
         assert [read("a").status, read("a", "another").status] == [206, 206]
-        assert [read("a", node=f"127.0.0.{node}", signature="hour").status for node in (8, 9)] == [206, 206]
+        assert [read("a", node=f"127.0.0.{node}", signature="hour").status for node in (8, 9)] == [
+            206,
+            206,
+        ]
         monkeypatch.setattr(ByArgument, "fails", True)
         if outage_s:
-            for node in ("127.0.0.8", "127.0.0.9", "127.0.0.10"):  # nginx notes a permission after its answer
+            for node in (
+                "127.0.0.8",
+                "127.0.0.9",
+                "127.0.0.10",
+            ):  # nginx notes a permission after its answer
                 eventually(lambda node=node: read("a", node=node).status == 206)  # type: ignore[misc]
         else:
             assert read("a").status == 503
         refused = [read("b"), read("a", "unread")]
-    assert [(answer.status, answer.headers["retry-after"]) for answer in refused] == [(503, "7")] * 2
+    assert [(answer.status, answer.headers["retry-after"]) for answer in refused] == [
+        (503, "7")
+    ] * 2
 
 
 @pytest.mark.parametrize("same_rights", first_quick([False, True]))
@@ -213,15 +266,23 @@ def test_a_version_is_told_to_those_who_may_read_it(
 
         def asked(key: str, name: str = "told") -> Answer:
             url = f"{web}/{name}?X-Amz-Credential={key}%2F20260101&X-Amz-Signature={os.urandom(4).hex()}"
-            return nodes.get(nodes.front(nodes.tier.nodes[2]), url, {"X-Shardcache-Version": "asked"})
+            return nodes.get(
+                nodes.front(nodes.tier.nodes[2]), url, {"X-Shardcache-Version": "asked"}
+            )
 
         assert asked("a").status == 404
-        assert _first(nodes, f"{web}/told?X-Amz-Credential=a%2F20260101&X-Amz-Signature=1").status == 206
+        assert (
+            _first(nodes, f"{web}/told?X-Amz-Credential=a%2F20260101&X-Amz-Signature=1").status
+            == 206
+        )
         monkeypatch.setattr(ByArgument, "fails", True)
         again = f"{web}/told?X-Amz-Credential=a%2F20260101&X-Amz-Signature=2"
-        eventually(lambda: _first(nodes, again).status == 206)  # nginx notes a permission after its answer
+        eventually(
+            lambda: _first(nodes, again).status == 206
+        )  # nginx notes a permission after its answer
         answer = asked("a")
-        assert (answer.status, answer.headers["etag"]) == (206, '"any"')
+        assert answer.status == 206
+        assert answer.headers["etag"] == '"any"'
         assert answer.headers["content-range"] == "bytes 0-0/1000"
         assert asked("b").status == (206 if same_rights else 404)
         assert asked("a", "another").status == 404

@@ -23,7 +23,12 @@ def kept_bytes(daemon: Daemon) -> int:
     folders = [daemon.cache_dir / name for name in ("shards", "partial", "quarantine")]
     daemon.pause()
     try:
-        return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
+        return sum(
+            path.stat().st_size
+            for folder in folders
+            for path in folder.rglob("*")
+            if path.is_file()
+        )
     finally:
         daemon.go_on()
 
@@ -46,8 +51,12 @@ def watched(daemon: Daemon, seen_bytes: list[int]) -> Iterator[None]:
         thread.join()
 
 
-@pytest.mark.parametrize(("shards", "room", "window"), [(4, 1, 0), pytest.param(12, 8, 3, marks=pytest.mark.slow)])
-def test_a_cache_smaller_than_the_dataset_feeds_two_jobs(tmp_path: Path, shards: int, room: int, window: int) -> None:
+@pytest.mark.parametrize(
+    ("shards", "room", "window"), [(4, 1, 0), pytest.param(12, 8, 3, marks=pytest.mark.slow)]
+)
+def test_a_cache_smaller_than_the_dataset_feeds_two_jobs(
+    tmp_path: Path, shards: int, room: int, window: int
+) -> None:
     """Two readers in different orders get every sample from a cache of a few shards, and its bound holds throughout."""
     (tmp_path / "data").mkdir()
     write_shards(tmp_path / "data", shards, SAMPLES, SIZES)
@@ -58,7 +67,9 @@ def test_a_cache_smaller_than_the_dataset_feeds_two_jobs(tmp_path: Path, shards:
 
         def read(job: str, seed: int) -> None:
             urls = f"file://{tmp_path}/data/"
-            dataset = ShardDataset(urls, shuffle=True, shuffle_window=window, seed=seed, job=job, socket=daemon.socket)
+            dataset = ShardDataset(
+                urls, shuffle=True, shuffle_window=window, seed=seed, job=job, socket=daemon.socket
+            )
             keys[job] += [sample["__key__"] for sample in dataset]
 
         threads = [threading.Thread(target=read, args=(job, seed)) for seed, job in enumerate(keys)]
@@ -85,10 +96,15 @@ def test_open_file_is_removed_once_it_is_closed(tmp_path: Path) -> None:
         daemon.await_publication()
         (cached,) = (daemon.cache_dir / "shards").rglob("*.tar")
         with cached.open("rb"):
-            thread = threading.Thread(target=lambda: list(ShardDataset(f"file://{paths[1]}", socket=daemon.socket)))
+            thread = threading.Thread(
+                target=lambda: list(ShardDataset(f"file://{paths[1]}", socket=daemon.socket))
+            )
             thread.start()
             eventually(
-                lambda: any(row["stage"].startswith("waiting for space") for row in daemon.status()["transfers"])
+                lambda: any(
+                    row["stage"].startswith("waiting for space")
+                    for row in daemon.status()["transfers"]
+                )
             )
         thread.join()
         daemon.await_publication()
@@ -105,7 +121,9 @@ def test_requests_that_cannot_fit_are_refused_at_once(tmp_path: Path) -> None:
         assert len(list(ShardDataset(f"file://{small}", socket=daemon.socket))) == 1
         daemon.await_publication()
         before = daemon.status()["counters"]["origin_bytes"]
-        answer = json.loads(daemon.request("POST", "/v1/warm", {"urls": [f"file://{tmp_path}/large/"]}))
+        answer = json.loads(
+            daemon.request("POST", "/v1/warm", {"urls": [f"file://{tmp_path}/large/"]})
+        )
         assert answer["error"]["code"] == "capacity"
         assert "the shards total 8" in answer["error"]["message"]
         assert "500.0 kB" in answer["error"]["message"]

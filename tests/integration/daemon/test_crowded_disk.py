@@ -48,14 +48,19 @@ def test_warming_more_than_the_disk_gives_is_refused(tmp_path: Path, shards: lis
         assert "other files on the disk limit the cache to 2." in refused.out + refused.err
         assert len(daemon.shards()) <= 2  # fetched before all sizes were known
         eventually(lambda: 21_000_000 < daemon.status()["disk"]["short_bytes"] < 24_000_000)
-        assert "other files on the disk limit the cache" in shardcache("status", "--socket", daemon.socket).out
+        assert (
+            "other files on the disk limit the cache"
+            in shardcache("status", "--socket", daemon.socket).out
+        )
         disk.relieve()
         assert " 0 failed" in shardcache("warm", "--socket", daemon.socket, *shards).out
         eventually(lambda: daemon.status()["disk"]["short_bytes"] == 0)
 
 
 @pytest.mark.slow
-def test_warming_reports_the_shards_that_are_cached_at_its_end(tmp_path: Path, shards: list[Path]) -> None:
+def test_warming_reports_the_shards_that_are_cached_at_its_end(
+    tmp_path: Path, shards: list[Path]
+) -> None:
     """A shard that gave way to a later one has failed."""
     total_bytes = sum(path.stat().st_size for path in shards)
     with crowded(tmp_path / "m", total_bytes + 64 * 1024) as (daemon, _):
@@ -68,7 +73,9 @@ def test_warming_reports_the_shards_that_are_cached_at_its_end(tmp_path: Path, s
 
 
 @pytest.mark.parametrize("held", first_quick([0, 1]))
-def test_reader_that_the_disk_has_no_space_for_gets_an_error(tmp_path: Path, shards: list[Path], held: int) -> None:
+def test_reader_that_the_disk_has_no_space_for_gets_an_error(
+    tmp_path: Path, shards: list[Path], held: int
+) -> None:
     """At once for a shard that cannot fit, within seconds for one that only the reader's own keeps out."""
     leave_bytes = shards[0].stat().st_size * (1 + 2 * held) // 2 + RESERVE_BYTES * held
     urls = [f"file://{path}" for path in shards]

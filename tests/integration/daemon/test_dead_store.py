@@ -31,7 +31,8 @@ def port() -> int:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Daemon]:
-    folder, env = tmp_path_factory.mktemp("d"), aws_env(f"http://127.0.0.1:{port}")
+    folder = tmp_path_factory.mktemp("d")
+    env = aws_env(f"http://127.0.0.1:{port}")
     with Daemon(folder, "--attempts", str(ATTEMPTS), env=env) as daemon:
         yield daemon
 
@@ -59,17 +60,30 @@ def test_job_whose_shards_are_being_listed_is_waiting(silent: Daemon, pattern: s
         of = session.request("resolve", urls=[pattern])
         page.until(lambda: job in {wait["job"] for wait in page.moment["waits"]})
         (wait,) = (each for each in page.moment["waits"] if each["job"] == job)
-        assert (wait["url"], wait["reason"], wait["readers"]) == (pattern, LISTING, 1)
-        page.until(lambda: next(each for each in page.moment["waits"] if each["job"] == job)["for_s"] > wait["for_s"])
+        assert wait["url"] == pattern
+        assert wait["reason"] == LISTING
+        assert wait["readers"] == 1
+        page.until(
+            lambda: (
+                next(each for each in page.moment["waits"] if each["job"] == job)["for_s"]
+                > wait["for_s"]
+            )
+        )
         (row,) = (each for each in silent.status()["jobs"] if each["name"] == job)
-        assert (row["waiting"], row["waiting_for"], row["ahead_s"]) == (1, LISTING, 0.0)
+        assert row["waiting"] == 1
+        assert row["waiting_for"] == LISTING
+        assert row["ahead_s"] == 0.0
         assert row["waiting_s"] > 0
         assert row["waited_s"] == row["waited"]["network_s"] > 0
         status = " ".join(shardcache("status", socket=silent.socket).out.split())
-        assert re.search(rf"{re.escape(job)} .* 0 of 0 .* 1 reader for [\d.]+ m?s: {LISTING}", status)
+        assert re.search(
+            rf"{re.escape(job)} .* 0 of 0 .* 1 reader for [\d.]+ m?s: {LISTING}", status
+        )
         assert "all cached" not in status
         metrics = silent.request("GET", "/metrics").decode()
-        assert re.search(rf'job_waiting_sessions{{job_name="{re.escape(job)}",uid="\d+"}} 1\.0', metrics)
+        assert re.search(
+            rf'job_waiting_sessions{{job_name="{re.escape(job)}",uid="\d+"}} 1\.0', metrics
+        )
         assert session.answer(session.request("explain", of=of))["reason"] == LISTING
 
 
@@ -88,12 +102,23 @@ def test_job_that_has_its_shards_no_longer_waits(silent: Daemon) -> None:
     with RawSession(silent, "answered") as session:
         session.ask("resolve", urls=["s3://bucket/{0..9}.tar"])
         (row,) = (each for each in silent.status()["jobs"] if each["name"] == "answered")
-        assert (row["waiting"], row["waiting_for"], row["ahead_s"]) == (0, None, None)
+        assert row["waiting"] == 0
+        assert row["waiting_for"] is None
+        assert row["ahead_s"] is None
         assert "no plan yet" in shardcache("status", socket=silent.socket).out
     with RawSession(silent, "ended") as session:
         session.request("resolve", urls=["s3://bucket/train/"])
-        eventually(lambda: [each["waiting"] for each in silent.status()["jobs"] if each["name"] == "ended"] == [1])
-    eventually(lambda: [each["waiting"] for each in silent.status()["jobs"] if each["name"] == "ended"] == [0])
+        eventually(
+            lambda: (
+                [each["waiting"] for each in silent.status()["jobs"] if each["name"] == "ended"]
+                == [1]
+            )
+        )
+    eventually(
+        lambda: (
+            [each["waiting"] for each in silent.status()["jobs"] if each["name"] == "ended"] == [0]
+        )
+    )
 
 
 def test_listing_of_urls_that_one_may_not_see_is_shown_without_its_store(tmp_path: Path) -> None:
@@ -109,15 +134,23 @@ def test_listing_of_urls_that_one_may_not_see_is_shown_without_its_store(tmp_pat
             with closing(follow(lambda: HTTPConnection("127.0.0.1", port))) as events:
                 page = Page(events)
                 page.until(lambda: bool(page.moment["waits"]))
-    (wait,), (row,) = page.moment["waits"], page.moment["jobs"]
-    assert (wait["job"], wait["reason"], row["waiting_for"]) == ("secret", "listing the shards", "listing the shards")
+    (wait,) = page.moment["waits"]
+    (row,) = page.moment["jobs"]
+    assert wait["job"] == "secret"
+    assert wait["reason"] == "listing the shards"
+    assert row["waiting_for"] == "listing the shards"
     assert "bucket" not in str([wait, row])
 
 
 @pytest.mark.slow
-def test_training_log_names_the_silent_store(silent: Daemon, caplog: pytest.LogCaptureFixture) -> None:
+def test_training_log_names_the_silent_store(
+    silent: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
     """After ten seconds, and the error when its patience has ended; the daemon has answered all along."""
-    with caplog.at_level(logging.WARNING, "shardcache"), pytest.raises(NoDaemonError, match=LISTING):
+    with (
+        caplog.at_level(logging.WARNING, "shardcache"),
+        pytest.raises(NoDaemonError, match=LISTING),
+    ):
         ShardDataset(PATTERNS[0], socket=silent.socket, timeout_s=12)
     assert re.search(rf"waiting for 10 s: {LISTING}", caplog.text)
     assert "waiting for the daemon" not in caplog.text
@@ -130,13 +163,18 @@ def attempt(port: int) -> str:
 def attempts_shown(daemon: Daemon, port: int) -> bool:
     """Return True once `status` names the failing request as what holds readers back."""
     limits = {limit["name"]: limit["text"] for limit in daemon.status()["limits"] if limit["holds"]}
-    return bool(re.fullmatch(f"requests repeated after errors: 1; {attempt(port)}", limits.get("errors", "")))
+    return bool(
+        re.fullmatch(
+            f"requests repeated after errors: 1; {attempt(port)}", limits.get("errors", "")
+        )
+    )
 
 
 @pytest.mark.slow
 def test_views_show_the_attempt_and_its_error(daemon: Daemon, port: int) -> None:
     """Status, the reader's explanation, and the log."""
-    url, rows = f"http://127.0.0.1:{port}/a.tar", list[dict[str, Any]]()
+    url = f"http://127.0.0.1:{port}/a.tar"
+    rows = list[dict[str, Any]]()
 
     def is_failing() -> bool:
         rows.extend(row for row in daemon.status()["transfers"] if row["last_error"])
@@ -159,13 +197,17 @@ def test_views_show_the_attempt_and_its_error(daemon: Daemon, port: int) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/{{1..3}}.tar", "s3://b/folder/", "s3://b/index.json"])
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:{port}/{{1..3}}.tar", "s3://b/folder/", "s3://b/index.json"]
+)
 def test_warm_prints_attempts_as_they_fail(url: str, daemon: Daemon, port: int) -> None:
     """Of the shards' sizes, of a listing and of an index file."""
     ran = shardcache("warm", url.format(port=port), socket=daemon.socket)
     assert ran.code == 1
     attempts = re.findall(
-        rf"^retrying  \S+: .*(attempt \d of {ATTEMPTS}): .*127\.0\.0\.1:{port}", ran.out, re.MULTILINE
+        rf"^retrying  \S+: .*(attempt \d of {ATTEMPTS}): .*127\.0\.0\.1:{port}",
+        ran.out,
+        re.MULTILINE,
     )
     assert attempts
     assert re.search(rf"127\.0\.0\.1:{port}.*given up after {ATTEMPTS} attempts", ran.out + ran.err)

@@ -27,7 +27,9 @@ LONG_S = 5.0
 def write_compressed(folder: Path, name: str, first: int) -> str:
     """Write a shard of samples that gzip makes a tenth of; return its url."""
     sizes = {ext: size // 10 for ext, size in SIZES.items()}
-    samples = [{**sample, "txt": bytes(36_000)} for sample in random_samples(SAMPLES, sizes, first=first)]
+    samples = [
+        {**sample, "txt": bytes(36_000)} for sample in random_samples(SAMPLES, sizes, first=first)
+    ]
     path = folder / f"{name}.tar.gz"
     path.write_bytes(gzip.compress(make_tar(samples)))
     return f"file://{path}"
@@ -36,7 +38,10 @@ def write_compressed(folder: Path, name: str, first: int) -> str:
 @pytest.fixture
 def compressed(tmp_path: Path) -> list[str]:
     (tmp_path / "packed").mkdir()
-    return [write_compressed(tmp_path / "packed", str(number), number * SAMPLES) for number in range(SHARDS)]
+    return [
+        write_compressed(tmp_path / "packed", str(number), number * SAMPLES)
+        for number in range(SHARDS)
+    ]
 
 
 @pytest.fixture
@@ -56,8 +61,8 @@ def hold_and_want(daemon: Daemon, session: RawSession, held: int, position: int)
     for number in range(held):
         leases = daemon.leases()
         granted = session.take(number)
-        # Between the grant and the news that it is needed, a shard may have given way to another. A reader that then
-        # does not find the file asks again.
+        # Between the grant and the news that it is needed, a shard may have given way to another. A
+        # reader that then does not find the file asks again.
         while daemon.leases() == leases:
             session.send(type="release", lease=granted["lease"], read=False)
             granted = session.take(number)
@@ -76,7 +81,11 @@ def test_need_and_no_more_than_that_makes_a_reader_wait(tmp_path: Path, plain: l
         def waits() -> tuple[int, bool, list[int]]:
             status = daemon.status()
             (job,) = (job for job in status["jobs"] if job["name"] == "waiting")
-            return job["waiting"], job["waited_s"] > 0, [row["waiters"] for row in status["transfers"]]
+            return (
+                job["waiting"],
+                job["waited_s"] > 0,
+                [row["waiters"] for row in status["transfers"]],
+            )
 
         holding.plan(plain, [0])
         holding.take(0)
@@ -89,7 +98,9 @@ def test_need_and_no_more_than_that_makes_a_reader_wait(tmp_path: Path, plain: l
         def reason_of_wait() -> str:
             return str(waiting.ask("explain", of=50)["reason"])
 
-        eventually(lambda: "waiting for space" in reason_of_wait())  # its version is asked for before
+        eventually(
+            lambda: "waiting for space" in reason_of_wait()
+        )  # its version is asked for before
         reason = reason_of_wait()
         assert "the cache's capacity is 500.0 kB, 42" in reason
         assert "--capacity" in reason
@@ -99,7 +110,9 @@ def test_need_and_no_more_than_that_makes_a_reader_wait(tmp_path: Path, plain: l
 
 
 @pytest.mark.slow
-def test_compressed_shard_without_room_delays_no_other(tmp_path: Path, compressed: list[str], plain: list[str]) -> None:
+def test_compressed_shard_without_room_delays_no_other(
+    tmp_path: Path, compressed: list[str], plain: list[str]
+) -> None:
     """The job whose own shards leave no room to inflate the next is told; those behind it, plain or not, continue."""
     with (
         Daemon(tmp_path, capacity=str(3 * SHARD_BYTES)) as daemon,
@@ -114,7 +127,8 @@ def test_compressed_shard_without_room_delays_no_other(tmp_path: Path, compresse
         hold_and_want(daemon, packed, 0, 0)
         hold_and_want(daemon, modest, 0, 0)
         error = greedy.receive()["error"]
-        assert (error["code"], error["url"]) == (CapacityError.code, compressed[3])
+        assert error["code"] == CapacityError.code
+        assert error["url"] == compressed[3]
         assert "--capacity" in error["remedy"]
         greedy.close()
         assert packed.receive()["url"] == compressed[4]
@@ -137,9 +151,15 @@ def test_compressed_shard_that_is_not_needed_yet_gives_way(
         ahead.plan(compressed, [0])
         eventually(lambda: waits_for_room(daemon, compressed[0]))
         hold_and_want(daemon, holding, 0, 2)
-        assert holding.receive()["error"]["code"] == CapacityError.code, "two in hand and a third do not fit"
+        assert holding.receive()["error"]["code"] == CapacityError.code, (
+            "two in hand and a third do not fit"
+        )
         holding.close()
-        eventually(lambda: [shard["url"] for shard in daemon.shards() if shard["url"] == compressed[0]] != [])
+        eventually(
+            lambda: (
+                [shard["url"] for shard in daemon.shards() if shard["url"] == compressed[0]] != []
+            )
+        )
 
 
 @pytest.mark.slow
@@ -150,7 +170,9 @@ def test_workers_that_wait_for_each_other_get_a_deadlock_error(
     # torch waits so long for a worker that itself waits for hours, and then ends it.
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
     with Daemon(tmp_path, capacity=str(SHARD_BYTES)) as daemon:
-        dataset = ShardDataset(plain, shuffle=True, shuffle_window=0, socket=daemon.socket, timeout_s=HOURS_S)
+        dataset = ShardDataset(
+            plain, shuffle=True, shuffle_window=0, socket=daemon.socket, timeout_s=HOURS_S
+        )
         with pytest.raises(Exception, match="deadlock: ") as caught:
             list(DataLoader(dataset, batch_size=None, num_workers=2))
     assert "--capacity" in str(caught.value)

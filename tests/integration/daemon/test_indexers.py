@@ -45,10 +45,14 @@ def processes() -> set[int]:
 
 def request_for(tar: Path, allowed_bytes: int = 10**6) -> IndexRequest:
     header = {"size_bytes": tar.stat().st_size}
-    return IndexRequest(str(tar), str(tar.with_suffix(".idx")), header, f"file://{tar}", True, allowed_bytes)
+    return IndexRequest(
+        str(tar), str(tar.with_suffix(".idx")), header, f"file://{tar}", True, allowed_bytes
+    )
 
 
-async def test_error_keeps_its_type_and_the_process_continues(indexers: Indexers, tmp_path: Path) -> None:
+async def test_error_keeps_its_type_and_the_process_continues(
+    indexers: Indexers, tmp_path: Path
+) -> None:
     """A fault of one shard is no reason to start another process."""
     tar = tmp_path / "a.tar"
     tar.write_bytes(b"no tar at all" * 100)
@@ -61,7 +65,9 @@ async def test_error_keeps_its_type_and_the_process_continues(indexers: Indexers
     assert processes() == before
 
 
-async def test_unforeseen_error_is_reported_as_what_it_is(indexers: Indexers, tmp_path: Path) -> None:
+async def test_unforeseen_error_is_reported_as_what_it_is(
+    indexers: Indexers, tmp_path: Path
+) -> None:
     """A fault of the program, here caused by a request that the daemon never makes, is no lack of memory."""
     tar = tmp_path / "a.tar"
     tar.write_bytes(make_tar(random_samples(3)))
@@ -73,8 +79,12 @@ async def test_unforeseen_error_is_reported_as_what_it_is(indexers: Indexers, tm
 
 async def test_unforeseen_error_names_the_task(indexers: Indexers, tmp_path: Path) -> None:
     """An error in counting tokens does not say that the shard could not be indexed."""
-    request = TokensRequest(str(tmp_path / "a.tar"), str(tmp_path / "a.idx"), "file:///a.tar", cast(Any, 7))
-    with pytest.raises(CacheError, match="counting the tokens of the shard failed with an unexpected"):
+    request = TokensRequest(
+        str(tmp_path / "a.tar"), str(tmp_path / "a.idx"), "file:///a.tar", cast(Any, 7)
+    )
+    with pytest.raises(
+        CacheError, match="counting the tokens of the shard failed with an unexpected"
+    ):
         await indexers.count_tokens(request)
 
 
@@ -102,7 +112,9 @@ async def test_disk_error_names_the_file_that_caused_it(
     assert kept not in caught.value.message
 
 
-async def test_process_has_no_credentials(indexers: Indexers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_process_has_no_credentials(
+    indexers: Indexers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It opens local files alone; everything else in its environment is the daemon's."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret")
     monkeypatch.setenv("HF_TOKEN", "the-secret")
@@ -117,9 +129,12 @@ async def test_process_has_no_credentials(indexers: Indexers, tmp_path: Path, mo
     assert b"the-other" in environment
 
 
-async def test_process_that_needs_too_much_memory_says_so_and_continues(indexers: Indexers, tmp_path: Path) -> None:
+async def test_process_that_needs_too_much_memory_says_so_and_continues(
+    indexers: Indexers, tmp_path: Path
+) -> None:
     """What it may take is limited, so that no shard can take the node's; lowered here, as 4 GiB take long to fill."""
-    lines, tar = tmp_path / "a.jsonl", tmp_path / "a.tar"
+    lines = tmp_path / "a.jsonl"
+    tar = tmp_path / "a.tar"
     lines.write_bytes(b'{"a": [' + b"{}, " * 4_000_000 + b"{}]}")
     tar.write_bytes(make_tar(random_samples(3)))
     others = processes()
@@ -137,7 +152,8 @@ async def test_process_that_needs_too_much_memory_says_so_and_continues(indexers
 
 async def test_a_cancelled_request_spoils_no_later_one(indexers: Indexers, tmp_path: Path) -> None:
     """The answer that nobody waits for any more is never taken for another shard's."""
-    large, small = tmp_path / "large.tar", tmp_path / "small.tar"
+    large = tmp_path / "large.tar"
+    small = tmp_path / "small.tar"
     large.write_bytes(make_tar(random_samples(3000, {"cls": 1})))
     small.write_bytes(make_tar(random_samples(3)))
     asking = asyncio.create_task(indexers.index(request_for(large)))
@@ -166,7 +182,9 @@ async def test_frozen_processes_are_killed_and_replaced(pair: Indexers, tmp_path
 
 
 @pytest.mark.slow
-async def test_one_shard_needs_one_process_that_is_not_frozen(pair: Indexers, tmp_path: Path) -> None:
+async def test_one_shard_needs_one_process_that_is_not_frozen(
+    pair: Indexers, tmp_path: Path
+) -> None:
     """All idle ones are stopped, and have done nothing yet: the second try is by a new process."""
     tar = tmp_path / "a.tar"
     tar.write_bytes(make_tar(random_samples(3)))

@@ -78,7 +78,9 @@ def test_pinned_shards_stay_until_they_are_unpinned(daemon: Daemon, urls: list[s
     for _ in range(2):
         read(daemon, urls)
         assert pinned(daemon) == set(urls[:2])
-    assert daemon.status()["counters"]["evictions"] >= 4, "those that are not pinned had to go in turn"
+    assert daemon.status()["counters"]["evictions"] >= 4, (
+        "those that are not pinned had to go in turn"
+    )
     assert pin(daemon, urls[:2])[-1]["cached"] == 2, "twice is once"
     kept = json.loads(daemon.request("POST", "/v1/evict", {"urls": urls}))["kept"]
     assert {row["url"] for row in kept} == set(urls[:2])
@@ -126,7 +128,9 @@ def test_pins_that_would_fill_the_cache_are_refused(daemon: Daemon, urls: list[s
     assert not daemon.shards()
 
 
-def test_a_shard_that_cannot_be_fetched_is_not_pinned(daemon: Daemon, urls: list[str], tmp_path: Path) -> None:
+def test_a_shard_that_cannot_be_fetched_is_not_pinned(
+    daemon: Daemon, urls: list[str], tmp_path: Path
+) -> None:
     """A url of nothing and a tar cut short: each an error, and neither takes up room that pins may have."""
     cut = tmp_path / "data" / "cut.tar"
     cut.write_bytes(make_tar(random_samples(5, SIZES))[:100_000])
@@ -145,16 +149,24 @@ def test_another_version_stays_in_place_of_the_former(daemon: Daemon, urls: list
     path.write_bytes(make_tar(random_samples(9, SIZES, seed=1)))
     assert pin(daemon, urls[:1])[-1]["fetched"] == 1
     (present,) = pins(daemon)
-    assert (present["cached"], present["size_bytes"] < former["size_bytes"]) == (True, True)
-    assert sorted((row["samples"], row["pinned"]) for row in daemon.shards()) == [(9, True), (10, False)]
+    assert present["cached"] is True
+    assert (present["size_bytes"] < former["size_bytes"]) is True
+    assert sorted((row["samples"], row["pinned"]) for row in daemon.shards()) == [
+        (9, True),
+        (10, False),
+    ]
     eventually(lambda: str(present["size_bytes"]) in (daemon.cache_dir / "pins").read_text())
     path.write_bytes(make_tar(random_samples(8, SIZES, seed=2)))
     assert pin(daemon, urls[:1])[-1]["fetched"] == 1
     daemon.restart()
-    assert [row["samples"] for row in daemon.shards() if row["pinned"]] == [8], "what `pin` has told holds"
+    assert [row["samples"] for row in daemon.shards() if row["pinned"]] == [8], (
+        "what `pin` has told holds"
+    )
 
 
-def test_a_damaged_shard_is_pinned_again_once_it_came_again(daemon: Daemon, urls: list[str]) -> None:
+def test_a_damaged_shard_is_pinned_again_once_it_came_again(
+    daemon: Daemon, urls: list[str]
+) -> None:
     """Its pin says meanwhile that it is not here; whoever reads it next brings it back."""
     pin(daemon, urls[:1])
     (tar,) = daemon.cache_dir.glob("shards/*/*.tar")
@@ -169,13 +181,17 @@ def test_a_damaged_shard_is_pinned_again_once_it_came_again(daemon: Daemon, urls
     assert pinned(daemon) == {urls[0]}
 
 
-def test_shards_without_room_because_of_pins_say_so(daemon: Daemon, urls: list[str], tmp_path: Path) -> None:
+def test_shards_without_room_because_of_pins_say_so(
+    daemon: Daemon, urls: list[str], tmp_path: Path
+) -> None:
     """A shard larger than what pins leave is an error that names them, not a wait without end."""
     big = tmp_path / "data" / "big.tar"
     big.write_bytes(make_tar(random_samples(30, SIZES)))
     pin(daemon, urls[:2])
     answer = daemon.request("POST", "/v1/warm", {"urls": [f"file://{big}"]})
-    error = next(event["error"] for line in answer.splitlines() if "error" in (event := json.loads(line)))
+    error = next(
+        event["error"] for line in answer.splitlines() if "error" in (event := json.loads(line))
+    )
     assert error["code"] == "capacity"
     assert "is not pinned" in error["message"]
     assert "unpin" in error["remedy"]
@@ -185,7 +201,8 @@ def test_shards_without_room_because_of_pins_say_so(daemon: Daemon, urls: list[s
 @pytest.mark.slow
 def test_only_a_pins_users_and_root_may_unpin() -> None:
     """Only what one may have fetched; only one's own pins come off, but for root; others' urls are not told."""
-    owner, other = OtherUser(12345), OtherUser(12346)
+    owner = OtherUser(12345)
+    other = OtherUser(12346)
     with open_folder() as root:
         urls = make_shards(root)
         config = root / "shardcache.toml"
@@ -199,7 +216,9 @@ def test_only_a_pins_users_and_root_may_unpin() -> None:
             _, (answer,) = other.ask(daemon.socket, "POST", "/v1/unpin", {"urls": urls})
             assert answer == {"unpinned": [], "kept": []}
             _, (answer,) = owner.ask(daemon.socket, "POST", "/v1/unpin", {"urls": urls})
-            assert [row["reason"].partition(";")[0] for row in answer["kept"]] == ["pinned by user root"] * 2
+            assert [row["reason"].partition(";")[0] for row in answer["kept"]] == [
+                "pinned by user root"
+            ] * 2
             owner.ask(daemon.socket, "POST", "/v1/pin", {"urls": urls[:1]})
             assert unpin(daemon, urls)["unpinned"] == urls[:2], "root takes back everybody's"
 
@@ -212,10 +231,14 @@ def test_the_commands(daemon: Daemon, urls: list[str]) -> None:
     assert "2 shards pinned: 2 fetched" in ran.out
     assert "of at most 1.6 MB" in ran.out
     listed = shardcache("pin", "--json", socket=daemon.socket)
-    assert [(row["url"], row["cached"]) for row in listed.events] == [(url, True) for url in urls[:2]]
+    assert [(row["url"], row["cached"]) for row in listed.events] == [
+        (url, True) for url in urls[:2]
+    ]
     listed = shardcache("pin", socket=daemon.socket)
     assert urls[0] in listed.out
-    assert [line.rstrip().endswith(f" {user_name(os.getuid())}") for line in listed.out.splitlines()[1:]] == [True] * 2
+    assert [
+        line.rstrip().endswith(f" {user_name(os.getuid())}") for line in listed.out.splitlines()[1:]
+    ] == [True] * 2
     assert shardcache("ls", socket=daemon.socket).out.count("pinned") == 1 + 2
     assert "2 shards" in shardcache("status", socket=daemon.socket).out
     ran = shardcache("evict", urls[0], socket=daemon.socket)

@@ -17,7 +17,8 @@ from support.programs.processes import running, transport_workers, wait_until_en
 from support.shards.tars import write_shards
 
 INDEXER = "shardcache.store.indexing.indexer"
-SHARDS, SAMPLES = 2, 3
+SHARDS = 2
+SAMPLES = 3
 
 
 @pytest.fixture
@@ -33,7 +34,10 @@ def root() -> Iterator[Path]:
 def aws(root: Path, config: str, **more: str) -> Mapping[str, str]:
     """Return the variables of a user whose AWS config file holds `config`, and who has nothing else of AWS."""
     (root / "config").write_text(config)
-    files = {"AWS_CONFIG_FILE": str(root / "config"), "AWS_SHARED_CREDENTIALS_FILE": str(root / "none")}
+    files = {
+        "AWS_CONFIG_FILE": str(root / "config"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(root / "none"),
+    }
     return {"AWS_EC2_METADATA_DISABLED": "true", **files, **more}
 
 
@@ -80,14 +84,18 @@ def test_daemon_serves_once_s3_is_loaded(root: Path) -> None:
     env = aws(root, "", AWS_DATA_PATH=str(root / "models"))
     with Daemon(root / "d", "--log-level", "debug", env=env, spawn=spawn) as daemon:
         log = daemon.log.read_text()
-    assert log.index("preparation failed") < log.index("cache_dir=")  # of the line that says that it serves
+    assert log.index("preparation failed") < log.index(
+        "cache_dir="
+    )  # of the line that says that it serves
 
 
 def test_daemon_with_s3_configured_has_its_credentials_when_it_serves(root: Path) -> None:
     """The first answer comes after the SDK and the credentials, with which no reader then competes."""
     keys = '{"Version": 1, "AccessKeyId": "key", "SecretAccessKey": "secret"}'
     (root / "issued").write_text(keys)
-    config = f"[default]\ncredential_process = sh -c 'echo asked >> {root}/asked; cat {root}/issued'\n"
+    config = (
+        f"[default]\ncredential_process = sh -c 'echo asked >> {root}/asked; cat {root}/issued'\n"
+    )
     with Daemon(root / "d", env=aws(root, config)):
         was_asked = (root / "asked").exists()
     assert was_asked
@@ -127,7 +135,9 @@ PROFILES = [
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("end", first_quick([signal.SIGTERM, signal.SIGKILL]))
-def test_hanging_credential_process_ends_with_the_daemon(profile: str, end: signal.Signals, root: Path) -> None:
+def test_hanging_credential_process_ends_with_the_daemon(
+    profile: str, end: signal.Signals, root: Path
+) -> None:
     """However the daemon ends, the program that it waits for does not stay."""
     os.mkfifo(root / "silent")
     config = f"{profile}credential_process = cat {root}/silent\n"

@@ -31,7 +31,9 @@ def job_of(daemon: Daemon, name: str) -> dict[str, Any]:
 
 def evict(daemon: Daemon, url: str) -> None:
     """Evict a shard; the daemon itself may have it open for a moment, to bring it into memory."""
-    eventually(lambda: json.loads(daemon.request("POST", "/v1/evict", {"urls": [url]}))["evicted"] == [url])
+    eventually(
+        lambda: json.loads(daemon.request("POST", "/v1/evict", {"urls": [url]}))["evicted"] == [url]
+    )
 
 
 def test_leases_end_with_the_connection(daemon: Daemon, urls: list[str]) -> None:
@@ -55,12 +57,19 @@ def test_one_of_a_users_readers_sends_a_list(daemon: Daemon) -> None:
                 assert first.ask("shards", fingerprint=each.fingerprint)["type"] == "unknown"
                 second.request("shards", fingerprint=each.fingerprint)
                 if each is lists[0]:
-                    assert first.ask("shards", fingerprint=each.fingerprint, packed=each.packed)["type"] == "ok"
+                    assert (
+                        first.ask("shards", fingerprint=each.fingerprint, packed=each.packed)[
+                            "type"
+                        ]
+                        == "ok"
+                    )
                     assert second.receive()["type"] == "ok"
         assert second.receive()["type"] == "unknown"
 
 
-def test_a_declared_plan_is_fetched_without_being_asked_for(daemon: Daemon, urls: list[str]) -> None:
+def test_a_declared_plan_is_fetched_without_being_asked_for(
+    daemon: Daemon, urls: list[str]
+) -> None:
     """Fetching ahead needs nothing but the plan, the next epoch's part included."""
     with Session(daemon, job="foresighted") as session:
         session.plan(urls, [0, 1, 3], reads=2)
@@ -70,13 +79,16 @@ def test_a_declared_plan_is_fetched_without_being_asked_for(daemon: Daemon, urls
         assert urls[2] not in {shard["url"] for shard in daemon.shards()}
 
 
-def test_counts_of_this_node_alone_are_told_from_those_of_an_index(daemon: Daemon, urls: list[str]) -> None:
+def test_counts_of_this_node_alone_are_told_from_those_of_an_index(
+    daemon: Daemon, urls: list[str]
+) -> None:
     """A reader that sends a list with them, as after a restart, does not make them known to other nodes."""
     with Session(daemon) as session:
         session.plan([ShardRef(urls[0], samples=10)], [0])
         session.take(0)
         answer = session.ask("resolve", urls=urls[:1])
-        assert (answer["remembered"], Shards.unpack(answer["packed"])[0].samples) == (1, 10)
+        assert answer["remembered"] == 1
+        assert Shards.unpack(answer["packed"])[0].samples == 10
 
 
 def test_a_plan_goes_in_pieces(daemon: Daemon, urls: list[str]) -> None:
@@ -90,11 +102,16 @@ def test_a_plan_goes_in_pieces(daemon: Daemon, urls: list[str]) -> None:
             session.send(type="release", lease=leased["lease"])
 
 
-def test_several_in_hand_are_all_pinned_until_each_is_given_back(daemon: Daemon, urls: list[str]) -> None:
+def test_several_in_hand_are_all_pinned_until_each_is_given_back(
+    daemon: Daemon, urls: list[str]
+) -> None:
     """In whichever order that is; none of them can be evicted meanwhile."""
     with Session(daemon, job="juggling") as session:
         session.plan(urls, [3, 1, 0, 2])
-        held = {url: session.take(position)["lease"] for position, url in enumerate(urls[n] for n in (3, 1, 0))}
+        held = {
+            url: session.take(position)["lease"]
+            for position, url in enumerate(urls[n] for n in (3, 1, 0))
+        }
         assert [leases(daemon, url) for url in urls] == [1, 1, 0, 1]
         answer = json.loads(daemon.request("POST", "/v1/evict", {"urls": urls}))
         assert {kept["url"] for kept in answer["kept"]} == held.keys()
@@ -111,11 +128,15 @@ def test_unneeded_grants_can_be_returned(daemon: Daemon, urls: list[str]) -> Non
     with Session(daemon, job="changing its mind") as session:
         session.plan(urls, [0, 1])
         leased = session.ask("lease", position=0)
-        for message in ({"type": "release", "lease": leased["lease"]}, {"type": "need", "of": leased["lease"]}):
+        for message in (
+            {"type": "release", "lease": leased["lease"]},
+            {"type": "need", "of": leased["lease"]},
+        ):
             session.send(**message)
             session.send(**message)
         assert session.take(1)["url"] == urls[1]
-        assert (leases(daemon, urls[0]), leases(daemon, urls[1])) == (0, 1)
+        assert leases(daemon, urls[0]) == 0
+        assert leases(daemon, urls[1]) == 1
         assert job_of(daemon, "changing its mind")["shards_done"] == 0
 
 
@@ -124,7 +145,8 @@ def test_a_lease_ahead_that_lost_its_place_is_asked_for_again(
     daemon: Daemon, urls: list[str], told: dict[str, bool], done: int
 ) -> None:
     """To ask holds nothing. A reader that opened the file just before its eviction has read it; else it has not."""
-    path, job = Path(urls[0].removeprefix("file://")), f"robbed, {done} read"
+    path = Path(urls[0].removeprefix("file://"))
+    job = f"robbed, {done} read"
     with Session(daemon, job=job) as session:
         session.plan(urls, [0])
         ahead = session.ask("lease", position=0)
@@ -221,18 +243,31 @@ def test_a_bundle_stands_for_its_messages(daemon: Daemon, urls: list[str]) -> No
         session.plan(urls, [0, 1, 2, 3], wanted="ranges")
         ranges = [(101, 0, 0), (102, 0, 600), (103, 3, 100), (104, 9, 0)]
         asked = [
-            {"type": "lease", "id": number, "position": position, "start": start, "beyond": start + 9, "needed": True}
+            {
+                "type": "lease",
+                "id": number,
+                "position": position,
+                "start": start,
+                "beyond": start + 9,
+                "needed": True,
+            }
             for number, position, start in ranges
         ]
-        session.send(type="bundle", messages=[*asked, {"type": "explain", "id": 105, "of": 0}, {"type": "new"}])
+        session.send(
+            type="bundle",
+            messages=[*asked, {"type": "explain", "id": 105, "of": 0}, {"type": "new"}],
+        )
         answers: list[dict[str, Any]] = []
         while len(answers) < 6:
             answers += unbundled(session.receive())
         kinds = {answer["id"]: answer["type"] for answer in answers}
         granted = {"arriving", "leased"}
         assert {kinds[101], kinds[102], kinds[103]} <= granted
-        assert (kinds[104], kinds[105], kinds[None]) == ("error", "waiting", "error")
-        # Such small files are fetched whole; until one is published, a grant may take a turn of its own.
+        assert kinds[104] == "error"
+        assert kinds[105] == "waiting"
+        assert kinds[None] == "error"
+        # Such small files are fetched whole; until one is published, a grant may take a turn of its
+        # own.
         eventually(lambda: {urls[0], urls[3]} <= {shard["url"] for shard in daemon.shards()})
 
         again = [dict(message, id=message["id"] + 100) for message in asked[:3]]
@@ -245,11 +280,16 @@ def test_a_bundle_stands_for_its_messages(daemon: Daemon, urls: list[str]) -> No
         eventually(lambda: daemon.leases() == 0)
 
 
-def test_a_client_of_an_earlier_release_gets_single_answers(daemon: Daemon, urls: list[str]) -> None:
+def test_a_client_of_an_earlier_release_gets_single_answers(
+    daemon: Daemon, urls: list[str]
+) -> None:
     """It does not know what a bundle is, however many answers come at the same time."""
     with Session(daemon) as session:
         session.plan(urls, [0, 1, 2, 3], wanted="ranges")
-        asked = [session.request("lease", position=nth % 4, start=nth, beyond=nth + 9) for nth in range(20)]
+        asked = [
+            session.request("lease", position=nth % 4, start=nth, beyond=nth + 9)
+            for nth in range(20)
+        ]
         assert {session.answer(request)["type"] for request in asked} <= {"arriving", "leased"}
 
 

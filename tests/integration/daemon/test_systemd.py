@@ -23,10 +23,12 @@ from support.programs.guard import GUARD_S
 from support.programs.processes import children
 from support.shards.tars import write_shards
 
-SHARDS, SAMPLES = 4, 25
+SHARDS = 4
+SAMPLES = 25
 TOLD = {b"LISTEN_PID", b"LISTEN_FDS", b"LISTEN_FDNAMES", b"NOTIFY_SOCKET", b"WATCHDOG_USEC"}
 OK = b"HTTP/1.0 200"
-# What takes over some of the sockets that it was handed at a time, and says what it got, or why not.
+# What takes over some of the sockets that it was handed at a time, and says what it got, or why
+# not.
 TAKE = """
 import os, sys
 from shardcache.errors import ConfigError
@@ -45,8 +47,8 @@ for case in sys.argv[1:]:
 """
 
 
-# The process id that the sockets are for is known only to who becomes that process. They are moved out of each other's
-# way first: one of them may lie where another belongs.
+# The process id that the sockets are for is known only to who becomes that process. They are moved
+# out of each other's way first: one of them may lie where another belongs.
 _BECOME = """
 import fcntl, os, sys
 fds = [fcntl.fcntl(int(fd), fcntl.F_DUPFD_CLOEXEC, 100) for fd in sys.argv[1].split(",")]
@@ -68,7 +70,11 @@ class ServiceManager:
     """
 
     def __init__(
-        self, address: Path | str, *, watchdog_s: float | None = None, sockets: Sequence[socket.socket] = ()
+        self,
+        address: Path | str,
+        *,
+        watchdog_s: float | None = None,
+        sockets: Sequence[socket.socket] = (),
     ) -> None:
         self.address = str(address)
         self.messages: list[dict[str, str]] = []
@@ -84,14 +90,18 @@ class ServiceManager:
     def __exit__(self, *_: object) -> None:
         self._exit.close()
 
-    def spawn(self, args: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    def spawn(
+        self, args: Sequence[str], env: Mapping[str, str], log: Path
+    ) -> subprocess.Popen[bytes]:
         """Run `python -m shardcache` with arguments, as a manager would: its `spawn` for `Daemon`."""
         told = {"NOTIFY_SOCKET": self.address}
         if self._watchdog_s is not None:
             told["WATCHDOG_USEC"] = str(int(self._watchdog_s * 1e6))
         with log.open("ab") as file:
             command = (sys.executable, "-m", "shardcache", *args)
-            return handing_over(self._sockets, command, env={**env, **told}, stdout=file, stderr=file)
+            return handing_over(
+                self._sockets, command, env={**env, **told}, stdout=file, stderr=file
+            )
 
     def hear(self, limit_s: float = GUARD_S) -> dict[str, str]:
         """Return the fields of the next message. Raises TimeoutError when none comes within the limit."""
@@ -123,7 +133,11 @@ def bound(path: Path, mode: int = 0o660) -> socket.socket:
 
 
 def handing_over(
-    sockets: Sequence[socket.socket], command: Sequence[str], *, env: Mapping[str, str], **options: Any
+    sockets: Sequence[socket.socket],
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    **options: Any,
 ) -> subprocess.Popen[bytes]:
     """Start a command that finds sockets as its descriptors 3, 4 …; further options are those of Popen."""
     fds = [sock.fileno() for sock in sockets]
@@ -160,9 +174,12 @@ def names(pid: int) -> set[bytes]:
 @pytest.mark.slow
 def test_service_manager_is_notified_of_the_daemons_state(tmp_path: Path) -> None:
     """READY comes first and means that one may connect; the watchdog hears of life, and the stop is announced."""
-    path, options = tmp_path / "s.sock", ("--cache-dir", str(tmp_path / "cache"), "--capacity", "1GB")
+    path = tmp_path / "s.sock"
+    options = ("--cache-dir", str(tmp_path / "cache"), "--capacity", "1GB")
     with ServiceManager(tmp_path / "notify", watchdog_s=1.5) as manager:
-        process = manager.spawn(("serve", "--socket", str(path), *options), os.environ, tmp_path / "log")
+        process = manager.spawn(
+            ("serve", "--socket", str(path), *options), os.environ, tmp_path / "log"
+        )
         try:
             while "EXTEND_TIMEOUT_USEC" in manager.hear():
                 pass  # a busy machine takes its time
@@ -171,7 +188,9 @@ def test_service_manager_is_notified_of_the_daemons_state(tmp_path: Path) -> Non
                 assert answer.recv(100).startswith(OK)
             for _ in range(3):
                 manager.hear_of("WATCHDOG")
-            assert manager.messages[-1]["STATUS"].startswith("0 readers; 0 shards, 0 Bytes of 1.0 GB")
+            assert manager.messages[-1]["STATUS"].startswith(
+                "0 readers; 0 shards, 0 Bytes of 1.0 GB"
+            )
             process.terminate()
             assert process.wait(GUARD_S) == 0
         finally:
@@ -191,13 +210,17 @@ async def test_a_frozen_daemon_is_replaced_under_a_reading_job(
         ServiceManager(tmp_path / "notify", watchdog_s=1.5, sockets=[handed]) as manager,
         Daemon(tmp_path, spawn=manager.spawn) as daemon,
     ):
-        samples = iter(ShardDataset(urls, socket=daemon.socket, timeout_s=GUARD_S, partial_reads=False))
+        samples = iter(
+            ShardDataset(urls, socket=daemon.socket, timeout_s=GUARD_S, partial_reads=False)
+        )
         found = [next(samples)["__key__"]]
         manager.hear_of("WATCHDOG")
         daemon.pause()
         manager.hear_nothing_for(1.5)
         daemon.kill()
-        rest = asyncio.create_task(asyncio.to_thread(lambda: [sample["__key__"] for sample in samples]))
+        rest = asyncio.create_task(
+            asyncio.to_thread(lambda: [sample["__key__"] for sample in samples])
+        )
         with asking(daemon.socket) as queued:  # refused, were the socket the killed daemon's own
             daemon.start()
             assert queued.recv(100).startswith(OK)
@@ -215,10 +238,17 @@ def test_activated_sockets_remain_the_managers(tmp_path: Path, handed: socket.so
         url = f"http://127.0.0.1:{tcp.getsockname()[1]}/v1/health"
         assert json.loads(urllib.request.urlopen(url).read())["status"] == "ok"
         for fd in (3, 4):
-            flags = Path(f"/proc/{daemon.pid}/fdinfo/{fd}").read_text().split("flags:")[1].split()[0]
+            flags = (
+                Path(f"/proc/{daemon.pid}/fdinfo/{fd}").read_text().split("flags:")[1].split()[0]
+            )
             assert int(flags, 8) & os.O_CLOEXEC
         # One that was just forked still shows its parent's variables.
-        eventually(lambda: bool(children(daemon.pid)) and not set().union(*map(names, children(daemon.pid))) & TOLD)
+        eventually(
+            lambda: (
+                bool(children(daemon.pid))
+                and not set().union(*map(names, children(daemon.pid))) & TOLD
+            )
+        )
         assert daemon.stop() == 0
         assert daemon.socket.exists()
         asking(daemon.socket).close()
@@ -237,13 +267,20 @@ def test_a_socket_that_is_no_good_is_refused(tmp_path: Path) -> None:
         abstract.bind(f"\0{tmp_path}")
         abstract.listen()
         (tmp_path / "gone").unlink()
-        sockets, cases = (good, second, everybody, abstract, datagrams, gone), ("0", "0,1", "2", "3", "4", "5")
+        sockets = (good, second, everybody, abstract, datagrams, gone)
+        cases = ("0", "0,1", "2", "3", "4", "5")
         command = (sys.executable, "-c", TAKE, *cases)
         with handing_over(sockets, command, env=os.environ, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             taken, *refused = process.stdout.read().decode().splitlines()
     assert taken == "True 0 []"
-    reasons = ("more than one", "SocketMode=0660", "every user", "ListenStream=", "RuntimeDirectoryPreserve")
+    reasons = (
+        "more than one",
+        "SocketMode=0660",
+        "every user",
+        "ListenStream=",
+        "RuntimeDirectoryPreserve",
+    )
     for reason, said in zip(reasons, refused, strict=True):
         assert said.startswith("refused:")
         assert reason in said

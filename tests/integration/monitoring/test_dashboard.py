@@ -40,15 +40,21 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Daem
 
 
 def get(port: int, path: str, **headers: str) -> requests.Response:
-    return requests.get(f"http://127.0.0.1:{port}{path}", headers=headers, timeout=GUARD_S, stream=True)
+    return requests.get(
+        f"http://127.0.0.1:{port}{path}", headers=headers, timeout=GUARD_S, stream=True
+    )
 
 
 def test_the_page_brings_all_it_needs(daemon: Daemon, port: int) -> None:
-    """Files that it names exist, have the right type and are cached forever; the page is asked for again, and is short
-    where it is known. Nothing in it comes from elsewhere or is written into the page, and browsers are told so."""
+    """Files that it names exist, have the right type and are cached forever; the page is asked for
+    again, and is short where it is known. Nothing in it comes from elsewhere or is written into the
+    page, and browsers are told so.
+    """
     page = get(port, "/")
     named = re.findall(r'(?:href|src)="([^"#]+)"', page.text)
-    kinds = {name: get(port, f"/{name}").headers["Content-Type"].partition(";")[0] for name in named}
+    kinds = {
+        name: get(port, f"/{name}").headers["Content-Type"].partition(";")[0] for name in named
+    }
     assert {kind for name, kind in kinds.items() if name.endswith(".js")} == {"text/javascript"}
     assert len(kinds) >= 4
     assert "default-src 'self'" in page.headers["Content-Security-Policy"]
@@ -60,19 +66,23 @@ def test_the_page_brings_all_it_needs(daemon: Daemon, port: int) -> None:
 
 
 def test_every_colour_of_the_page_has_a_value() -> None:
-    """A name without one draws nothing, without any complaint: all that the page uses are in the light theme, and those
-    of the dark one among them."""
+    """A name without one draws nothing, without any complaint: all that the page uses are in the
+    light theme, and those of the dark one among them.
+    """
     texts = {path.name: path.read_text() for path in STATIC.iterdir()}
     used = re.findall(r"""(?:var\(|["'`])(--[a-z0-9-]+)[)"'`]""", "\n".join(texts.values()))
     light, dark = (
-        {*re.findall(r"(--[a-z0-9-]+):", theme)} for theme in re.findall(r":root {(.*?)}", texts["style.css"], re.S)
+        {*re.findall(r"(--[a-z0-9-]+):", theme)}
+        for theme in re.findall(r":root {(.*?)}", texts["style.css"], re.S)
     )
     assert len(used) > 40
     assert set(used) <= light
     assert dark <= light
 
 
-@pytest.mark.parametrize("path", ["/dashboard/static/0/main.js", "/dashboard/static/VERSION/nothing.js", "/dashboard/"])
+@pytest.mark.parametrize(
+    "path", ["/dashboard/static/0/main.js", "/dashboard/static/VERSION/nothing.js", "/dashboard/"]
+)
 def test_unknown_files_are_not_found(daemon: Daemon, port: int, path: str) -> None:
     """Another version's files, and files that there never were."""
     version = re.findall(r"dashboard/static/(\w+)/", get(port, "/").text)[0]
@@ -108,7 +118,9 @@ def test_forbidden_urls_are_not_on_the_page(daemon: Daemon, port: int, urls: lis
         reader.plan([*urls, urls[0].replace("000000", "888888")], [0, 1, 4])
         page = Page(events_of(answer.raw))
         page.until(lambda: bool(page.moment["gaps"]))
-        assert "file://" not in str([page.moment["gaps"], page.moment["lanes"], page.moment["waits"]])
+        assert "file://" not in str(
+            [page.moment["gaps"], page.moment["lanes"], page.moment["waits"]]
+        )
 
 
 def test_many_pages_cost_one_look(daemon: Daemon) -> None:
@@ -117,7 +129,9 @@ def test_many_pages_cost_one_look(daemon: Daemon) -> None:
         pages = [Page(streams.enter_context(live(daemon))) for _ in range(8)]
         for page in pages:
             page.hear()
-    assert len({page.moment["uptime_s"] for page in pages}) <= 4, "each page had a refresh of its own"
+    assert len({page.moment["uptime_s"] for page in pages}) <= 4, (
+        "each page had a refresh of its own"
+    )
 
 
 def test_contents_need_the_token(tmp_path: Path) -> None:

@@ -35,8 +35,13 @@ def reason_of(session: RawSession, of: int) -> str:
 
 @pytest.mark.slow
 def test_bandwidth_limit_is_shown_always_and_named_while_it_holds(tmp_path: Path) -> None:
-    limit, stage = "--max-bandwidth 70.0 kB/s", "downloading from the object store"
-    with GatedStore() as store, Daemon(tmp_path, "--max-bandwidth", "70kB") as daemon, RawSession(daemon) as session:
+    limit = "--max-bandwidth 70.0 kB/s"
+    stage = "downloading from the object store"
+    with (
+        GatedStore() as store,
+        Daemon(tmp_path, "--max-bandwidth", "70kB") as daemon,
+        RawSession(daemon) as session,
+    ):
         url = store.put("a.tar", make_tar(random_samples(10, {"bin": 200_000})))
         store.let("a.tar")
         assert limits(daemon)["bandwidth"] == {"name": "bandwidth", "text": limit, "holds": False}
@@ -47,26 +52,50 @@ def test_bandwidth_limit_is_shown_always_and_named_while_it_holds(tmp_path: Path
         of = waits_for(session, 0)
         eventually(lambda: reason_of(session, of) == f"{stage}, limited by {limit}")
         eventually(lambda: limits(daemon)["bandwidth"]["holds"])
-        eventually(lambda: daemon.status()["jobs"][0]["waiting_for"] == f"{stage}, limited by {limit}")
-        eventually(lambda: b'shardcache_limit_holding{limit="bandwidth"} 1.0' in daemon.request("GET", "/metrics"))
+        eventually(
+            lambda: daemon.status()["jobs"][0]["waiting_for"] == f"{stage}, limited by {limit}"
+        )
+        eventually(
+            lambda: (
+                b'shardcache_limit_holding{limit="bandwidth"} 1.0'
+                in daemon.request("GET", "/metrics")
+            )
+        )
         with live(daemon) as events:
             page = Page(events)
-            page.until(lambda: [wait["reason"] for wait in page.moment["waits"]] == [f"{stage}, limited by {limit}"])
-            page.until(lambda: any(each["holds"] for each in page.moment["limits"] if each["name"] == "bandwidth"))
+            page.until(
+                lambda: (
+                    [wait["reason"] for wait in page.moment["waits"]]
+                    == [f"{stage}, limited by {limit}"]
+                )
+            )
+            page.until(
+                lambda: any(
+                    each["holds"] for each in page.moment["limits"] if each["name"] == "bandwidth"
+                )
+            )
 
 
 @pytest.mark.slow
 def test_jobs_that_a_limit_starves_are_short_of_data_in_every_moment(tmp_path: Path) -> None:
     """By the share of the last 30 s: their waits are short, and none of them is under way at most looks."""
     urls = [f"file://{path}" for path in write_shards(tmp_path, 256, 10, {"bin": 10_000})]
-    with Daemon(tmp_path, "--max-bandwidth", "1MB", "--part-size", "65536") as daemon, live(daemon) as events:
+    with (
+        Daemon(tmp_path, "--max-bandwidth", "1MB", "--part-size", "65536") as daemon,
+        live(daemon) as events,
+    ):
         page = Page(events)
-        threads = [threading.Thread(target=read, args=(daemon, name, urls), daemon=True) for name in ("one", "two")]
+        threads = [
+            threading.Thread(target=read, args=(daemon, name, urls), daemon=True)
+            for name in ("one", "two")
+        ]
         for thread in threads:
             thread.start()
 
         def shares() -> dict[str, float]:
-            return {job["name"]: job["waiting_share"] for job in page.moment["jobs"] if job["sessions"]}
+            return {
+                job["name"]: job["waiting_share"] for job in page.moment["jobs"] if job["sessions"]
+            }
 
         page.until(lambda: len(shares()) == 2 and min(shares().values()) > 0.1)
         seen = []
@@ -81,7 +110,9 @@ def test_jobs_that_a_limit_starves_are_short_of_data_in_every_moment(tmp_path: P
 def read(daemon: Daemon, job: str, urls: list[str]) -> None:
     """Read shards twice, until the daemon ends."""
     with suppress(ShardcacheError):
-        for _ in ShardDataset(urls, socket=daemon.socket, job=job, timeout_s=10, partial_reads=False):
+        for _ in ShardDataset(
+            urls, socket=daemon.socket, job=job, timeout_s=10, partial_reads=False
+        ):
             pass
 
 

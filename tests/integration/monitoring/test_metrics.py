@@ -43,13 +43,23 @@ class Scraped:
 
     def value(self, sample: str, **labels: str) -> float:
         """Return the value of the sample that has these labels."""
-        samples = [each for family in self.families.values() for each in family.samples if each.name == sample]
+        samples = [
+            each
+            for family in self.families.values()
+            for each in family.samples
+            if each.name == sample
+        ]
         (found,) = [each.value for each in samples if each.labels == labels]
         return found
 
     def labels(self, sample: str) -> list[set[str]]:
         """Return the labels of each sample of a name."""
-        return [set(each.labels) for family in self.families.values() for each in family.samples if each.name == sample]
+        return [
+            set(each.labels)
+            for family in self.families.values()
+            for each in family.samples
+            if each.name == sample
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +68,8 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     folder = tmp_path_factory.mktemp("d")
     (folder / "data").mkdir()
     urls = [f"file://{path}" for path in write_shards(folder / "data", SHARDS, 10, {"bin": 40_000})]
-    port, config = free_port(), folder / "c.toml"
+    port = free_port()
+    config = folder / "c.toml"
     prices = '[[origin]]\nmatch = "file://"\nprice_per_gb = 20\nprice_per_1000_requests = 0.5\n'
     config.write_text(f'{prices}[[origin]]\nmatch = "s3://tiered/"\ntier = "{FRONT}"\n')
     flags = ("--http", f"127.0.0.1:{port}", "--scrub-rate", "1GB", "--config", str(config))
@@ -78,15 +89,27 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
 def test_top_shows_the_figures_of_status(scraped: Scraped) -> None:
     """The same numbers under other names: nothing is counted twice."""
     status = scraped.daemon.status()
-    cache, counters = status["cache"], status["counters"]
+    cache = status["cache"]
+    counters = status["counters"]
     assert scraped.value("shardcache_cache_capacity_bytes") == cache["capacity_bytes"]
     assert scraped.value("shardcache_cache_used_bytes") == cache["used_bytes"]
     assert scraped.value("shardcache_cache_shards") == SHARDS
     assert scraped.value("shardcache_cache_leases") == 1
-    assert scraped.value("shardcache_hit_bytes_total") == counters["hit_bytes"] >= counters["hits"] * 400_000 > 0
+    assert (
+        scraped.value("shardcache_hit_bytes_total")
+        == counters["hit_bytes"]
+        >= counters["hits"] * 400_000
+        > 0
+    )
     assert scraped.value("shardcache_tier_failing", tier=FRONT) == 0
-    assert scraped.value("shardcache_tier_certificate_expiry_timestamp_seconds", tier=FRONT) == math.inf
-    assert scraped.value("shardcache_hits_total") + scraped.value("shardcache_misses_total") == 2 * SHARDS + 1
+    assert (
+        scraped.value("shardcache_tier_certificate_expiry_timestamp_seconds", tier=FRONT)
+        == math.inf
+    )
+    assert (
+        scraped.value("shardcache_hits_total") + scraped.value("shardcache_misses_total")
+        == 2 * SHARDS + 1
+    )
     assert scraped.value("shardcache_origin_received_bytes_total") == counters["origin_bytes"]
     assert scraped.value("shardcache_disk_healthy") == 1
     assert scraped.value("shardcache_origin_connections", origin="file://") == 0
@@ -95,11 +118,26 @@ def test_top_shows_the_figures_of_status(scraped: Scraped) -> None:
 def test_the_bill_has_what_was_fetched_and_what_each_process_would_have(scraped: Scraped) -> None:
     """Bytes, requests and money, of the node and each job, in the metrics, and in the log when the readers leave."""
     status = scraped.daemon.status()
-    bill, jobs = status["bill"], {job["name"]: job["bill"] for job in status["jobs"]}
-    first, again = jobs[JOB], jobs["again"]
-    assert (first["read_requests"], again["read_requests"], bill["read_requests"]) == (SHARDS, SHARDS, 2 * SHARDS)
-    assert first["read_bytes"] == first["fetched_bytes"] == again["read_bytes"] == again["saved_bytes"] > 0
-    assert bill["fetched_bytes"] == status["counters"]["origin_bytes"] == bill["saved_bytes"] == first["read_bytes"]
+    bill = status["bill"]
+    jobs = {job["name"]: job["bill"] for job in status["jobs"]}
+    first = jobs[JOB]
+    again = jobs["again"]
+    assert first["read_requests"] == SHARDS
+    assert again["read_requests"] == SHARDS
+    assert bill["read_requests"] == 2 * SHARDS
+    assert (
+        first["read_bytes"]
+        == first["fetched_bytes"]
+        == again["read_bytes"]
+        == again["saved_bytes"]
+        > 0
+    )
+    assert (
+        bill["fetched_bytes"]
+        == status["counters"]["origin_bytes"]
+        == bill["saved_bytes"]
+        == first["read_bytes"]
+    )
     assert bill["saved_requests"] == 2 * SHARDS - status["counters"]["origin_requests"]
     assert jobs["reading"]["fetched_requests"] >= 1, "for the shard that is missing"
     for what in ("fetched", "read"):
@@ -118,7 +156,10 @@ def test_a_job_has_its_name_whatever_is_in_it(scraped: Scraped) -> None:
     """Quotes, backslashes and line ends: they come as they are, and no line of the scrape is made up by them."""
     job = {"job_name": JOB, "uid": str(os.getuid())}
     assert scraped.value("shardcache_job_done_shards_total", **job) == SHARDS
-    waited = [scraped.value("shardcache_job_wait_seconds_total", cause=c, **job) for c in ("network", "space", "disk")]
+    waited = [
+        scraped.value("shardcache_job_wait_seconds_total", cause=c, **job)
+        for c in ("network", "space", "disk")
+    ]
     assert sum(waited) > 0
 
 
@@ -129,9 +170,19 @@ def test_each_transfer_part_and_wait_is_measured_once(scraped: Scraped) -> None:
     assert scraped.value("shardcache_part_seconds_count", origin="file://") == SHARDS
     assert scraped.value("shardcache_first_byte_seconds_count", origin="file://") == SHARDS
     assert scraped.value("shardcache_lease_wait_seconds_count") >= 1
-    stages = [s for s in scraped.families["shardcache_transfer_stage_seconds"].samples if s.name.endswith("_sum")]
-    # A transfer of which a range is wanted first is downloading already when it gets the space of the whole.
-    assert {sample.labels["stage"] for sample in stages} | {"space"} == {"asking", "space", "network", "disk"}
+    stages = [
+        s
+        for s in scraped.families["shardcache_transfer_stage_seconds"].samples
+        if s.name.endswith("_sum")
+    ]
+    # A transfer of which a range is wanted first is downloading already when it gets the space of
+    # the whole.
+    assert {sample.labels["stage"] for sample in stages} | {"space"} == {
+        "asking",
+        "space",
+        "network",
+        "disk",
+    }
     whole = scraped.value("shardcache_transfer_seconds_sum")
     assert sum(sample.value for sample in stages) == pytest.approx(whole, rel=1e-6)
     assert scraped.value("shardcache_event_loop_lag_seconds_count") > 0
@@ -155,11 +206,14 @@ def test_metrics_are_served_by_tcp_in_both_formats(scraped: Scraped) -> None:
     assert text.headers["Content-Type"].startswith("text/plain; version=")
     assert strict.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
     families = openmetrics(strict.body.decode())
-    assert {family.name for family in families} == {family.name for family in parsed(text.body.decode())}
+    assert {family.name for family in families} == {
+        family.name for family in parsed(text.body.decode())
+    }
 
 
 def test_names_follow_the_conventions(scraped: Scraped) -> None:
-    """Prefix, base units at the end, `_total` for counters and nothing else, a sentence of help for each.
+    """Prefix, base units at the end, `_total` for counters and nothing else, a sentence of help for
+    each.
 
     Nothing names a url: who may see which is a matter of rules, and there are too many.
     """
@@ -169,19 +223,29 @@ def test_names_follow_the_conventions(scraped: Scraped) -> None:
         assert re.fullmatch(r"(shardcache|process)_[a-z][a-z0-9_]*", name), name
         assert family.documentation.endswith("."), name
         assert family.type in ("counter", "gauge", "histogram"), name
-        assert not re.search(r"_(total|count|sum|bucket|milli\w*|ms|kb|mb|minutes|percent)(_|$)", name), name
-        assert all(sample.name.endswith("_total") for sample in family.samples if family.type == "counter"), name
+        assert not re.search(
+            r"_(total|count|sum|bucket|milli\w*|ms|kb|mb|minutes|percent)(_|$)", name
+        ), name
+        assert all(
+            sample.name.endswith("_total") for sample in family.samples if family.type == "counter"
+        ), name
         for unit in UNITS:
             assert unit not in name or name.endswith(unit), name
 
 
 @pytest.mark.parametrize("queries", first_quick([panels, alerts]))
-def test_metrics_of_all_queries_exist(scraped: Scraped, queries: Callable[[], Iterator[Query]]) -> None:
+def test_metrics_of_all_queries_exist(
+    scraped: Scraped, queries: Callable[[], Iterator[Query]]
+) -> None:
     """Each metric that a panel or an alert names is in a scrape, with the labels that it selects, groups by, shows."""
     for query in queries():
         names = query.metrics()
-        found = {name: scraped.labels(name) for name in names if name != "up"}  # that one is Prometheus' own
+        found = {
+            name: scraped.labels(name) for name in names if name != "up"
+        }  # that one is Prometheus' own
         assert all(found.values()), query
         for name, samples in found.items():
             assert all(names[name] <= labels | OF_THE_TARGET for labels in samples), (name, query)
-        assert query.shown <= OF_THE_TARGET.union(*(labels for samples in found.values() for labels in samples)), query
+        assert query.shown <= OF_THE_TARGET.union(
+            *(labels for samples in found.values() for labels in samples)
+        ), query

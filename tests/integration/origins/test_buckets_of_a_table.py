@@ -21,7 +21,8 @@ from support.network.lead import lead
 from support.stores import aws_env
 from support.stores.buckets import read_range, use_aws
 
-ACCESS_KEY, SECRET_KEY = "strict", "strict-secret"
+ACCESS_KEY = "strict"
+SECRET_KEY = "strict-secret"
 _DOMAIN = ".amazonaws.com"
 
 
@@ -65,17 +66,23 @@ class StrictS3:
         place = self._place(request)
         bucket = place.partition("/")[0]
         by_url = "X-Amz-Signature" in request.query_string
-        answer = self._refusal(request, bucket, by_url) or self._object(request, self._objects[place])
-        self.seen.append(Seen(bucket, by_url, request.raw_path.startswith("http://"), answer.status))
+        answer = self._refusal(request, bucket, by_url) or self._object(
+            request, self._objects[place]
+        )
+        self.seen.append(
+            Seen(bucket, by_url, request.raw_path.startswith("http://"), answer.status)
+        )
         return answer
 
     @staticmethod
     def _place(request: web.Request) -> str:
-        host, path = request.headers["Host"], request.rel_url.path.lstrip("/")
+        host = request.headers["Host"]
+        path = request.rel_url.path.lstrip("/")
         return f"{host.partition('.s3.')[0]}/{path}" if host.endswith(_DOMAIN) else path
 
     def _refusal(self, request: web.Request, bucket: str, by_url: bool) -> web.Response | None:
-        region, host = self.regions[bucket], request.headers["Host"]
+        region = self.regions[bucket]
+        host = request.headers["Host"]
         is_other_host = host.endswith(_DOMAIN) and not host.endswith(
             (f".s3.{region}{_DOMAIN}", f"{bucket}.s3{_DOMAIN}")
         )
@@ -97,7 +104,11 @@ class StrictS3:
 
 
 def _refuse(status: int, region: str) -> web.Response:
-    code = {301: "PermanentRedirect", 400: "AuthorizationHeaderMalformed", 403: "SignatureDoesNotMatch"}[status]
+    code = {
+        301: "PermanentRedirect",
+        400: "AuthorizationHeaderMalformed",
+        403: "SignatureDoesNotMatch",
+    }[status]
     return web.Response(
         status=status,
         text=f"<Error><Code>{code}</Code></Error>",
@@ -114,7 +125,8 @@ def _region(request: web.Request, by_url: bool) -> str:
 
 
 DATA = bytes(range(256)) * 400
-HERE, THERE = "us-east-1", "eu-west-3"
+HERE = "us-east-1"
+THERE = "eu-west-3"
 READS = 5
 TABLE = OriginTable.model_validate({"match": "s3://", "storage_options": {"use_ssl": False}})
 
@@ -123,7 +135,8 @@ TABLE = OriginTable.model_validate({"match": "s3://", "storage_options": {"use_s
 async def strict() -> AsyncIterator[StrictS3]:
     """A store with a bucket in the SDK's region, one in another, and one that takes no signed urls."""
     regions = {"near": HERE, "far": THERE, "odd": HERE}
-    strict, app = StrictS3(regions, headers_only=frozenset({"odd"})), web.Application()
+    strict = StrictS3(regions, headers_only=frozenset({"odd"}))
+    app = web.Application()
     app.router.add_route("*", "/{path:.*}", strict.answer)
     async with TestServer(app) as server:
         strict.port = server.port or 0
@@ -132,7 +145,10 @@ async def strict() -> AsyncIterator[StrictS3]:
 
 def env(endpoint_url: str = "") -> dict[str, str]:
     """Return the variables for an AWS SDK; without an endpoint it asks the hosts of S3 itself."""
-    found = aws_env(endpoint_url) | {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+    found = aws_env(endpoint_url) | {
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+    }
     return {name: value for name, value in found.items() if value}
 
 
@@ -140,7 +156,10 @@ async def read(origins: Origins, strict: StrictS3, bucket: str) -> bool:
     """Return whether a bucket's object comes, part by part, each time by a version of its own."""
     url = strict.put(bucket, "a b+c.tar", DATA)
     origin = origins.origin(url)
-    parts = [await read_range(origin, await origin.stat(url), start, start + 1000) for start in range(READS)]
+    parts = [
+        await read_range(origin, await origin.stat(url), start, start + 1000)
+        for start in range(READS)
+    ]
     return parts == [DATA[start : start + 1000] for start in range(READS)]
 
 
@@ -202,7 +221,9 @@ async def test_invalid_region_is_not_followed(
 
 
 @pytest.fixture
-async def odd(strict: StrictS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[S3Origin]:
+async def odd(
+    strict: StrictS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> AsyncIterator[S3Origin]:
     """The origin of the bucket `odd`, which tries presigned urls again at each read after they were refused."""
     use_aws(monkeypatch, tmp_path, env("http://minio:80"))
     lead(monkeypatch, "minio", "127.0.0.1", port=strict.port)
@@ -225,7 +246,9 @@ async def test_refused_presigned_urls_are_tried_again(strict: StrictS3, odd: S3O
     assert [(each.by_url, each.status) for each in strict.seen[-2:]] == [(True, 206), (True, 200)]
 
 
-async def test_objects_without_etag_are_no_refusal_of_presigned_urls(strict: StrictS3, odd: S3Origin) -> None:
+async def test_objects_without_etag_are_no_refusal_of_presigned_urls(
+    strict: StrictS3, odd: S3Origin
+) -> None:
     """However many there are, the next object of the bucket is requested by presigned urls, as are these."""
     url = strict.put("odd", "a.tar", DATA)
     strict.headers_only = frozenset()

@@ -27,7 +27,9 @@ def fill(store: FaultyS3, *folders: str) -> list[str]:
 
 
 @pytest.fixture
-async def origins(faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Origins]:
+async def origins(
+    faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> AsyncIterator[Origins]:
     """Origins of a private daemon whose own key may read `own/`, and to which two more were handed over."""
     use_aws(monkeypatch, tmp_path, faulty.env() | keys("own"))
     faulty.permits = {"own": "own/", "one": "one/", "two": "two/"}
@@ -45,7 +47,9 @@ async def read(origins: Origins, url: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["one", "two", "own"])
-async def test_key_of_the_session_is_tried_first(faulty: FaultyS3, origins: Origins, name: str) -> None:
+async def test_key_of_the_session_is_tried_first(
+    faulty: FaultyS3, origins: Origins, name: str
+) -> None:
     """Whichever was handed over last, also if it is the daemon's own: no other one is in the store's log."""
     with origins.session_credentials.held(keys(name), UID):
         for url in fill(faulty, name):
@@ -53,13 +57,18 @@ async def test_key_of_the_session_is_tried_first(faulty: FaultyS3, origins: Orig
     assert set(faulty.askers) == {name}
 
 
-async def test_sessions_read_one_bucket_in_turn_by_their_own_keys(faulty: FaultyS3, origins: Origins) -> None:
+async def test_sessions_read_one_bucket_in_turn_by_their_own_keys(
+    faulty: FaultyS3, origins: Origins
+) -> None:
     """What another session has just read is no reason to ask with its key."""
     for url in fill(faulty, "one", "two"):
         name = url.split("/")[-2]
         with origins.session_credentials.held(keys(name), UID):
             await read(origins, url)
-    assert {(key.partition("/")[0], asker) for (_, key, *_), asker in zip(faulty.seen, faulty.askers, strict=True)} == {
+    assert {
+        (key.partition("/")[0], asker)
+        for (_, key, *_), asker in zip(faulty.seen, faulty.askers, strict=True)
+    } == {
         ("one", "one"),
         ("two", "two"),
     }
@@ -78,7 +87,9 @@ async def test_refusals_are_remembered_by_folder(faulty: FaultyS3, origins: Orig
     assert len(faulty.askers) == 2 * len(urls[2:])
 
 
-async def test_missing_permissions_are_no_reason_to_doubt_a_key(faulty: FaultyS3, origins: Origins) -> None:
+async def test_missing_permissions_are_no_reason_to_doubt_a_key(
+    faulty: FaultyS3, origins: Origins
+) -> None:
     """S3 also refuses what is missing: that says nothing about the next object."""
     first, second, _ = fill(faulty, "one")
     with origins.session_credentials.held(keys("one"), UID):
@@ -99,7 +110,9 @@ async def test_permission_that_is_granted_later_is_used(faulty: FaultyS3, origin
         await read(origins, second)
 
 
-async def test_keys_that_are_kept_no_longer_are_forgotten(faulty: FaultyS3, origins: Origins) -> None:
+async def test_keys_that_are_kept_no_longer_are_forgotten(
+    faulty: FaultyS3, origins: Origins
+) -> None:
     """Nothing in memory has them any more."""
     (url, *_) = fill(faulty, "one")
     await read(origins, url)

@@ -27,7 +27,9 @@ def signature(name: str) -> str:
 
 def connection(server: AzureServer, name: str) -> dict[str, str]:
     """Return the variable of a signature."""
-    return {CONNECTION: f"BlobEndpoint={server.endpoint_url}/;SharedAccessSignature={signature(name)}"}
+    return {
+        CONNECTION: f"BlobEndpoint={server.endpoint_url}/;SharedAccessSignature={signature(name)}"
+    }
 
 
 @pytest.fixture
@@ -41,7 +43,9 @@ def azure() -> Iterator[AzureServer]:
 
 
 async def origins_of(match: str, **table: Any) -> AsyncIterator[Origins]:
-    origins = Origins([OriginTable.model_validate({"match": match, **table})], max_connections=4, is_private=True)
+    origins = Origins(
+        [OriginTable.model_validate({"match": match, **table})], max_connections=4, is_private=True
+    )
     yield origins
     await origins.close()
 
@@ -69,12 +73,16 @@ def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleServer]:
 
 
 @pytest.fixture
-async def of_google(google: GoogleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Origins]:
+async def of_google(
+    google: GoogleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Origins]:
     """Origins of a private daemon whose own account may read nothing, and to which two keys were handed over."""
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", google.service_account(tmp_path, "none"))
     async for origins in origins_of("gs://", endpoint_url=google.endpoint_url):
         for name in ("one", "two"):
-            hand_over(origins, {"GOOGLE_APPLICATION_CREDENTIALS": google.service_account(tmp_path, name)})
+            hand_over(
+                origins, {"GOOGLE_APPLICATION_CREDENTIALS": google.service_account(tmp_path, name)}
+            )
         yield origins
 
 
@@ -97,16 +105,24 @@ async def test_each_bucket_is_read_with_the_secret_that_may_read_it(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not GoogleServer.HAS_EMULATOR, reason="gcp-storage-emulator is not installed")
-async def test_listing_is_made_with_the_key_that_may(google: GoogleServer, of_google: Origins) -> None:
+async def test_listing_is_made_with_the_key_that_may(
+    google: GoogleServer, of_google: Origins
+) -> None:
     """gcsfs raises a refusal without its status: it is one all the same."""
     origin = of_google.origin("gs://one/")
     with pytest.raises(AccessDeniedError, match="Forbidden"):
         await origin.list_prefix("gs://three/", nothing)
-    google.buckets = {"two@b": "bucket", "none@b": "none", "one@b": "none"}  # the emulator's own bucket
+    google.buckets = {
+        "two@b": "bucket",
+        "none@b": "none",
+        "one@b": "none",
+    }  # the emulator's own bucket
     assert await origin.list_prefix("gs://bucket/", nothing) == []
 
 
-async def test_revoked_signature_is_replaced_by_another(azure: AzureServer, of_azure: Origins) -> None:
+async def test_revoked_signature_is_replaced_by_another(
+    azure: AzureServer, of_azure: Origins
+) -> None:
     """While an object is fetched that was described with the revoked one."""
     url = "az://one/a.tar"
     origin = of_azure.origin(url)
@@ -126,7 +142,10 @@ async def test_revoked_signature_is_replaced_by_another(azure: AzureServer, of_a
 async def test_secret_of_a_table_is_the_only_one(azure: AzureServer) -> None:
     """A session's secret does not go where the config names another, or none."""
     options: dict[str, Any] = {"account_name": "account", "sas_token": signature("wrong")}
-    for table in ({"storage_options": options}, {"storage_options": {"account_name": "account"}, "anon": True}):
+    for table in (
+        {"storage_options": options},
+        {"storage_options": {"account_name": "account"}, "anon": True},
+    ):
         async for origins in origins_of("az://", endpoint_url=azure.endpoint_url, **table):
             hand_over(origins, connection(azure, "one"))
             with pytest.raises((AccessDeniedError, NotFoundError)):
@@ -134,7 +153,9 @@ async def test_secret_of_a_table_is_the_only_one(azure: AzureServer) -> None:
     assert not [target for _, target, _ in azure.requests if signature("one") in target]
 
 
-async def test_unusable_secret_does_no_harm(azure: AzureServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unusable_secret_does_no_harm(
+    azure: AzureServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The daemon's own, or a session's: objects are read with the others, and without any, the error is its own."""
     monkeypatch.setenv(CONNECTION, "AccountName")
     async for origins in origins_of("az://"):
@@ -146,7 +167,9 @@ async def test_unusable_secret_does_no_harm(azure: AzureServer, monkeypatch: pyt
         assert (await origins.origin(url).stat(url)).size_bytes == len(DATA)
 
 
-async def test_account_key_that_is_none_is_denied(azure: AzureServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_account_key_that_is_none_is_denied(
+    azure: AzureServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It can sign nothing. That is final for it, and objects are read with the others."""
     key = f"BlobEndpoint={azure.endpoint_url}/;AccountName=account;AccountKey=abc"
     monkeypatch.setenv(CONNECTION, key)
@@ -160,10 +183,17 @@ async def test_account_key_that_is_none_is_denied(azure: AzureServer, monkeypatc
 
 
 @pytest.mark.slow
-async def test_malformed_key_file_is_denied(google: GoogleServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_malformed_key_file_is_denied(
+    google: GoogleServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The error says so, and shows nothing of the file."""
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "none.json")
-    key = {"type": "service_account", "private_key": "secret", "client_email": "a@b", "token_uri": "http://127.0.0.1:1"}
+    key = {
+        "type": "service_account",
+        "private_key": "secret",
+        "client_email": "a@b",
+        "token_uri": "http://127.0.0.1:1",
+    }
     async for origins in origins_of("gs://", endpoint_url=google.endpoint_url):
         hand_over(origins, {"GOOGLE_APPLICATION_CREDENTIALS": json.dumps(key)})
         with pytest.raises(AccessDeniedError, match="key file") as denied:

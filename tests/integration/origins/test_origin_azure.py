@@ -41,7 +41,9 @@ from azure.storage.blob import BlobServiceClient
 
 # The program of `npm install azurite`, and the key of its one account.
 AZURITE = os.environ.get("AZURITE") or shutil.which("azurite-blob")
-AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+AZURITE_KEY = (
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+)
 DATA = bytes(range(256)) * 400
 URL = "az://bucket/train/ü b+c%20#?.tar"
 MD5 = int(hashlib.md5(DATA, usedforsecurity=False).hexdigest(), 16)
@@ -57,7 +59,9 @@ def identities(monkeypatch: pytest.MonkeyPatch) -> Iterator[AzureServer]:
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, identities: AzureServer) -> Iterator[AzureServer]:
+def server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, identities: AzureServer
+) -> Iterator[AzureServer]:
     """A server with one object."""
     authority = Authority(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca_file))
@@ -68,10 +72,15 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, identities: AzureSer
 
 
 @asynccontextmanager
-async def origins_of(server: AzureServer, match: str = "az://", **options: Any) -> AsyncIterator[Origins]:
+async def origins_of(
+    server: AzureServer, match: str = "az://", **options: Any
+) -> AsyncIterator[Origins]:
     """Yield origins with these `storage_options`, in addition to the account."""
     options = {"account_name": "account", "account_host": server.host, **options}
-    origins = Origins([OriginTable.model_validate({"match": match, "storage_options": options})], max_connections=16)
+    origins = Origins(
+        [OriginTable.model_validate({"match": match, "storage_options": options})],
+        max_connections=16,
+    )
     yield origins
     await origins.close()
 
@@ -82,8 +91,11 @@ async def test_object_is_read_by_etag(server: AzureServer) -> None:
         async with origins_of(server, **options) as origins:
             origin = origins.origin(URL)
             obj = await origin.stat(URL)
-            assert (obj.size_bytes, obj.checksum) == (len(DATA), Checksum("md5", MD5))
-            assert (obj.has_ranges, obj.is_guarded, obj.is_joinable) == (True, True, True)
+            assert obj.size_bytes == len(DATA)
+            assert obj.checksum == Checksum("md5", MD5)
+            assert obj.has_ranges is True
+            assert obj.is_guarded is True
+            assert obj.is_joinable is True
             assert await read_range(origin, obj, 1000, 70_000) == DATA[1000:70_000]
             assert b"".join(await read_whole(origin, obj, 30_000)) == DATA
             requests = len(server.requests)
@@ -105,7 +117,9 @@ async def test_object_is_read_by_etag(server: AzureServer) -> None:
         (503, OriginBusyError),
     ],
 )
-async def test_refusals_are_typed(status: int, error: type[OriginError], server: AzureServer) -> None:
+async def test_refusals_are_typed(
+    status: int, error: type[OriginError], server: AzureServer
+) -> None:
     """The error has Azure's own reason; redirects are not followed, and take no signature elsewhere."""
     headers = {"Location": "http://127.0.0.1:1/", "x-ms-error-code": "TheReason"}
     async with origins_of(server, sas_token=server.SAS) as origins:
@@ -159,12 +173,18 @@ async def test_filesystem_is_opened_in_a_thread_for_a_new_token_as_well(
 @pytest.mark.slow
 async def test_endpoint_of_the_table_is_used(server: AzureServer, identities: AzureServer) -> None:
     """The account may be its path; the SDK shows tokens to no server without TLS."""
-    for place, options in ((server, {}), (server, {"sas_token": server.SAS}), (identities, {"sas_token": server.SAS})):
+    for place, options in (
+        (server, {}),
+        (server, {"sas_token": server.SAS}),
+        (identities, {"sas_token": server.SAS}),
+    ):
         place.put("/account/bucket/a.tar", DATA)
         table: dict[str, Any] = {"match": "az://", "endpoint_url": f"{place.endpoint_url}/account"}
         table["storage_options"] = {"account_name": "account", **options}
         origins = Origins([OriginTable.model_validate(table)], max_connections=16)
-        assert (await origins.origin("az://bucket/a.tar").stat("az://bucket/a.tar")).size_bytes == len(DATA)
+        assert (
+            await origins.origin("az://bucket/a.tar").stat("az://bucket/a.tar")
+        ).size_bytes == len(DATA)
         await origins.close()
     table["storage_options"] = {"account_name": "account"}
     with pytest.raises(ConfigError, match="HTTPS"):
@@ -186,7 +206,9 @@ async def test_credentials_that_nothing_provides_are_denied(
 async def test_url_of_another_account_is_refused(server: AzureServer) -> None:
     """A rule for that account's urls must not give access to this one's blobs."""
     async with origins_of(server, "abfss://", sas_token=server.SAS) as origins:
-        right, wrong = (f"abfss://bucket@{name}.dfs.core.windows.net/train/" for name in ("account", "other"))
+        right, wrong = (
+            f"abfss://bucket@{name}.dfs.core.windows.net/train/" for name in ("account", "other")
+        )
         origin = origins.origin(right)
         assert (await origin.stat(right + URL.rpartition("/")[2])).size_bytes == len(DATA)
         with pytest.raises(OriginError, match="another storage account"):
@@ -205,13 +227,17 @@ def azurite(folder: Path) -> Iterator[str]:
     connection_string = f"DefaultEndpointsProtocol=http;{account}"
     options = ("--inMemoryPersistence", "--skipApiVersionCheck", "--silent", "--disableTelemetry")
     command = ["node", os.path.realpath(AZURITE), "--blobPort", str(port), *options]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
 
         def has_container() -> bool:
             assert process.poll() is None
             with (
                 suppress(AzureError),
-                BlobServiceClient.from_connection_string(connection_string, retry_total=0) as client,
+                BlobServiceClient.from_connection_string(
+                    connection_string, retry_total=0
+                ) as client,
             ):
                 client.create_container("bucket")
                 return True
@@ -231,11 +257,17 @@ async def test_azurite_takes_what_is_sent(by_endpoint: bool, tmp_path: Path) -> 
     file = tmp_path / "a.tar"
     file.write_bytes(DATA)
     with azurite(tmp_path) as connection_string:
-        table: dict[str, Any] = {"match": "az://", "storage_options": {"connection_string": connection_string}}
+        table: dict[str, Any] = {
+            "match": "az://",
+            "storage_options": {"connection_string": connection_string},
+        }
         if by_endpoint:
             account = dict(each.split("=", 1) for each in connection_string.split(";") if each)
             table["endpoint_url"] = account["BlobEndpoint"]
-            table["storage_options"] = {"account_name": account["AccountName"], "account_key": account["AccountKey"]}
+            table["storage_options"] = {
+                "account_name": account["AccountName"],
+                "account_key": account["AccountKey"],
+            }
         origins = Origins([OriginTable.model_validate(table)], max_connections=16)
         origin = origins.origin(URL)
         obj = await origin.upload(file, URL)

@@ -39,7 +39,9 @@ class AsyncMemory(AsyncFileSystem):  # type: ignore[misc]
     async def _info(self, path: str, **options: Any) -> Any:
         return self.memory.info(path)
 
-    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> Any:
+    async def _cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, **options: Any
+    ) -> Any:
         return self.memory.cat_file(path, start, end)
 
     async def _find(self, path: str, detail: bool = False, **options: Any) -> Any:
@@ -76,15 +78,21 @@ async def test_files_are_found_and_read(folder: str, origins: Origins) -> None:
         write(folder + name, DATA)
     origin = origins.origin(folder)
     obj = await origin.stat(folder + "a.tar")
-    assert (obj.size_bytes, obj.has_ranges, obj.is_guarded) == (len(DATA), True, False)
+    assert obj.size_bytes == len(DATA)
+    assert obj.has_ranges is True
+    assert obj.is_guarded is False
     assert await read_range(origins.origin(obj.url), obj, 100, 300) == DATA[100:300]
     assert b"".join(await read_whole(origin, obj, 1000)) == DATA
     found = await origin.list_prefix(folder, nothing)
-    assert [entry.url for entry in found] == [folder + name for name in ("a.tar", "b.tar", "sub/c.tar")]
+    assert [entry.url for entry in found] == [
+        folder + name for name in ("a.tar", "b.tar", "sub/c.tar")
+    ]
     assert found[0] == obj
     flat = await origin.list_prefix(folder, nothing, flat=True)
     assert [*flat[:2], flat[2].url] == [*found[:2], folder + "sub/"]
-    assert [entry.url for entry in await origin.list_prefix(folder + "b", nothing)] == [folder + "b.tar"]
+    assert [entry.url for entry in await origin.list_prefix(folder + "b", nothing)] == [
+        folder + "b.tar"
+    ]
     assert await origin.list_prefix(folder + "no", nothing) == []
 
 
@@ -138,10 +146,20 @@ class Needy(MemoryFileSystem):  # type: ignore[misc]
         ("oci://c/a.tar", MissingPackageError, "ocifs", "pip install ocifs"),
         ("tos://b/a.tar", MissingPackageError, "tosfs", "pip install tosfs"),
         ("oss://b/a.tar", MissingPackageError, "ossfs", "pip install ossfs"),
-        ("needy://a.tar", MissingPackageError, r"a Python package \(get the frobnicator\)", "install the package"),
+        (
+            "needy://a.tar",
+            MissingPackageError,
+            r"a Python package \(get the frobnicator\)",
+            "install the package",
+        ),
         ("s4://b/a.tar", ConfigError, "no filesystem for s4://.*did you mean 's3'", ""),
         ("-://b/a.tar", ConfigError, "no filesystem for -://", "write one of s3://"),
-        ("webhdfs://h/a.tar", ConfigError, "storage_options", "[[origin]]"),  # whose constructor refuses the option
+        (
+            "webhdfs://h/a.tar",
+            ConfigError,
+            "storage_options",
+            "[[origin]]",
+        ),  # whose constructor refuses the option
     ],
 )
 async def test_a_url_that_no_filesystem_serves_is_an_error_with_a_remedy(

@@ -45,7 +45,12 @@ async def origins(server: GoogleServer, tmp_path: Path) -> AsyncIterator[Origins
 
 def origins_of(server: GoogleServer, **options: Any) -> Origins:
     """Return origins with these `storage_options` for gs://."""
-    table = {"match": "gs://", "endpoint_url": server.endpoint_url, "anon": not options, "storage_options": options}
+    table = {
+        "match": "gs://",
+        "endpoint_url": server.endpoint_url,
+        "anon": not options,
+        "storage_options": options,
+    }
     return Origins([OriginTable.model_validate(table)], max_connections=16)
 
 
@@ -58,8 +63,11 @@ def origin(origins: Origins) -> Origin:
 async def test_object_is_read_by_generation(server: GoogleServer, origin: Origin) -> None:
     """Any key's bytes come exactly, with the store's CRC32C; another generation is a changed shard."""
     obj = await origin.stat(URL)
-    assert (obj.size_bytes, obj.checksum) == (len(DATA), Checksum("crc32c", crc32c(DATA, 0)))
-    assert (obj.has_ranges, obj.is_guarded, obj.is_joinable) == (True, True, True)
+    assert obj.size_bytes == len(DATA)
+    assert obj.checksum == Checksum("crc32c", crc32c(DATA, 0))
+    assert obj.has_ranges is True
+    assert obj.is_guarded is True
+    assert obj.is_joinable is True
     assert await read_range(origin, obj, 1000, 70_000) == DATA[1000:70_000]
     assert b"".join(await read_whole(origin, obj, 30_000)) == DATA
     requests = len(server.requests)
@@ -72,7 +80,9 @@ async def test_object_is_read_by_generation(server: GoogleServer, origin: Origin
 
 
 @pytest.mark.slow
-async def test_object_that_was_stored_compressed_comes_as_it_is_stored(server: GoogleServer, origin: Origin) -> None:
+async def test_object_that_was_stored_compressed_comes_as_it_is_stored(
+    server: GoogleServer, origin: Origin
+) -> None:
     """Google would inflate it on the way, and ignore the range."""
     stored = gzip.compress(DATA)
     server.put("/bucket/z.tar", stored)
@@ -96,7 +106,11 @@ async def test_object_that_was_stored_compressed_comes_as_it_is_stored(server: G
     ],
 )
 async def test_refusals_are_typed(
-    status: int, error: type[errors.OriginError], retried: bool, server: GoogleServer, origin: Origin
+    status: int,
+    error: type[errors.OriginError],
+    retried: bool,
+    server: GoogleServer,
+    origin: Origin,
 ) -> None:
     """The time that the store asks to wait comes with the error; a redirect is not followed, credentials stay."""
     obj = await origin.stat(URL)
@@ -112,7 +126,9 @@ async def test_refusals_are_typed(
 
 
 @pytest.mark.parametrize("stated", first_quick(["é", "AAAA=A", "!"]))
-async def test_checksum_that_is_no_base64_is_a_typed_error(stated: str, server: GoogleServer, origin: Origin) -> None:
+async def test_checksum_that_is_no_base64_is_a_typed_error(
+    stated: str, server: GoogleServer, origin: Origin
+) -> None:
     """Bytes beyond ASCII as well; the error names what the header states."""
     headers = {"Content-Length": "5", "x-goog-generation": "1", "x-goog-hash": f"crc32c={stated}"}
     server.refusals = [(200, headers, b"")]
@@ -128,7 +144,9 @@ async def test_buckets_and_missing_objects_are_not_found(origin: Origin) -> None
             await origin.stat(url)
 
 
-async def test_token_is_requested_once_for_all_and_again_if_refused(server: GoogleServer, origins: Origins) -> None:
+async def test_token_is_requested_once_for_all_and_again_if_refused(
+    server: GoogleServer, origins: Origins
+) -> None:
     """Sixty-four requests at once need the one that came when the url was expected, and one after it was revoked."""
     (origin := origins.origin(URL)).start_preparing(URL)
     while not server.issued:  # noqa: ASYNC110 - nobody could set an event
@@ -154,11 +172,14 @@ async def test_requests_that_wait_for_a_token_fail_together() -> None:
 
     renewed = RenewedProof(prove)
     ended = await asyncio.gather(*(renewed.get(URL) for _ in range(64)), return_exceptions=True)
-    assert ({type(error) for error in ended}, len(asked)) == ({errors.OriginUnavailableError}, 1)
+    assert {type(error) for error in ended} == {errors.OriginUnavailableError}
+    assert len(asked) == 1
 
 
 @pytest.mark.slow
-async def test_token_of_a_short_life_is_used_for_half_of_it(server: GoogleServer, origin: Origin) -> None:
+async def test_token_of_a_short_life_is_used_for_half_of_it(
+    server: GoogleServer, origin: Origin
+) -> None:
     """It is not requested for each request, though five minutes before its end it would have to be renewed."""
     server.lifetime_s = 60
     for _ in range(3):
@@ -186,7 +207,9 @@ async def test_public_and_billed_buckets(server: GoogleServer, tmp_path: Path) -
 @pytest.mark.skipif(not GoogleServer.HAS_EMULATOR, reason="pip install gcp-storage-emulator")
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")  # by gcsfs
 @pytest.mark.parametrize("size_bytes", [1000, 6 * 1024**2], ids=["one request", "resumable"])
-async def test_objects_are_uploaded_and_listed_by_gcsfs(size_bytes: int, origin: Origin, tmp_path: Path) -> None:
+async def test_objects_are_uploaded_and_listed_by_gcsfs(
+    size_bytes: int, origin: Origin, tmp_path: Path
+) -> None:
     """A listing has the versions that `stat` returns, without which an index of them would name none."""
     file = tmp_path / "a.tar"
     file.write_bytes(DATA * (size_bytes // len(DATA) + 1))

@@ -32,12 +32,18 @@ async def parts_of(origins: Origins, obj: RemoteObject) -> list[bytes]:
     return await read_whole(origins.origin(obj.url), obj, 30_000)
 
 
-@pytest.mark.parametrize("validators", first_quick([("ETag",), ("Last-Modified",), ("ETag", "Last-Modified")]))
-async def test_ranges_of_one_version(validators: tuple[str, ...], faulty: FaultyS3, origins: Origins) -> None:
+@pytest.mark.parametrize(
+    "validators", first_quick([("ETag",), ("Last-Modified",), ("ETag", "Last-Modified")])
+)
+async def test_ranges_of_one_version(
+    validators: tuple[str, ...], faulty: FaultyS3, origins: Origins
+) -> None:
     """Ranges come exactly, and a file replaced in between is noticed, by ETag or by date."""
     faulty.validators = validators
     obj = await stat(origins, faulty)
-    assert (obj.size_bytes, obj.has_ranges, obj.is_guarded) == (len(DATA), True, True)
+    assert obj.size_bytes == len(DATA)
+    assert obj.has_ranges is True
+    assert obj.is_guarded is True
     origin = origins.origin(obj.url)
     assert await read_range(origin, obj, 1000, 70_000) == DATA[1000:70_000]
     assert await read_range(origin, await origin.stat(obj.url, 1000), 0, 1000) == DATA[:1000]
@@ -56,20 +62,28 @@ async def test_ranges_of_one_version(validators: tuple[str, ...], faulty: Faulty
         pytest.param("0", False, marks=pytest.mark.slow),
     ],
 )
-async def test_object_modified_just_now_comes_in_one_answer(modified: str, ranges: bool, origins: Origins) -> None:
+async def test_object_modified_just_now_comes_in_one_answer(
+    modified: str, ranges: bool, origins: Origins
+) -> None:
     """A second version of the same second would have the same date; what is no date is no version."""
     dates = "Date: Thu, 01 Jan 2026 00:00:10 GMT", f"Last-Modified: {modified}"
     with ScriptedServer(answer(b"x", "Content-Range: bytes 0-0/9", *dates)) as server:
         obj = await origins.origin(server.url()).stat(server.url())
-    assert (obj.has_ranges, obj.is_guarded, obj.version) == (ranges, ranges, "size=9" if modified == "0" else modified)
+    assert obj.has_ranges == ranges
+    assert obj.is_guarded == ranges
+    assert obj.version == ("size=9" if modified == "0" else modified)
 
 
-@pytest.mark.parametrize(("ranges", "validators"), [(False, ("ETag",)), (True, ())], ids=["no ranges", "no version"])
+@pytest.mark.parametrize(
+    ("ranges", "validators"), [(False, ("ETag",)), (True, ())], ids=["no ranges", "no version"]
+)
 async def test_object_of_unknown_length_is_refused(
     ranges: bool, validators: tuple[str, ...], faulty: FaultyS3, origins: Origins
 ) -> None:
     """Without a Content-Length a cut could not be told from the end, so it is an error with a remedy."""
-    faulty.ranges, faulty.validators, faulty.lengths = ranges, validators, False
+    faulty.ranges = ranges
+    faulty.validators = validators
+    faulty.lengths = False
     with pytest.raises(errors.OriginError, match="does not state the file's size") as refused:
         await parts_of(origins, await stat(origins, faulty))
     assert "Content-Length" in refused.value.remedy
@@ -77,36 +91,49 @@ async def test_object_of_unknown_length_is_refused(
 
 
 @pytest.mark.parametrize("lengths", first_quick([True, False]), ids=["lengths", "chunks"])
-async def test_ranges_in_chunks_and_of_encoded_files(lengths: bool, faulty: FaultyS3, origins: Origins) -> None:
+async def test_ranges_in_chunks_and_of_encoded_files(
+    lengths: bool, faulty: FaultyS3, origins: Origins
+) -> None:
     """A range is one of the stored bytes, in chunks too, and where the server says how they were encoded."""
-    faulty.lengths, faulty.encoding = lengths, "gzip" if lengths else None
+    faulty.lengths = lengths
+    faulty.encoding = "gzip" if lengths else None
     obj = await stat(origins, faulty)
     assert await read_range(origins.origin(obj.url), obj, 1000, 70_000) == DATA[1000:70_000]
 
 
 @pytest.mark.parametrize(
     ("ranges", "lengths"),
-    [(True, True), *(pytest.param(*each, marks=pytest.mark.slow) for each in [(True, False), (False, False)])],
+    [
+        (True, True),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(True, False), (False, False)]),
+    ],
 )
 async def test_bytes_that_are_encoded_on_the_way_are_refused(
     ranges: bool, lengths: bool, faulty: FaultyS3, origins: Origins
 ) -> None:
     """A server that compresses what it was asked to send as it is gets an error with a remedy, and no second try."""
     obj = await stat(origins, faulty)
-    faulty.ranges, faulty.lengths = ranges, lengths
+    faulty.ranges = ranges
+    faulty.lengths = lengths
     faulty.compresses = True
     with pytest.raises(errors.OriginError, match="encodes the file on the fly") as refused:
         await stat(origins, faulty)
     assert "compression" in refused.value.remedy
     assert not refused.value.retryable
     with pytest.raises(errors.OriginError, match="encodes the file on the fly"):
-        await (read_range(origins.origin(obj.url), obj, 1000, 70_000) if ranges else parts_of(origins, obj))
+        await (
+            read_range(origins.origin(obj.url), obj, 1000, 70_000)
+            if ranges
+            else parts_of(origins, obj)
+        )
 
 
 async def test_refusals_are_typed(faulty: FaultyS3, origins: Origins) -> None:
-    """403, 404 and 5xx are three different errors, and only the last may be tried again, as a refused connection may.
+    """403, 404 and 5xx are three different errors, and only the last may be tried again, as a
+    refused connection may.
 
-    An empty file is none of them, though a server answers 416 to any range of nothing; a listing is refused.
+    An empty file is none of them, though a server answers 416 to any range of nothing; a listing is
+    refused.
     """
     obj = await stat(origins, faulty)
     faulty.put("empty.tar", b"")
@@ -136,7 +163,10 @@ async def test_refusals_are_typed(faulty: FaultyS3, origins: Origins) -> None:
 
 # Heads of answers that no store sends by design.
 
-FLOOD = Reply(b"HTTP/1.1 200 OK\r\n" + b"".join(b"x-%d: %b\r\n" % (n, b"a" * 65_000) for n in range(95)), Ending.HANG)
+FLOOD = Reply(
+    b"HTTP/1.1 200 OK\r\n" + b"".join(b"x-%d: %b\r\n" % (n, b"a" * 65_000) for n in range(95)),
+    Ending.HANG,
+)
 TEN = b"0123456789"
 
 
@@ -148,7 +178,11 @@ async def test_flood_of_headers_is_a_typed_error(
     with ScriptedServer(FLOOD) as server:
         use_aws(monkeypatch, tmp_path, aws_env(server.url("")))
         url = server.url() if way == "http" else "s3://bucket/a/"
-        ask = origins.origin(url).list_prefix(url, nothing) if "list" in way else origins.origin(url).stat(url + "b")
+        ask = (
+            origins.origin(url).list_prefix(url, nothing)
+            if "list" in way
+            else origins.origin(url).stat(url + "b")
+        )
         with pytest.raises(errors.OriginError, match="64 KiB") as failed:
             await ask
         assert not failed.value.retryable
@@ -183,10 +217,16 @@ LOCATIONS = {
 
 
 @pytest.mark.parametrize("location", first_quick(LOCATIONS, 2))
-async def test_redirect_is_followed_to_the_bytes_of_its_location(location: bytes, origins: Origins) -> None:
+async def test_redirect_is_followed_to_the_bytes_of_its_location(
+    location: bytes, origins: Origins
+) -> None:
     """Its signature is of just that spelling; only blanks cannot be sent as they came."""
-    redirect = head(f"Location: {location.decode('latin-1')}", "Content-Length: 0", status="302 Found")
-    with ScriptedServer(redirect, answer(TEN[:1], f"Content-Range: bytes 0-0/{len(TEN)}")) as server:
+    redirect = head(
+        f"Location: {location.decode('latin-1')}", "Content-Length: 0", status="302 Found"
+    )
+    with ScriptedServer(
+        redirect, answer(TEN[:1], f"Content-Range: bytes 0-0/{len(TEN)}")
+    ) as server:
         await origins.origin(server.url()).stat(server.url())
         assert server.heads[1].split(" ")[1] == LOCATIONS[location]
 
@@ -205,7 +245,9 @@ SPELLINGS = {
 async def test_users_url_is_sent_as_it_is_spelt(spelling: str, params: dict[str, str]) -> None:
     """Parts of it are signed; only what cannot be sent is encoded."""
     with ScriptedServer(answer(TEN[:1], f"Content-Range: bytes 0-0/{len(TEN)}")) as server:
-        table = OriginTable.model_validate({"match": "http://", "storage_options": {"params": params}})
+        table = OriginTable.model_validate(
+            {"match": "http://", "storage_options": {"params": params}}
+        )
         origins = Origins([table], max_connections=1)
         await origins.origin(server.url()).stat(server.url(spelling))
         await origins.close()
@@ -216,9 +258,15 @@ async def test_users_url_is_sent_as_it_is_spelt(spelling: str, params: dict[str,
 # Of a listing's numbers, botocore takes care: signs and underscores are harmless there.
 ABSURD = ["9" * 5000, "9" * 19, "-5", "0x10", "\xb2", "", "+5", "5_0", "5, 5"]
 PLACES = {
-    "length": ("http", lambda number: head(f"Content-Length: {number}", 'ETag: "1"', status="200 OK")),
+    "length": (
+        "http",
+        lambda number: head(f"Content-Length: {number}", 'ETag: "1"', status="200 OK"),
+    ),
     "range": ("http", lambda number: answer(b"a", f"Content-Range: bytes 0-0/{number}")),
-    "object": ("s3", lambda number: head(f"Content-Length: {number}", 'ETag: "1"', status="200 OK")),
+    "object": (
+        "s3",
+        lambda number: head(f"Content-Length: {number}", 'ETag: "1"', status="200 OK"),
+    ),
     "listing": ("s3", lambda number: answer(listing(number), status="200 OK")),
 }
 
@@ -259,7 +307,9 @@ async def test_absurd_number_in_an_answer_is_a_typed_error(
 @pytest.mark.slow
 async def test_error_escapes_and_cuts_what_a_server_sent(origins: Origins) -> None:
     """Whoever prints it on a terminal is shown text, and not pages of it."""
-    with ScriptedServer(Reply(b"\x1b]0;you\x07\x9b2J" + b"A" * 8000 + b"\r\n\r\n", Ending.CLOSE)) as server:
+    with ScriptedServer(
+        Reply(b"\x1b]0;you\x07\x9b2J" + b"A" * 8000 + b"\r\n\r\n", Ending.CLOSE)
+    ) as server:
         with pytest.raises(errors.OriginError, match=r"A{100}") as failed:
             await origins.origin(server.url()).stat(server.url())
         assert failed.value.message.isprintable()

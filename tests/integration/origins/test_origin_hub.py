@@ -46,7 +46,12 @@ def hub() -> Iterator[HubServer]:
 
 def origins_of(hub: HubServer, **table: Any) -> Origins:
     """Return origins that reach the Hub with its token."""
-    given = {"match": "hf://", "endpoint_url": hub.endpoint_url, "storage_options": {"token": hub.TOKEN}, **table}
+    given = {
+        "match": "hf://",
+        "endpoint_url": hub.endpoint_url,
+        "storage_options": {"token": hub.TOKEN},
+        **table,
+    }
     return Origins([OriginTable.model_validate(given)], max_connections=16, is_private=True)
 
 
@@ -58,19 +63,27 @@ async def origins(hub: HubServer) -> AsyncIterator[Origins]:
     await origins.close()
 
 
-async def test_file_in_lfs_is_read_from_where_the_hub_leads(hub: HubServer, origins: Origins) -> None:
+async def test_file_in_lfs_is_read_from_where_the_hub_leads(
+    hub: HubServer, origins: Origins
+) -> None:
     """Its SHA-256 is version and checksum; the Hub is asked once, and its token reaches no other server."""
     origin = origins.origin(URL)
     obj = await origin.stat(URL)
-    assert (obj.size_bytes, obj.version, obj.checksum) == (len(DATA), f"{SHA:064x}", Checksum("sha256", SHA))
-    assert (obj.has_ranges, obj.is_guarded, obj.is_joinable) == (True, True, True)
+    assert obj.size_bytes == len(DATA)
+    assert obj.version == f"{SHA:064x}"
+    assert obj.checksum == Checksum("sha256", SHA)
+    assert obj.has_ranges is True
+    assert obj.is_guarded is True
+    assert obj.is_joinable is True
     assert await read_range(origin, obj, 1000, 70_000) == DATA[1000:70_000]
     assert b"".join(await read_whole(origin, obj, 30_000)) == DATA
     assert len(hub.requests) == 1
     assert not any("authorization" in headers for _, _, headers in hub.content.requests)
 
 
-async def test_expired_url_is_obtained_again_for_the_same_version(hub: HubServer, origins: Origins) -> None:
+async def test_expired_url_is_obtained_again_for_the_same_version(
+    hub: HubServer, origins: Origins
+) -> None:
     """The read goes on; if the file has been replaced since, that is a changed shard."""
     origin = origins.origin(URL)
     obj = await origin.stat(URL)
@@ -91,7 +104,9 @@ async def test_file_in_git_is_read_from_the_hub_itself(hub: HubServer, origins: 
     origin = origins.origin(url)
     obj = await origin.stat(url)
     checksum = Checksum("git blob", int(git_sha(DATA[:1000]), 16))
-    assert (obj.size_bytes, obj.version, obj.checksum) == (1000, git_sha(DATA[:1000]), checksum)
+    assert obj.size_bytes == 1000
+    assert obj.version == git_sha(DATA[:1000])
+    assert obj.checksum == checksum
     assert await read_range(origin, obj, 10, 900) == DATA[10:900]
     hub.put("/datasets/org/set/resolve/v1/index.json", DATA[1000:2000])
     with pytest.raises(ShardChangedError):
@@ -99,7 +114,8 @@ async def test_file_in_git_is_read_from_the_hub_itself(hub: HubServer, origins: 
 
 
 @pytest.mark.parametrize(
-    ("status", "error"), [(403, AccessDeniedError), (404, NotFoundError), (429, OriginBusyError), (500, OriginError)]
+    ("status", "error"),
+    [(403, AccessDeniedError), (404, NotFoundError), (429, OriginBusyError), (500, OriginError)],
 )
 async def test_refusals_of_the_hub_and_of_the_other_server_are_typed(
     status: int, error: type[OriginError], hub: HubServer, origins: Origins
@@ -128,15 +144,20 @@ async def test_listing_has_the_versions_that_stat_returns(hub: HubServer, origin
 
 async def test_wrong_or_no_token_is_denied(hub: HubServer) -> None:
     """A 401 is not taken for an expired url."""
-    for table in ({"storage_options": {"token": "hf_wrong"}}, {"storage_options": {}, "anon": True}):
+    for table in (
+        {"storage_options": {"token": "hf_wrong"}},
+        {"storage_options": {}, "anon": True},
+    ):
         origins = origins_of(hub, **table)
         with pytest.raises(AccessDeniedError):
             await origins.origin(URL).stat(URL)
         await origins.close()
 
 
-ONE, TWO = "/datasets/org/one", "/datasets/org/two"
-ONE_URL, TWO_URL = "hf://datasets/org/one/a.tar", "hf://datasets/org/two/a.tar"
+ONE = "/datasets/org/one"
+TWO = "/datasets/org/two"
+ONE_URL = "hf://datasets/org/one/a.tar"
+TWO_URL = "hf://datasets/org/two/a.tar"
 
 
 @pytest.fixture
@@ -147,7 +168,11 @@ async def shared(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         hub.put(f"{repository}/resolve/main/b.tar", DATA)
     hub.tokens = {"hf_one": ONE, "hf_two": TWO}
     monkeypatch.setenv("HF_TOKEN", "hf_expired")
-    origins = Origins([OriginTable(match="hf://", endpoint_url=hub.endpoint_url)], max_connections=4, is_private=True)
+    origins = Origins(
+        [OriginTable(match="hf://", endpoint_url=hub.endpoint_url)],
+        max_connections=4,
+        is_private=True,
+    )
     for token in hub.tokens:
         hand_over(origins, {"HF_TOKEN": token})
     yield origins
@@ -161,7 +186,9 @@ async def test_each_repository_is_read_with_the_token_that_may_read_it(shared: O
         for name in ("a.tar", "b.tar"):
             file = url.replace("a.tar", name)
             origin = shared.origin(file)
-            assert await read_range(origin, await origin.stat(file), 100, 70_000) == DATA[100:70_000]
+            assert (
+                await read_range(origin, await origin.stat(file), 100, 70_000) == DATA[100:70_000]
+            )
         folder = url.removesuffix("a.tar")
         listed = await shared.origin(folder).list_prefix(folder, nothing)
         assert [obj.url for obj in listed] == [f"{folder}a.tar", f"{folder}b.tar"]
@@ -174,7 +201,9 @@ async def test_listing_needs_no_file_that_was_read_before(shared: Origins) -> No
 
 
 @pytest.mark.slow
-async def test_missing_file_is_not_found_though_other_tokens_are_denied(hub: HubServer, shared: Origins) -> None:
+async def test_missing_file_is_not_found_though_other_tokens_are_denied(
+    hub: HubServer, shared: Origins
+) -> None:
     """The answer to the token that may read the repository is final; an expired token's 401 is not raised."""
     hand_over(shared, {"HF_TOKEN": "hf_also_expired"})
     for url in (ONE_URL, TWO_URL):
@@ -187,7 +216,9 @@ async def test_missing_file_is_not_found_though_other_tokens_are_denied(hub: Hub
         assert len(hub.requests) == 1
 
 
-async def test_revoked_token_is_replaced_by_another_with_permission(hub: HubServer, shared: Origins) -> None:
+async def test_revoked_token_is_replaced_by_another_with_permission(
+    hub: HubServer, shared: Origins
+) -> None:
     """Also while a file of git is fetched, which has been described with the revoked one."""
     file = ONE_URL.replace("a.tar", "b.tar")
     origin = shared.origin(file)
@@ -202,7 +233,9 @@ async def test_revoked_token_is_replaced_by_another_with_permission(hub: HubServ
 
 
 @pytest.mark.slow
-async def test_token_that_has_lost_its_permission_is_replaced(hub: HubServer, shared: Origins) -> None:
+async def test_token_that_has_lost_its_permission_is_replaced(
+    hub: HubServer, shared: Origins
+) -> None:
     """The Hub then answers that there is no repository, which does not end the search for another token."""
     obj = await shared.origin(ONE_URL).stat(ONE_URL)
     hub.tokens = {"hf_one": TWO, "hf_two": ONE}
@@ -210,10 +243,15 @@ async def test_token_that_has_lost_its_permission_is_replaced(hub: HubServer, sh
 
 
 @pytest.mark.slow
-async def test_token_of_a_table_is_the_only_one(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_token_of_a_table_is_the_only_one(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A session's token does not go where the config names another, or none."""
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    for table in ({"storage_options": {"token": "hf_wrong"}}, {"storage_options": {}, "anon": True}):
+    for table in (
+        {"storage_options": {"token": "hf_wrong"}},
+        {"storage_options": {}, "anon": True},
+    ):
         origins = origins_of(hub, **table)
         hand_over(origins, {"HF_TOKEN": hub.TOKEN})
         with pytest.raises(AccessDeniedError):
@@ -227,7 +265,11 @@ async def test_redirect_to_this_node_is_refused_and_the_token_stays(
     """A Hub elsewhere cannot have this node's services read, nor, by a url without a scheme, take the token away."""
     monkeypatch.setenv("http_proxy", hub.endpoint_url)
     origins = origins_of(hub, endpoint_url="http://hub.example")
-    for place in (hub.content.endpoint_url, "http://metadata.google.internal", hub.content.endpoint_url[5:]):
+    for place in (
+        hub.content.endpoint_url,
+        "http://metadata.google.internal",
+        hub.content.endpoint_url[5:],
+    ):
         hub.elsewhere = f"{place}/secret"
         with pytest.raises(NotAllowedError, match="this node"):
             await origins.origin(URL).stat(URL)
@@ -247,7 +289,9 @@ def daemon(hub: HubServer, tmp_path: Path) -> Iterator[Daemon]:
     """A daemon that reads from the Hub, where a shard is in git."""
     hub.put(TAR_PATH, RIGHT)
     flags = ("--part-size", "65536")
-    with Daemon(tmp_path, *flags, env={"HF_ENDPOINT": hub.endpoint_url, "HF_TOKEN": hub.TOKEN}) as daemon:
+    with Daemon(
+        tmp_path, *flags, env={"HF_ENDPOINT": hub.endpoint_url, "HF_TOKEN": hub.TOKEN}
+    ) as daemon:
         yield daemon
 
 
@@ -257,11 +301,15 @@ def samples_of(daemon: Daemon, url: str) -> list[bytes]:
     return [sample["jpg"] for sample in dataset]
 
 
-def test_file_in_git_is_fetched_again_if_its_bytes_are_of_another_version(hub: HubServer, daemon: Daemon) -> None:
+def test_file_in_git_is_fetched_again_if_its_bytes_are_of_another_version(
+    hub: HubServer, daemon: Daemon
+) -> None:
     """A CDN's server with the present ETag and other bytes gives no wrong sample."""
     assert len(WRONG) == len(RIGHT)
     hub.mixed[TAR_PATH] = [WRONG]
-    assert samples_of(daemon, "hf://datasets/org/set/small.tar") == [sample["jpg"] for sample in SAMPLES]
+    assert samples_of(daemon, "hf://datasets/org/set/small.tar") == [
+        sample["jpg"] for sample in SAMPLES
+    ]
     assert daemon.status()["counters"]["corrupt"] == 1
 
 
@@ -279,13 +327,21 @@ def test_index_file_in_git_is_requested_again_if_its_bytes_are_of_another_versio
 ) -> None:
     """An index of other shards under the present ETag is not taken for this one."""
     index, other = (
-        json.dumps({"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": [{"url": name, "nsamples": 10}]})
+        json.dumps(
+            {
+                "__kind__": "wids-shard-index-v1",
+                "wids_version": 1,
+                "shardlist": [{"url": name, "nsamples": 10}],
+            }
+        )
         for name in ("small.tar", "other.tar")
     )
     path = "/datasets/org/set/resolve/main/index.json"
     hub.put(path, index.encode())
     hub.mixed[path] = [other.encode()]
-    assert samples_of(daemon, "hf://datasets/org/set/index.json") == [sample["jpg"] for sample in SAMPLES]
+    assert samples_of(daemon, "hf://datasets/org/set/index.json") == [
+        sample["jpg"] for sample in SAMPLES
+    ]
 
 
 MIRRORED_PATH = "/datasets/org/set/resolve/main/mirrored.tar"
@@ -308,17 +364,22 @@ def mirrored(hub: HubServer) -> HubServer:
 
 
 @pytest.mark.slow
-def test_file_without_a_checksum_is_not_mixed_of_mirrors(mirrored: HubServer, daemon: Daemon) -> None:
+def test_file_without_a_checksum_is_not_mixed_of_mirrors(
+    mirrored: HubServer, daemon: Daemon
+) -> None:
     """Where mirrors hold two versions of one size, and nothing tells them apart, all of a shard is of one of them."""
     mirrored.content.mixed = [make_tar(OF_PARTS), make_tar(OTHERS)] * 10
     assert samples_of(daemon, MIRRORED) in (images(OF_PARTS), images(OTHERS))
 
 
 @pytest.mark.slow
-def test_file_without_a_checksum_is_fetched_by_one_request(mirrored: HubServer, daemon: Daemon) -> None:
+def test_file_without_a_checksum_is_fetched_by_one_request(
+    mirrored: HubServer, daemon: Daemon
+) -> None:
     """Its server gets a single GET, of the whole file, by the url that the Hub has signed last.
 
-    The Hub signs one url before the read and, when it is asked whether the file is still the same, one after it.
+    The Hub signs one url before the read and, when it is asked whether the file is still the same,
+    one after it.
     """
     assert samples_of(daemon, MIRRORED) == images(OF_PARTS)
     assert [headers.get("range") for _, _, headers in mirrored.content.requests] == [None]
@@ -326,7 +387,9 @@ def test_file_without_a_checksum_is_fetched_by_one_request(mirrored: HubServer, 
 
 
 @pytest.mark.slow
-def test_file_without_a_checksum_is_fetched_again_from_its_first_byte(mirrored: HubServer, daemon: Daemon) -> None:
+def test_file_without_a_checksum_is_fetched_again_from_its_first_byte(
+    mirrored: HubServer, daemon: Daemon
+) -> None:
     """An answer that broke off is not resumed: what follows could be of another mirror."""
     mirrored.content.cuts = 1
     assert samples_of(daemon, MIRRORED) == images(OF_PARTS)
@@ -334,7 +397,9 @@ def test_file_without_a_checksum_is_fetched_again_from_its_first_byte(mirrored: 
 
 
 @pytest.mark.parametrize("name", ["shards/", "shards/a.tar"])
-async def test_storage_bucket_is_refused_with_the_way_to_read_it(name: str, origins: Origins) -> None:
+async def test_storage_bucket_is_refused_with_the_way_to_read_it(
+    name: str, origins: Origins
+) -> None:
     """Over the Hub's S3 gateway, both as a prefix and by a file's name."""
     url = f"hf://buckets/org/{name}"
     with pytest.raises(NotFoundError, match="storage buckets") as caught:

@@ -41,7 +41,12 @@ from support.stores.faulty_s3 import FaultyS3
 from support.stores.mischief import Answer, Mischief, refusal
 
 DATA = bytes(range(256)) * 400
-PRIMED_IN_VAIN = [Mischief.INTERNAL_ERROR, Mischief.RANGE_SHIFTED, Mischief.WHOLE, Mischief.ETAG_OTHER]
+PRIMED_IN_VAIN = [
+    Mischief.INTERNAL_ERROR,
+    Mischief.RANGE_SHIFTED,
+    Mischief.WHOLE,
+    Mischief.ETAG_OTHER,
+]
 
 
 def table(**fields: object) -> OriginTable:
@@ -55,17 +60,23 @@ async def read(origins: Origins, obj: RemoteObject, start: int, stop: int) -> by
 
 
 @pytest.mark.parametrize("store", first_quick(["moto", "seaweedfs"]))
-async def test_stat_and_ranges_give_the_object(store: str, origins: Origins, request: pytest.FixtureRequest) -> None:
+async def test_stat_and_ranges_give_the_object(
+    store: str, origins: Origins, request: pytest.FixtureRequest
+) -> None:
     """On both servers: size, version as the listing has it, exactly the bytes asked for, and none once replaced."""
     bucket: Bucket = request.getfixturevalue(store)
     url = bucket.put("train/a.tar", DATA)
     origin = origins.origin(url)
     obj = await origin.stat(url)
-    assert (obj.url, obj.size_bytes, obj.has_ranges, obj.is_guarded) == (url, len(DATA), True, True)
+    assert obj.url == url
+    assert obj.size_bytes == len(DATA)
+    assert obj.has_ranges is True
+    assert obj.is_guarded is True
     assert await origin.list_prefix(f"{bucket.url}/train/", nothing) == [obj]
     assert await origin.list_prefix(f"{bucket.url}/train/", nothing, flat=True) == [obj]
     (entry,) = await origin.list_prefix(f"{bucket.url}/tr", nothing, flat=True)
-    assert (entry.url, entry.version) == (f"{bucket.url}/train/", "")
+    assert entry.url == f"{bucket.url}/train/"
+    assert entry.version == ""
     counts: list[int] = []
     assert await read_range(origin, obj, 1000, 70_000, Flow(counts.append)) == DATA[1000:70_000]
     assert sum(counts) == 69_000
@@ -81,7 +92,8 @@ async def test_a_part_requested_ahead_is_of_the_version_reported_since(
     fault: Mischief | str | None, faulty: FaultyS3, origins: Origins
 ) -> None:
     """Its answer is the read, and nothing else is requested; any other than the right one is dropped."""
-    url, origin = faulty.put("a.tar", DATA), origins.origin("s3://x")
+    url = faulty.put("a.tar", DATA)
+    origin = origins.origin("s3://x")
     if isinstance(fault, Mischief):
         faulty.fail(fault, key="a.tar", times=1)
     faulty.hold("a.tar", times=1, method="HEAD")
@@ -96,12 +108,16 @@ async def test_a_part_requested_ahead_is_of_the_version_reported_since(
     assert condition == [None] + [f'"{obj.version}"'] * (fault is not None)
 
 
-async def test_few_connections_are_taken_by_what_is_requested_ahead(rig: Rig, faulty: FaultyS3) -> None:
+async def test_few_connections_are_taken_by_what_is_requested_ahead(
+    rig: Rig, faulty: FaultyS3
+) -> None:
     """One of four; a busy store's answer to it counts as any other's."""
     faulty.fail(Mischief.SLOW_DOWN, key="0", times=1)
     urls = [faulty.put(str(number), DATA) for number in range(4)]
     origin = rig.origins.origin(urls[0])
-    first, *_ = await asyncio.gather(*(rig.downloader.stat(origin, url, first_bytes=1000) for url in urls))
+    first, *_ = await asyncio.gather(
+        *(rig.downloader.stat(origin, url, first_bytes=1000) for url in urls)
+    )
     with pytest.raises(OriginBusyError):
         await read(rig.origins, first, 0, 1000)
     assert [each[:2] for each in faulty.seen if each[0] == "GET"] == [("GET", "0")]
@@ -121,8 +137,12 @@ async def test_a_shard_that_a_reader_begins_with_is_requested_together_with_its_
         await asyncio.to_thread(eventually, lambda: len(faulty.seen) == 3)
         faulty.answer_late()
         for position in (0, 1):
-            assert Path((await asyncio.to_thread(session.take, position))["path"]).read_bytes() == body
-    reads = {(key, condition is None) for method, key, _, condition in faulty.seen if method == "GET"}
+            assert (
+                Path((await asyncio.to_thread(session.take, position))["path"]).read_bytes() == body
+            )
+    reads = {
+        (key, condition is None) for method, key, _, condition in faulty.seen if method == "GET"
+    }
     assert reads == {("a.tar", True), ("b.tar", False)}
     assert len(faulty.seen) == 4
 
@@ -141,9 +161,12 @@ async def test_checksum_beyond_ascii_is_a_typed_error(
 @pytest.mark.slow
 async def test_a_checksum_of_parts_checksums_is_ignored(moto: Bucket, origins: Origins) -> None:
     """A multipart object's composite checksum is not one of its bytes, nor is its ETag."""
-    client, where = moto.server.client, {"Bucket": moto.name, "Key": "a.tar"}
+    client = moto.server.client
+    where = {"Bucket": moto.name, "Key": "a.tar"}
     upload = client.create_multipart_upload(**where, ChecksumAlgorithm="CRC32")["UploadId"]
-    part = client.upload_part(**where, UploadId=upload, PartNumber=1, Body=DATA, ChecksumAlgorithm="CRC32")
+    part = client.upload_part(
+        **where, UploadId=upload, PartNumber=1, Body=DATA, ChecksumAlgorithm="CRC32"
+    )
     parts = [{"PartNumber": 1, "ETag": part["ETag"], "ChecksumCRC32": part["ChecksumCRC32"]}]
     client.complete_multipart_upload(**where, UploadId=upload, MultipartUpload={"Parts": parts})
     obj = await origins.origin(f"{moto.url}/a.tar").stat(f"{moto.url}/a.tar")
@@ -156,7 +179,12 @@ async def test_a_checksum_of_parts_checksums_is_ignored(moto: Bucket, origins: O
     [
         ("{}/no.tar", NotFoundError, "object does not exist"),  # though HEAD tells neither
         ("s3://no-such-bucket-here/no.tar", NotFoundError, "bucket does not exist"),
-        pytest.param("s3://no-such-bucket-here/", NotFoundError, "bucket does not exist", marks=pytest.mark.slow),
+        pytest.param(
+            "s3://no-such-bucket-here/",
+            NotFoundError,
+            "bucket does not exist",
+            marks=pytest.mark.slow,
+        ),
         ("s3://UPPER case/a.tar", OriginError, "client rejects"),
     ],
 )
@@ -166,7 +194,11 @@ async def test_missing_bucket_or_object_is_named(
     """None of them is a matter of retries."""
     url = url.format(moto.url)
     with pytest.raises(error, match=message) as failed:
-        await (origins.origin(url).list_prefix(url, nothing) if url.endswith("/") else origins.origin(url).stat(url))
+        await (
+            origins.origin(url).list_prefix(url, nothing)
+            if url.endswith("/")
+            else origins.origin(url).stat(url)
+        )
     assert failed.value.url == url
     assert not failed.value.retryable
 
@@ -210,12 +242,17 @@ async def test_a_prefix_without_its_slash_is_explained(moto: Bucket, origins: Or
 async def test_error_without_credentials_names_anon(
     faulty: FaultyS3, origins: Origins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Without any credentials the error says how to ask anonymously; a table that says so works, and its options hold.
+    """Without any credentials the error says how to ask anonymously; a table that says so works,
+    and its options hold.
 
     A misspelt profile is no reason to retry; a store that is down is.
     """
     url = faulty.put("a.tar", DATA)
-    use_aws(monkeypatch, tmp_path, {name: value for name, value in faulty.env().items() if "KEY" not in name})
+    use_aws(
+        monkeypatch,
+        tmp_path,
+        {name: value for name, value in faulty.env().items() if "KEY" not in name},
+    )
     with pytest.raises(AccessDeniedError) as denied:
         await origins.origin(url).stat(url)
     assert "anon = true" in denied.value.remedy
@@ -226,7 +263,9 @@ async def test_error_without_credentials_names_anon(
     ]
     configured = Origins(tables, max_connections=4)
     obj = await configured.origin(url).stat(url)
-    assert (obj.size_bytes, obj.checksum, configured.table(url).require_end) == (len(DATA), None, False)
+    assert obj.size_bytes == len(DATA)
+    assert obj.checksum is None
+    assert configured.table(url).require_end is False
     with pytest.raises(ConfigError, match="nobody"):
         await configured.origin("s3://lab/").stat("s3://lab/a.tar")
     with pytest.raises(OriginUnavailableError, match=r"connection refused by 127\.0\.0\.1:1"):
@@ -238,10 +277,15 @@ async def test_the_tables_endpoint_region_and_profile_reach_the_store(
     moto: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Where the environment names none of them."""
-    url, endpoint = moto.put("a.tar", DATA), moto.env()["AWS_ENDPOINT_URL"]
+    url = moto.put("a.tar", DATA)
+    endpoint = moto.env()["AWS_ENDPOINT_URL"]
     use_aws(monkeypatch, tmp_path, {"AWS_EC2_METADATA_DISABLED": "true"})
-    (tmp_path / "AWS_CONFIG_FILE").write_text("[profile lab]\naws_access_key_id = a\naws_secret_access_key = b\n")
-    origins = Origins([table(endpoint_url=endpoint, region="us-east-1", profile="lab")], max_connections=4)
+    (tmp_path / "AWS_CONFIG_FILE").write_text(
+        "[profile lab]\naws_access_key_id = a\naws_secret_access_key = b\n"
+    )
+    origins = Origins(
+        [table(endpoint_url=endpoint, region="us-east-1", profile="lab")], max_connections=4
+    )
     assert (await origins.origin(url).stat(url)).size_bytes == len(DATA)
     await origins.close()
 
@@ -250,7 +294,8 @@ async def test_expired_credentials_are_read_again(
     faulty: FaultyS3, origins: Origins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """When keys in a file expire the next try may succeed, and does once the file has new ones: no restart."""
-    url, file = faulty.put("a.tar", DATA), tmp_path / "credentials"
+    url = faulty.put("a.tar", DATA)
+    file = tmp_path / "credentials"
     env = {name: value for name, value in faulty.env().items() if "KEY" not in name}
     use_aws(monkeypatch, tmp_path, env | {"AWS_SHARED_CREDENTIALS_FILE": str(file)})
     file.write_text("[default]\naws_access_key_id = old\naws_secret_access_key = x\n")
@@ -267,21 +312,29 @@ async def test_temporary_keys_of_the_environment_are_described_as_such(
     origins: Origins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """They are passed to the SDK, which would otherwise renew them, and are no reader's."""
-    keys = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_SESSION_TOKEN": "token"}
+    keys = {
+        "AWS_ACCESS_KEY_ID": "id",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_SESSION_TOKEN": "token",
+    }
     use_aws(monkeypatch, tmp_path, keys)
     source = await origins.origin("s3://bucket/").obtain_credentials("s3://bucket/")
     assert source == "AWS_ACCESS_KEY_ID in the environment, temporary"
 
 
-@pytest.mark.parametrize("early", first_quick([True, False]), ids=["before the daemon's start", "after it"])
+@pytest.mark.parametrize(
+    "early", first_quick([True, False]), ids=["before the daemon's start", "after it"]
+)
 async def test_credentials_are_obtained_before_the_first_url(
     early: bool, faulty: FaultyS3, origins: Origins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """They are there, with the SDK's client, when it comes; and those that were not there at the start serve it too."""
-    url, config = faulty.put("a.tar", DATA), tmp_path / "AWS_CONFIG_FILE"
+    url = faulty.put("a.tar", DATA)
+    config = tmp_path / "AWS_CONFIG_FILE"
     env = {name: value for name, value in faulty.env().items() if "KEY" not in name}
     use_aws(monkeypatch, tmp_path, env | {"AWS_EC2_METADATA_DISABLED": "true"})
-    issued, asked = tmp_path / "issued", tmp_path / "asked"
+    issued = tmp_path / "issued"
+    asked = tmp_path / "asked"
     issued.write_text('{"Version": 1, "AccessKeyId": "id", "SecretAccessKey": "secret"}')
     process = f"[default]\ncredential_process = sh -c 'echo asked >> {asked}; cat {issued}'\n"
     if early:
@@ -300,14 +353,17 @@ async def test_stored_bytes_come_however_they_are_labelled_and_sent(
     encoding: str | None, lengths: bool, faulty: FaultyS3, origins: Origins
 ) -> None:
     """An object's Content-Encoding changes nothing about its bytes; answers in chunks are read like any others."""
-    faulty.encoding, faulty.lengths = encoding, lengths
+    faulty.encoding = encoding
+    faulty.lengths = lengths
     stored = gzip.compress(DATA)
     obj = await origins.origin("s3://x").stat(faulty.put("a.tar", stored))
     for _ in range(5):  # however often the fast path hands them on
         assert await read(origins, obj, 0, obj.size_bytes) == stored
 
 
-async def test_version_stays_where_a_proxy_marks_it_as_weak(faulty: FaultyS3, origins: Origins) -> None:
+async def test_version_stays_where_a_proxy_marks_it_as_weak(
+    faulty: FaultyS3, origins: Origins
+) -> None:
     """As one that may compress bodies does. A request for the version names the store's own ETag, which is strong."""
     faulty.weakens = True
     obj = await origins.origin("s3://x").stat(faulty.put("a.tar", DATA))
@@ -348,7 +404,9 @@ async def listing(first: str, further: str) -> AsyncIterator[str]:
 
     async def answer(request: web.Request) -> web.Response:
         page = further if request.query.get("continuation-token") == "again" else first
-        return web.Response(text=f"<ListBucketResult>{page}</ListBucketResult>", content_type="application/xml")
+        return web.Response(
+            text=f"<ListBucketResult>{page}</ListBucketResult>", content_type="application/xml"
+        )
 
     app = web.Application()
     app.router.add_get("/{bucket}", answer)
@@ -363,7 +421,9 @@ async def test_a_listing_longer_than_a_page_is_whole(
     entry = "<Contents><Key>{}</Key><ETag>1</ETag><Size>5</Size></Contents>"
     first = f"<IsTruncated>true</IsTruncated><NextContinuationToken>again</NextContinuationToken>{entry.format('a')}"
     pages: list[int] = []
-    async with listing(first, f"<IsTruncated>false</IsTruncated>{entry.format('b')}{entry.format('c')}") as url:
+    async with listing(
+        first, f"<IsTruncated>false</IsTruncated>{entry.format('b')}{entry.format('c')}"
+    ) as url:
         use_aws(monkeypatch, tmp_path, aws_env(url))
         found = await origins.origin("s3://bucket/").list_prefix("s3://bucket/", pages.append)
     assert [obj.url for obj in found] == [f"s3://bucket/{key}" for key in "abc"]
@@ -397,7 +457,9 @@ async def test_an_etag_is_taken_for_an_md5_where_s3_says_so(
     assert (checksum is not None and checksum.algorithm == MD5) == is_md5
 
 
-async def test_an_etag_that_is_the_md5_is_compared_where_there_is_no_checksum(rig: Rig, faulty: FaultyS3) -> None:
+async def test_an_etag_that_is_the_md5_is_compared_where_there_is_no_checksum(
+    rig: Rig, faulty: FaultyS3
+) -> None:
     """A flipped bit is caught though the store keeps no checksum."""
     obj = await rig.stat(faulty.put("a.tar", DATA))
     assert obj.checksum is not None
@@ -407,19 +469,28 @@ async def test_an_etag_that_is_the_md5_is_compared_where_there_is_no_checksum(ri
         await rig.download(obj)
 
 
-async def test_a_store_whose_etags_are_no_md5_serves_at_the_second_try(rig: Rig, faulty: FaultyS3) -> None:
+async def test_a_store_whose_etags_are_no_md5_serves_at_the_second_try(
+    rig: Rig, faulty: FaultyS3
+) -> None:
     """The same bytes came twice; of the next object the ETag is not asked."""
-    objects = [replace(await rig.stat(faulty.put(name, DATA)), checksum=Checksum(MD5, 1)) for name in ("a", "b")]
+    objects = [
+        replace(await rig.stat(faulty.put(name, DATA)), checksum=Checksum(MD5, 1))
+        for name in ("a", "b")
+    ]
     with pytest.raises(CorruptShardError):
         await rig.download(objects[0])
     for obj in objects:
         assert (await rig.download(obj)).path.read_bytes() == DATA
 
 
-async def test_an_upload_replaces_the_version_that_it_names(moto: Bucket, origins: Origins, tmp_path: Path) -> None:
+async def test_an_upload_replaces_the_version_that_it_names(
+    moto: Bucket, origins: Origins, tmp_path: Path
+) -> None:
     """And, given an empty one, nothing."""
-    url, new = moto.put("index.json", b"old"), tmp_path / "index.json"
-    origin, old = origins.origin(url), (await origins.origin(url).stat(url)).version
+    url = moto.put("index.json", b"old")
+    new = tmp_path / "index.json"
+    origin = origins.origin(url)
+    old = (await origins.origin(url).stat(url)).version
     new.write_bytes(b"new")
     assert (await origin.upload(new, url, old)).version != old
     new.write_bytes(b"newer")
@@ -433,7 +504,8 @@ async def test_an_upload_whose_answer_was_lost_is_no_other_upload(
     moto: Bucket, origins: Origins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The SDK repeats it, and the store refuses that, as the object is there; another object is still one."""
-    url, new = f"{moto.url}/index.json", tmp_path / "index.json"
+    url = f"{moto.url}/index.json"
+    new = tmp_path / "index.json"
     new.write_bytes(b"new")
     with FaultyProxy(moto.server.endpoint_url) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint_url)

@@ -21,7 +21,10 @@ PART_BYTES = 64 * 1024
 REPLACED = 1  # the number of the shard that is replaced
 
 Values = list[bytes]
-ORDERS: list[dict[str, Any]] = [{"shuffle": False}, {"shuffle": True, "shuffle_window": 2, "seed": 1}]
+ORDERS: list[dict[str, Any]] = [
+    {"shuffle": False},
+    {"shuffle": True, "shuffle_window": 2, "seed": 1},
+]
 orders = pytest.mark.parametrize("order", first_quick(ORDERS), ids=["in order", "mixed"])
 
 
@@ -113,7 +116,9 @@ def test_object_replaced_by_one_with_another_count_is_an_error_that_says_so(
     counted(folder, daemon)
     dataset = ShardDataset(f"file://{folder}/", socket=daemon.socket, **order)
     replace(folder, samples=SAMPLES - 1)
-    with pytest.raises(CountMismatchError, match=r"replaced .* since it was listed, and holds 5 samples") as caught:
+    with pytest.raises(
+        CountMismatchError, match=r"replaced .* since it was listed, and holds 5 samples"
+    ) as caught:
         values(dataset)
     assert caught.value.url == f"file://{folder}/{REPLACED}.tar"
     assert caught.value.yielded == 0

@@ -51,8 +51,11 @@ def read(session: RawSession, position: int) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_store_that_hangs_holds_back_no_cached_shard(moto: Bucket, proxy: FaultyProxy, tmp_path: Path) -> None:
-    """All are served while it answers nothing, and it is asked one question at a time, not one for each of them.
+def test_a_store_that_hangs_holds_back_no_cached_shard(
+    moto: Bucket, proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    """All are served while it answers nothing, and it is asked one question at a time, not one for
+    each of them.
 
     Once it is well, a shard that was replaced meanwhile is read in its new version.
     """
@@ -74,9 +77,13 @@ def test_a_store_that_hangs_holds_back_no_cached_shard(moto: Bucket, proxy: Faul
 class Asking:
     """Revalidation of one cached shard of a store that misbehaves."""
 
-    def __init__(self, root: Path, faulty: FaultyS3, origins: Origins, group: asyncio.TaskGroup) -> None:
-        self._store, self._root = open_store(root), root
-        self.names, self.faulty = Planner(self._store.shards), faulty
+    def __init__(
+        self, root: Path, faulty: FaultyS3, origins: Origins, group: asyncio.TaskGroup
+    ) -> None:
+        self._store = open_store(root)
+        self._root = root
+        self.names = Planner(self._store.shards)
+        self.faulty = faulty
         self.revalidation = Revalidation(self._store, origins, self.names, Counters(), group, 0.0)
         self.url = faulty.put("a.tar", shard(0))
 
@@ -116,7 +123,9 @@ async def test_one_revalidation_serves_all_readers_of_a_shard(asking: Asking) ->
     assert asking.heads == 2
 
 
-async def test_a_prompt_answer_counts_at_once(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_prompt_answer_counts_at_once(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A shard that was replaced, or is gone, is noticed by the very lease that asks."""
     monkeypatch.setattr(revalidation, "_GRACE_S", GUARD_S)  # what is prompt depends on the machine
     monkeypatch.setattr(revalidation, "_TIMEOUT_S", GUARD_S)
@@ -156,9 +165,14 @@ async def test_an_answer_older_than_a_transfers_is_not_believed(asking: Asking) 
 @pytest.mark.slow
 def test_credentials_that_expire_end_no_daemon(moto: Bucket, tmp_path: Path) -> None:
     """While a credential process gives out nothing but what has expired, a cached shard is served, another refused."""
-    issued, config = tmp_path / "issued.json", tmp_path / "config"
+    issued = tmp_path / "issued.json"
+    config = tmp_path / "config"
     config.write_text(f"[default]\ncredential_process = cat {issued}\n")
-    env = moto.env() | {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_CONFIG_FILE": str(config)}
+    env = moto.env() | {
+        "AWS_ACCESS_KEY_ID": "",
+        "AWS_SECRET_ACCESS_KEY": "",
+        "AWS_CONFIG_FILE": str(config),
+    }
     urls = [moto.put(f"{number}.tar", shard(number)) for number in range(2)]
     issue(issued, timedelta(minutes=5))
     flags = ("--listing-ttl-s", "0", "--attempts", "1")
@@ -169,14 +183,21 @@ def test_credentials_that_expire_end_no_daemon(moto: Bucket, tmp_path: Path) -> 
         assert read(session, 1) == shard(0)
         session.plan(urls, [1])
         error = session.ask("lease", position=0)["error"]
-        assert (error["code"], error["url"]) == (OriginUnavailableError.code, urls[1])
+        assert error["code"] == OriginUnavailableError.code
+        assert error["url"] == urls[1]
         assert "renew" in error["remedy"]
 
 
 def issue(path: Path, valid_for: timedelta) -> None:
     """Write what a credential process prints; the SDK asks for others as soon as these end within minutes."""
     ends = (datetime.now(UTC) + valid_for).isoformat()
-    key = {"Version": 1, "AccessKeyId": "id", "SecretAccessKey": "secret", "SessionToken": "token", "Expiration": ends}
+    key = {
+        "Version": 1,
+        "AccessKeyId": "id",
+        "SecretAccessKey": "secret",
+        "SessionToken": "token",
+        "Expiration": ends,
+    }
     path.write_text(json.dumps(key))
 
 

@@ -35,7 +35,8 @@ FACTS = {
 }
 KINDS = pytest.mark.parametrize("kind", ["s3", "web"])
 LOOPBACK = "::1"
-USER, PASSWORD = "me", "p@ss:w/rd"
+USER = "me"
+PASSWORD = "p@ss:w/rd"
 BLOCK_BYTES = 64 * 1024
 # The head of a TLS record of 16 KiB of ciphertext, and less of it than that.
 HALF_A_RECORD = b"\x17\x03\x03\x40\x00" + bytes(100)
@@ -52,7 +53,9 @@ def trusting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Authority:
 
 def url_of(kind: str, server: FaultyS3 | ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the url of an object; for S3, this process's AWS variables point at the server."""
-    for name, value in aws_env(server.endpoint_url if isinstance(server, FaultyS3) else server.url("")).items():
+    for name, value in aws_env(
+        server.endpoint_url if isinstance(server, FaultyS3) else server.url("")
+    ).items():
         monkeypatch.setenv(name, value)
     if isinstance(server, ScriptedServer):
         return "s3://bucket/a.tar" if kind == "s3" else server.url()
@@ -64,7 +67,12 @@ def url_of(kind: str, server: FaultyS3 | ScriptedServer, monkeypatch: pytest.Mon
 @KINDS
 @pytest.mark.parametrize("wrong", ["unknown", "expired", "another name"])
 async def test_a_certificate_that_is_refused_is_an_error_at_once(
-    kind: str, wrong: str, trusting: Authority, rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: str,
+    wrong: str,
+    trusting: Authority,
+    rig: Rig,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """One that says what is wrong and what to do: another try would not help, so there is none."""
     contexts = {
@@ -72,7 +80,11 @@ async def test_a_certificate_that_is_refused_is_an_error_at_once(
         "expired": trusting.server(lifetime=PASSED),
         "another name": trusting.server("store.example"),
     }
-    reasons = {"unknown": "unable to get local issuer", "expired": "expired", "another name": "IP address mismatch"}
+    reasons = {
+        "unknown": "unable to get local issuer",
+        "expired": "expired",
+        "another name": "IP address mismatch",
+    }
     async with FaultyS3(contexts[wrong]) as server:
         url = url_of(kind, server, monkeypatch)
         with pytest.raises(OriginError, match=f"certificate.*{reasons[wrong]}") as failed:
@@ -84,7 +96,8 @@ async def test_a_certificate_that_is_refused_is_an_error_at_once(
     assert not isinstance(failed.value, OriginUnavailableError)
     assert "SSL_CERT_FILE" in failed.value.remedy
     assert "AWS_CA_BUNDLE" in failed.value.remedy
-    assert (rig.counters.retries, server.seen) == (0, [])
+    assert rig.counters.retries == 0
+    assert server.seen == []
 
 
 def cut_record(plain: socket.socket) -> None:
@@ -97,11 +110,15 @@ async def test_a_cut_within_a_record_is_a_lost_connection(
     kind: str, trusting: Authority, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another try may help; the last one's error names the url."""
-    half = Reply(answer(DATA[: len(DATA) // 2], WHOLE, VERSION, length=len(DATA)), Ending.CLOSE, cut_record)
+    half = Reply(
+        answer(DATA[: len(DATA) // 2], WHOLE, VERSION, length=len(DATA)), Ending.CLOSE, cut_record
+    )
     with ScriptedServer(FACTS[kind], half, context=trusting.server()) as server:
         url = url_of(kind, server, monkeypatch)
         obj = await rig.stat(url)
-        with pytest.raises(OriginUnavailableError, match=r"closed the connection.*after 3 attempts") as failed:
+        with pytest.raises(
+            OriginUnavailableError, match=r"closed the connection.*after 3 attempts"
+        ) as failed:
             await rig.download(obj, part_bytes=len(DATA))
     assert failed.value.url == url
     assert rig.counters.retries == 2
@@ -147,13 +164,16 @@ async def test_a_store_at_an_ipv6_address_is_read(
     """By the worker, which names the address in brackets as the Host and without them to TLS; the SDK is not needed."""
     context = trusting.server(LOOPBACK) if secure else None
     facts = FACTS[kind.partition(" ")[0]]
-    with ScriptedServer(facts, answer(DATA, WHOLE, VERSION), context=context, address=LOOPBACK) as server:
+    with ScriptedServer(
+        facts, answer(DATA, WHOLE, VERSION), context=context, address=LOOPBACK
+    ) as server:
         url = url_of(kind.partition(" ")[0], server, monkeypatch)
         if kind == "s3 by a table":
             monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
             table = {"match": "s3://bucket/", "storage_options": {"endpoint_url": server.url("")}}
             rig.origins = Origins([OriginTable.model_validate(table)], max_connections=4)
-        partial, host = await rig.download(await rig.stat(url), part_bytes=len(DATA)), f"[{LOOPBACK}]:{server.port}"
+        partial = await rig.download(await rig.stat(url), part_bytes=len(DATA))
+        host = f"[{LOOPBACK}]:{server.port}"
     assert partial.path.read_bytes() == DATA
     assert rig.counters.retries == 0
     assert len(server.heads) == 2
@@ -170,7 +190,9 @@ class ForwardProxy(ScriptedServer):
         super().__init__()
         self._user = user
         self._pair = base64.b64encode(f"{user}:{password}".encode()).decode()
-        self.targets: list[str] = []  # that a connection was made for, a url or, by CONNECT, host and port
+        self.targets: list[
+            str
+        ] = []  # that a connection was made for, a url or, by CONNECT, host and port
 
     def url_for(self, password: str) -> str:
         return self.url("", f"{quote(self._user)}:{quote(password, '')}@127.0.0.1")
@@ -184,7 +206,9 @@ class ForwardProxy(ScriptedServer):
         url = urlsplit(f"//{request.target}" if tunnel else request.target)
         far = socket.create_connection((url.hostname, url.port or PORTS[url.scheme]))
         if tunnel:
-            return Reply(b"HTTP/1.1 200 Connection established\r\n\r\n", Ending.CLOSE, partial(join, far))
+            return Reply(
+                b"HTTP/1.1 200 Connection established\r\n\r\n", Ending.CLOSE, partial(join, far)
+            )
         far.sendall(head.encode("latin-1"))
         return Reply(b"", Ending.CLOSE, partial(join, far))
 
@@ -217,9 +241,15 @@ def proxy() -> Iterator[ForwardProxy]:
 @pytest.mark.parametrize("secure", [False, True], ids=["http", "https"])
 @KINDS
 async def test_a_proxy_passes_everything_on(
-    kind: str, secure: bool, proxy: ForwardProxy, trusting: Authority, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    secure: bool,
+    proxy: ForwardProxy,
+    trusting: Authority,
+    rig: Rig,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Plain requests by their whole url, those over TLS through a tunnel; with the credentials of the proxy's url.
+    """Plain requests by their whole url, those over TLS through a tunnel; with the credentials of
+    the proxy's url.
 
     Other credentials are an error at once, which does not name them.
     """
@@ -236,7 +266,8 @@ async def test_a_proxy_passes_everything_on(
                 await rig.stat(url)
             assert failed.value.url == url
             assert "hush" not in str(failed.value)
-            assert (rig.counters.retries, server.seen) == (0, [])
+            assert rig.counters.retries == 0
+            assert server.seen == []
             await rig.origins.close()
         place = urlsplit(server.endpoint_url).netloc
     assert rig.counters.retries == 0
@@ -248,7 +279,9 @@ async def test_a_proxy_passes_everything_on(
 @pytest.mark.parametrize("proxy_url", ["https://me:hush@127.0.0.1:1", "socks5://127.0.0.1:1"])
 async def test_a_proxy_of_another_kind_is_refused(proxy_url: str) -> None:
     """For web servers; the SDK knows what it can use."""
-    table = OriginTable.model_validate({"match": "http://", "storage_options": {"proxy": proxy_url}})
+    table = OriginTable.model_validate(
+        {"match": "http://", "storage_options": {"proxy": proxy_url}}
+    )
     origins = Origins([table], max_connections=4)
     with pytest.raises(ConfigError, match="proxy") as failed:
         await origins.origin("http://127.0.0.1:1/a.tar").stat("http://127.0.0.1:1/a.tar")

@@ -34,7 +34,10 @@ while len(list(folder.glob("*.files"))) < int(sys.argv[3]): pass
 def test_a_cold_shard_passes_few_files(moto: Bucket, tmp_path: Path) -> None:
     """The daemon, its transport worker, its indexer and the client together stay below the limit."""
     url = moto.put("shard.tar", make_tar(random_samples(8)))
-    traced = {"TRACED": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(TRACED), os.environ.get("PYTHONPATH", "")])}
+    traced = {
+        "TRACED": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(TRACED), os.environ.get("PYTHONPATH", "")]),
+    }
     with Daemon(tmp_path, env=traced, spawn=spawn) as daemon:
         eventually(lambda: len(children(daemon.pid)) >= 2)
         processes = 2 + len(children(daemon.pid))

@@ -53,7 +53,12 @@ class Environment:
         """Run a program of this environment; return what it printed. It must succeed."""
         program, *args = command
         done = subprocess.run(
-            [self.bin / program, *args], cwd=self.bin, capture_output=True, text=True, timeout=GUARD_S, check=False
+            [self.bin / program, *args],
+            cwd=self.bin,
+            capture_output=True,
+            text=True,
+            timeout=GUARD_S,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -100,7 +105,10 @@ def run(module: str, *args: str | Path) -> None:
 def test_pypi_would_accept_and_show_them(dist: Path) -> None:
     """Twine finds no fault with the metadata and the README of either."""
     packages = sorted(path.name for path in dist.iterdir())
-    assert packages == [f"shardcache-{__version__}-py3-none-any.whl", f"shardcache-{__version__}.tar.gz"]
+    assert packages == [
+        f"shardcache-{__version__}-py3-none-any.whl",
+        f"shardcache-{__version__}.tar.gz",
+    ]
     run("twine", "check", "--strict", *dist.iterdir())
 
 
@@ -108,20 +116,32 @@ def test_the_sdist_is_the_checkout(dist: Path) -> None:
     """Tests, documentation and image can be made from it: it has all that lies in the checkout and belongs to it."""
     with tarfile.open(next(dist.glob("*.tar.gz"))) as tar:
         packed = {name.partition("/")[2] for name in tar.getnames()}
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if tracked.returncode:
         pytest.skip("the checkout has no git: nothing says which files belong to it")
-    assert {name for name in tracked.stdout.splitlines() if (ROOT / name).is_file()} - packed == set()
+    assert {
+        name for name in tracked.stdout.splitlines() if (ROOT / name).is_file()
+    } - packed == set()
 
 
 def test_the_wheel_has_both_packages_and_nothing_else(wheel: Path) -> None:
     """Every module, page and marker of types below the two packages is in it; no test, and no third package."""
     with zipfile.ZipFile(wheel) as packed:
         names = {name for name in packed.namelist() if ".dist-info/" not in name}
-    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "shardcache").rglob("*") if path.is_file()}
+    sources = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "shardcache").rglob("*")
+        if path.is_file()
+    }
     client = ROOT / "client"
     sources |= {path.relative_to(client).as_posix() for path in client.rglob("*") if path.is_file()}
-    left_out = ("__pycache__", ".ruff_cache", "ruff.toml")  # what Python and the linter make, and its line lengths
+    left_out = (
+        "__pycache__",
+        ".ruff_cache",
+        "ruff.toml",
+    )  # what Python and the linter make, and its line lengths
     assert names == {name for name in sources if not any(part in name for part in left_out)}
     assert {"shardcache/py.typed", "shardcache_client/py.typed"} <= names
 
@@ -133,9 +153,12 @@ def test_the_wheel_works_with_the_oldest_and_newest_packages_that_it_admits(
     python: str, age: str, extra: str, wheel: Path, tmp_path: Path, moto: Bucket
 ) -> None:
     """A node serves S3 with `shardcache[daemon]` alone; a job reads with `shardcache` alone, and opens by fsspec."""
-    node, job = Environment(tmp_path / "node", python), Environment(tmp_path / "job", python)
+    node = Environment(tmp_path / "node", python)
+    job = Environment(tmp_path / "job", python)
     oldest = ["--resolution", "lowest-direct", "-r", ROOT / "pyproject.toml"]
-    node.install(*([*oldest, "--extra", extra, wheel] if age == "oldest" else [f"{wheel}[{extra}]"]))
+    node.install(
+        *([*oldest, "--extra", extra, wheel] if age == "oldest" else [f"{wheel}[{extra}]"])
+    )
     node.run("python", "-c", f"import {EXTRAS[extra]}")
     if extra != "daemon":
         return
@@ -146,6 +169,9 @@ def test_the_wheel_works_with_the_oldest_and_newest_packages_that_it_admits(
     with tempfile.TemporaryDirectory() as folder, Daemon(Path(folder), spawn=start) as daemon:
         socket = str(daemon.socket)
         node.run("shardcache", "warm", url, "--socket", socket)
-        assert json.loads(node.run("shardcache", "status", "--json", "--socket", socket))["version"] == __version__
+        assert (
+            json.loads(node.run("shardcache", "status", "--json", "--socket", socket))["version"]
+            == __version__
+        )
         assert job.run("python", "-c", READ, url, socket) == "10\n"
         assert node.run("python", "-c", OPEN, url, socket) == f"{len(tar)}\n"

@@ -45,7 +45,8 @@ async def test_every_byte_arrives(rig: Rig, faulty: FaultyS3) -> None:
     assert partial.path.read_bytes() == DATA
     assert partial.missing() == []
     assert rig.counters == Counters(origin_bytes=len(DATA), origin_requests=1 + 11)
-    assert (rig.progress[0], rig.progress[-1]) == (0, len(DATA))
+    assert rig.progress[0] == 0
+    assert rig.progress[-1] == len(DATA)
     assert rig.progress == sorted(rig.progress)
     empty = await rig.download(await rig.stat(faulty.put("empty.tar", b"")))
     assert empty.path.read_bytes() == b""
@@ -65,10 +66,13 @@ async def test_every_byte_arrives(rig: Rig, faulty: FaultyS3) -> None:
         Mischief.EXPIRED,
     ],
 )
-async def test_faults_that_a_retry_mends_do_no_harm(fault: Mischief, rig: Rig, faulty: FaultyS3) -> None:
+async def test_faults_that_a_retry_mends_do_no_harm(
+    fault: Mischief, rig: Rig, faulty: FaultyS3
+) -> None:
     """The part is asked for again, alone, and nothing of the bad answer stays."""
     obj = await rig.stat(faulty.put("a.tar", DATA))
-    # A refused part is asked for once more in the SDK's own way, which knows what the refusal means.
+    # A refused part is asked for once more in the SDK's own way, which knows what the refusal
+    # means.
     faulty.fail(fault, key="a.tar", times=4 if fault is Mischief.EXPIRED else 2, start=3 * PART)
     partial = await rig.download(obj)
     assert partial.path.read_bytes() == DATA
@@ -110,7 +114,9 @@ async def test_a_fast_store_is_asked_for_several_parts_at_once(rig: Rig, faulty:
     assert rig.progress[-1] == len(DATA)
 
 
-async def test_slow_connections_do_not_make_requests_smaller_than_a_mebibyte(rig: Rig, faulty: FaultyS3) -> None:
+async def test_slow_connections_do_not_make_requests_smaller_than_a_mebibyte(
+    rig: Rig, faulty: FaultyS3
+) -> None:
     """Most of a small request's time is latency: more requests would only make it longer."""
     rig.downloader = rig.make(shard_connections=2)
     url = faulty.put("a.tar", DATA)
@@ -120,7 +126,9 @@ async def test_slow_connections_do_not_make_requests_smaller_than_a_mebibyte(rig
 
 
 @pytest.mark.parametrize("fault", first_quick([Mischief.TRUNCATE, Mischief.SLOW_DOWN]))
-async def test_parts_are_requested_one_by_one_after_a_failure(fault: Mischief, rig: Rig, faulty: FaultyS3) -> None:
+async def test_parts_are_requested_one_by_one_after_a_failure(
+    fault: Mischief, rig: Rig, faulty: FaultyS3
+) -> None:
     """Only those of the request that failed; nothing of its answer stays."""
     await fast(rig, faulty)
     obj = await rig.stat(faulty.put("a.tar", DATA))
@@ -135,16 +143,21 @@ async def test_parts_are_requested_one_by_one_after_a_failure(fault: Mischief, r
 async def test_a_waiting_reader_gets_part_by_part(rig: Rig, faulty: FaultyS3) -> None:
     """However fast the store is: what is asked for together is recorded together."""
     await fast(rig, faulty)
-    assert (await rig.download(await rig.stat(faulty.put("a.tar", DATA)), Priority(WAITING))).missing() == []
+    assert (
+        await rig.download(await rig.stat(faulty.put("a.tar", DATA)), Priority(WAITING))
+    ).missing() == []
     assert len(asked(faulty)) == 11
 
 
 async def test_an_answer_given_ahead_saves_one_request(rig: Rig, faulty: FaultyS3) -> None:
     """It serves one download; the next asks, and so does one after the answer turned out to be outdated."""
-    rig.downloader, url = rig.make(listing_ttl_s=60.0), faulty.put("a.tar", DATA)
+    rig.downloader = rig.make(listing_ttl_s=60.0)
+    url = faulty.put("a.tar", DATA)
     ahead = await rig.downloader.stat_ahead(rig.origins.origin(url), url)
     faulty.put("a.tar", DATA[::-1])
-    assert await rig.stat(url) is ahead, "its time is that of the answer, from which the cache counts"
+    assert await rig.stat(url) is ahead, (
+        "its time is that of the answer, from which the cache counts"
+    )
     with pytest.raises(ShardChangedError):
         await rig.download(ahead)
     partial = await rig.download(await rig.stat(url))
@@ -158,14 +171,17 @@ async def test_an_answer_about_another_version_or_too_old_is_not_used(
 ) -> None:
     """The origin is asked, as without one."""
     url = faulty.put("a.tar", DATA)
-    origin, rig.downloader = rig.origins.origin(url), rig.make(listing_ttl_s=ttl_s)
+    origin = rig.origins.origin(url)
+    rig.downloader = rig.make(listing_ttl_s=ttl_s)
     await rig.downloader.stat_ahead(origin, url)
     with pytest.raises(OutdatedError) if version else nullcontext():
         await rig.downloader.stat(origin, url, version)
     assert [method for method, *_ in faulty.seen] == ["HEAD", "HEAD"]
 
 
-async def test_a_refusal_is_not_retried_and_ends_the_other_parts(rig: Rig, faulty: FaultyS3) -> None:
+async def test_a_refusal_is_not_retried_and_ends_the_other_parts(
+    rig: Rig, faulty: FaultyS3
+) -> None:
     """403 comes at once as one typed error, while another part hangs that would hang for good."""
     obj = await rig.stat(faulty.put("a.tar", DATA))
     faulty.fail(Mischief.SILENCE, key="a.tar", times=1, start=0)
@@ -194,7 +210,9 @@ async def test_an_object_replaced_between_two_ranges_is_never_stitched(
         assert (await rig.download(await rig.stat(obj.url))).path.read_bytes() == DATA[::-1]
 
 
-async def test_a_file_replaced_while_it_is_read_is_noticed_without_conditional_reads(rig: Rig, tmp_path: Path) -> None:
+async def test_a_file_replaced_while_it_is_read_is_noticed_without_conditional_reads(
+    rig: Rig, tmp_path: Path
+) -> None:
     """A filesystem that has no If-Match is asked for the version once more at the end."""
     file = tmp_path / "a.tar"
     file.write_bytes(DATA)
@@ -204,10 +222,14 @@ async def test_a_file_replaced_while_it_is_read_is_noticed_without_conditional_r
     def replace(done_bytes: int) -> None:
         other = tmp_path / "other.tar"
         other.write_bytes(DATA[::-1])
-        other.replace(file)  # at once: a file that is being written again is short for a moment, which is another error
+        other.replace(
+            file
+        )  # at once: a file that is being written again is short for a moment, which is another error
 
     with pytest.raises(ShardChangedError):
-        await rig.downloader.download(rig.origins.origin(obj.url), partial, priority=lambda: PLANNED, progress=replace)
+        await rig.downloader.download(
+            rig.origins.origin(obj.url), partial, priority=lambda: PLANNED, progress=replace
+        )
     assert (await rig.download(await rig.stat(str(file)))).path.read_bytes() == DATA[::-1]
 
 
@@ -225,7 +247,9 @@ async def test_object_without_any_version_is_read_in_one_request(
         with pytest.raises(OriginUnavailableError):
             await rig.download(obj)
         faulty.put("a.tar", DATA[::-1])
-    faulty.before(lambda: faulty.put("a.tar", faulty.objects["a.tar"][::-1]), key="a.tar", start=4 * PART)
+    faulty.before(
+        lambda: faulty.put("a.tar", faulty.objects["a.tar"][::-1]), key="a.tar", start=4 * PART
+    )
     found = (await rig.download(await rig.stat(faulty.http_url("a.tar")))).path.read_bytes()
     assert found == (DATA if first is None else DATA[::-1])
 
@@ -239,9 +263,15 @@ async def test_file_without_any_version_is_read_at_once(rig: Rig) -> None:
         protocol = "undated"
 
         def info(self, path: str, **options: Any) -> Any:
-            return {name: value for name, value in super().info(path, **options).items() if name != "created"}
+            return {
+                name: value
+                for name, value in super().info(path, **options).items()
+                if name != "created"
+            }
 
-        def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> Any:
+        def cat_file(
+            self, path: str, start: int | None = None, end: int | None = None, **options: Any
+        ) -> Any:
             found = super().cat_file(path, start, end)
             self.pipe_file(path, super().cat_file(path)[::-1])
             return found
@@ -254,7 +284,9 @@ async def test_file_without_any_version_is_read_at_once(rig: Rig) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["CRC32C", "CRC32", "CRC64NVME"])
-async def test_a_bit_that_flips_on_the_way_is_caught(algorithm: str, rig: Rig, moto: Bucket) -> None:
+async def test_a_bit_that_flips_on_the_way_is_caught(
+    algorithm: str, rig: Rig, moto: Bucket
+) -> None:
     """The whole is compared with the store's own checksum, with the parts that an interrupted download left."""
     obj = await rig.stat(moto.put("a.tar", DATA, ChecksumAlgorithm=algorithm))
     assert obj.checksum is not None
@@ -287,9 +319,12 @@ class HalfwayOrigin(Origin):
 
     def __init__(self) -> None:
         self.open = 0
-        self.halves, self.let = asyncio.Semaphore(0), asyncio.Event()
+        self.halves = asyncio.Semaphore(0)
+        self.let = asyncio.Event()
 
-    async def fetch(self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None) -> list[PartSums]:
+    async def fetch(
+        self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
+    ) -> list[PartSums]:
         """Write zeros."""
         self.open += 1
         flow.received(parts.size_bytes // 2)
@@ -300,7 +335,11 @@ class HalfwayOrigin(Origin):
 
 
 async def halfway(
-    rig: Rig, origin: HalfwayOrigin, parts: int, number: int = 0, unfinished: UnfinishedParts | None = None
+    rig: Rig,
+    origin: HalfwayOrigin,
+    parts: int,
+    number: int = 0,
+    unfinished: UnfinishedParts | None = None,
 ) -> None:
     """Download an object of that store."""
     sink = Partial.open(rig.layout, RemoteObject(f"held://{number}", "1", parts * PART), PART)
@@ -311,7 +350,9 @@ async def halfway(
 
 
 @pytest.mark.parametrize(("shards", "requests"), [(1, 3), (2, 4)])
-async def test_connections_are_bounded_for_a_shard_and_for_all(shards: int, requests: int, rig: Rig) -> None:
+async def test_connections_are_bounded_for_a_shard_and_for_all(
+    shards: int, requests: int, rig: Rig
+) -> None:
     """One shard has its three requests under way, two have the four of all together."""
     origin = HalfwayOrigin()
     async with asyncio.TaskGroup() as group:
@@ -326,14 +367,17 @@ async def test_connections_are_bounded_for_a_shard_and_for_all(shards: int, requ
 
 async def test_bytes_count_as_they_come(rig: Rig) -> None:
     """Half of each part that is under way is told before any is whole, and nothing twice when they are on disk."""
-    origin, unfinished = HalfwayOrigin(), UnfinishedParts()
+    origin = HalfwayOrigin()
+    unfinished = UnfinishedParts()
     async with asyncio.TaskGroup() as group:
         group.create_task(halfway(rig, origin, 3, unfinished=unfinished))
         for _ in range(3):
             await origin.halves.acquire()
-        assert (rig.progress, unfinished.received_bytes) == ([0], 3 * (PART // 2))
+        assert rig.progress == [0]
+        assert unfinished.received_bytes == 3 * (PART // 2)
         origin.let.set()
-    assert (rig.progress[-1], unfinished.received_bytes) == (3 * PART, 0)
+    assert rig.progress[-1] == 3 * PART
+    assert unfinished.received_bytes == 0
 
 
 class StatOrigin(Origin):
@@ -341,7 +385,8 @@ class StatOrigin(Origin):
 
     def __init__(self) -> None:
         self.first_bytes: list[int] = []
-        self.asked, self.let = asyncio.Semaphore(0), asyncio.Event()
+        self.asked = asyncio.Semaphore(0)
+        self.let = asyncio.Event()
 
     async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """Describe any object."""
@@ -353,7 +398,8 @@ class StatOrigin(Origin):
 
 async def test_first_parts_requested_from_one_store_do_not_keep_another_busy(rig: Rig) -> None:
     """Each store has connections of its own: a quarter of them may carry first parts."""
-    slow, idle = StatOrigin(), StatOrigin()
+    slow = StatOrigin()
+    idle = StatOrigin()
     idle.let.set()
     async with asyncio.TaskGroup() as group:
         group.create_task(rig.downloader.stat(slow, "slow://store/a", first_bytes=PART))
@@ -369,7 +415,9 @@ async def test_first_parts_requested_from_one_store_do_not_keep_another_busy(rig
 class ThrottlingOrigin(HalfwayOrigin):
     """A store that throttles its first request once it is let, and answers all others."""
 
-    async def fetch(self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None) -> list[PartSums]:
+    async def fetch(
+        self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
+    ) -> list[PartSums]:
         """Write zeros, or refuse."""
         self.open += 1
         if self.open > 1:
@@ -381,13 +429,17 @@ class ThrottlingOrigin(HalfwayOrigin):
 
 async def test_a_throttled_request_counts_as_an_attempt_though_it_was_paused(rig: Rig) -> None:
     """The pause does not make the store throttle: the store's Retry-After has to pass."""
-    rig.downloader, origin = rig.make(max_connections=1), ThrottlingOrigin()
+    rig.downloader = rig.make(max_connections=1)
+    origin = ThrottlingOrigin()
     async with asyncio.TaskGroup() as group:
         group.create_task(halfway(rig, origin, 1, number=0))
         await origin.halves.acquire()
         urgent = Partial.open(rig.layout, RemoteObject("held://1", "1", PART), PART)
         await rig.downloader.download(
-            cast(Origin, origin), urgent, priority=lambda: Priority(WAITING), progress=rig.progress.append
+            cast(Origin, origin),
+            urgent,
+            priority=lambda: Priority(WAITING),
+            progress=rig.progress.append,
         )
         assert rig.downloader.scheduler.pauses == 1
         origin.let.set()
@@ -414,7 +466,10 @@ async def test_a_part_that_hangs_is_fetched_on_a_second_connection(
     faulty.fail(fault, key="late.tar", times=1, start=60 * PART)
     assert (await patient.download(obj)).path.read_bytes() == MANY_PARTS[::-1]
     first_byte = f"bytes={60 * PART}-"
-    assert sum(key == "late.tar" and first_byte in (asked or "") for _, key, asked, _ in faulty.seen) == 2
+    assert (
+        sum(key == "late.tar" and first_byte in (asked or "") for _, key, asked, _ in faulty.seen)
+        == 2
+    )
     assert patient.counters.retries == 0
     assert patient.counters.hedges >= 1
     assert patient.counters.hedged_bytes >= (PART // 2 if fault is Mischief.STALL else 0)
@@ -422,14 +477,17 @@ async def test_a_part_that_hangs_is_fetched_on_a_second_connection(
 
 
 @pytest.mark.slow
-async def test_bytes_that_drip_are_no_progress(patient: Rig, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bytes_that_drip_are_no_progress(
+    patient: Rig, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A part of which a few bytes a second come is given up like one of which nothing comes."""
     url = faulty.put("a.tar", MANY_PARTS[:PART])
     with FaultyProxy(faulty.endpoint_url) as proxy:
         proxy.drip_s = 0.02
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint_url)
         obj = await patient.stat(url)
-        downloader, patient.downloader = patient.downloader, patient.make(stall_timeout_s=0.5, attempts=2)
+        downloader = patient.downloader
+        patient.downloader = patient.make(stall_timeout_s=0.5, attempts=2)
         proxy.fail(Mischief.DRIP, times=2)
         with pytest.raises(OriginUnavailableError, match=r"only .* bytes were received for 0.5 s"):
             await patient.download(obj)

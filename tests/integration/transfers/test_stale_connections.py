@@ -36,9 +36,11 @@ class Questions:
 
     def __init__(self, bucket: Bucket, endpoint_url: str, origins: Origins) -> None:
         url = bucket.put("a.tar", DATA, ACL="public-read")
-        store, self.web_url = origins.origin(url), f"{endpoint_url}/{bucket.name}/a.tar"
+        store = origins.origin(url)
+        self.web_url = f"{endpoint_url}/{bucket.name}/a.tar"
         self.web = origins.origin(self.web_url)
-        self.by_worker, self.by_sdk = partial(store.stat, url), partial(store.list_prefix, f"{bucket.url}/", nothing)
+        self.by_worker = partial(store.stat, url)
+        self.by_sdk = partial(store.list_prefix, f"{bucket.url}/", nothing)
         reads = (partial(_read, store, url), partial(_read, self.web, self.web_url))
         self.all = (self.by_worker, self.by_sdk, *reads, partial(self.web.stat, self.web_url))
 
@@ -53,7 +55,9 @@ async def ask(*questions: Callable[[], Awaitable[object]]) -> list[object]:
 
 
 @pytest.mark.slow
-async def test_connections_that_died_silently_cost_one_wait(moto: Bucket, proxy: FaultyProxy, origins: Origins) -> None:
+async def test_connections_that_died_silently_cost_one_wait(
+    moto: Bucket, proxy: FaultyProxy, origins: Origins
+) -> None:
     """Each question is answered at its first try, over a new connection, though all idle ones swallow what is sent."""
     asked = Questions(moto, proxy.endpoint_url, origins).all
     wanted = await ask(*asked)
@@ -90,10 +94,13 @@ def has_swallowed(proxy: FaultyProxy, requests: int) -> bool:
 
 
 @pytest.mark.slow
-async def test_the_slower_of_two_requests_casts_no_doubt(moto: Bucket, proxy: FaultyProxy, origins: Origins) -> None:
+async def test_the_slower_of_two_requests_casts_no_doubt(
+    moto: Bucket, proxy: FaultyProxy, origins: Origins
+) -> None:
     """A question that is given up while others are answered over idle connections leaves these in use."""
     questions = Questions(moto, proxy.endpoint_url, origins)
-    origin, url = questions.web, questions.web_url
+    origin = questions.web
+    url = questions.web_url
     obj = await origin.stat(url)
     await asyncio.gather(*(origin.stat(url) for _ in range(CONNECTIONS)))
     proxy.fail(Mischief.SILENCE, start=1, times=1)

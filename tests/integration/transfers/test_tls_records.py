@@ -36,7 +36,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @contextmanager
-def connected(authority: Authority, serve: Callable[[ssl.SSLSocket], object]) -> Iterator[TlsSocket]:
+def connected(
+    authority: Authority, serve: Callable[[ssl.SSLSocket], object]
+) -> Iterator[TlsSocket]:
     """A connection to a server that runs in a thread, and closes it afterwards."""
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as threads:
 
@@ -46,7 +48,9 @@ def connected(authority: Authority, serve: Callable[[ssl.SSLSocket], object]) ->
 
         running = threads.submit(run)
         raw = socket.create_connection(listener.getsockname())
-        with client_context(str(authority.ca_file)).wrap_socket(raw, server_hostname="127.0.0.1") as sock:
+        with client_context(str(authority.ca_file)).wrap_socket(
+            raw, server_hostname="127.0.0.1"
+        ) as sock:
             assert isinstance(sock, TlsSocket)
             yield sock
         running.result()
@@ -54,7 +58,8 @@ def connected(authority: Authority, serve: Callable[[ssl.SSLSocket], object]) ->
 
 def read_all(sock: TlsSocket, sizes: Callable[[], int] = lambda: 256 * KIB) -> tuple[bytes, int]:
     """Return all that comes in pieces of some sizes, and the size of the largest."""
-    found, largest = bytearray(), 0
+    found = bytearray()
+    largest = 0
     while True:
         memory = memoryview(bytearray(sizes()))
         count = sock.fill(memory)
@@ -80,7 +85,9 @@ def test_every_byte_comes_in_order(seed: int, way: str, authority: Authority) ->
             sock.unwrap()  # TLS's own end; the client says nothing
 
     with connected(authority, serve) as sock:
-        found, largest = read_all(sock, lambda: numbers.choice([1, 1000, 4 * KIB, 4 * KIB + 1, 50 * KIB, 256 * KIB]))
+        found, largest = read_all(
+            sock, lambda: numbers.choice([1, 1000, 4 * KIB, 4 * KIB + 1, 50 * KIB, 256 * KIB])
+        )
     assert found == DATA
     assert (largest > 16 * KIB) == (way == "records")
 
@@ -104,7 +111,9 @@ def test_a_forged_record_is_an_error(way: str, authority: Authority) -> None:
     assert len(found) > 100 * KIB
 
 
-def test_a_read_ends_when_another_thread_shuts_the_socket_down(way: str, authority: Authority) -> None:
+def test_a_read_ends_when_another_thread_shuts_the_socket_down(
+    way: str, authority: Authority
+) -> None:
     """As a cancelled request does."""
     may_end = threading.Event()
 
@@ -127,7 +136,8 @@ def test_a_closed_socket_writes_nothing_to_its_successor(authority: Authority) -
     with connected(authority, lambda sock: sock.sendall(DATA)) as sock:
         read_all(sock)
         reading, writing = socket.socketpair()
-        number, freed = sock.fileno(), weakref.ref(sock)
+        number = sock.fileno()
+        freed = weakref.ref(sock)
         sock.close()
         os.dup2(writing.fileno(), number)
         del sock

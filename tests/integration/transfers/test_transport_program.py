@@ -21,7 +21,14 @@ from shardcache.errors import CacheError
 from shardcache.shared.wording.remedies import NO_PROCESS_REMEDY
 from shardcache.store.indexing.indexer import TokensRequest
 from shardcache.transport.between import descriptors
-from shardcache.transport.between.messages import Body, Message, Request, decoded, encoded, request_to_json
+from shardcache.transport.between.messages import (
+    Body,
+    Message,
+    Request,
+    decoded,
+    encoded,
+    request_to_json,
+)
 from shardcache.transport.between.parts import Parts
 from support.cases import first_quick
 from support.network.scripted_server import Reply, ScriptedServer, answer
@@ -33,10 +40,12 @@ from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import Bucket
 from support.stores.mischief import Ending
 
-FETCHING, INDEXING = "shardcache.transport.worker", "shardcache.store.indexing.indexer"
+FETCHING = "shardcache.transport.worker"
+INDEXING = "shardcache.store.indexing.indexer"
 IDLE = {FETCHING: 2, INDEXING: 1}
 DATA = bytes(range(256)) * 4096
-FIRST, SECOND = 1000, 300_000
+FIRST = 1000
+SECOND = 300_000
 _PIPE_BYTES = 1024 * 1024
 
 
@@ -53,7 +62,8 @@ class Program:
         self._guard = threading.Timer(GUARD_S, self._process.kill)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._input, self._output = self._process.stdin, self._process.stdout
+        self._input = self._process.stdin
+        self._output = self._process.stdout
 
     def __enter__(self) -> "Program":
         self._guard.start()
@@ -84,7 +94,9 @@ class Program:
         for line in self._output:
             message = decoded(line)
             assert message["is"] == "progress"
-            if {each: received for each, received, *_ in message["counts"]}.get(number, 0) >= received_bytes:
+            if {each: received for each, received, *_ in message["counts"]}.get(
+                number, 0
+            ) >= received_bytes:
                 return
         pytest.fail("no report")
 
@@ -102,7 +114,8 @@ class Program:
 
 def test_progress_is_reported_while_messages_keep_coming(tmp_path: Path) -> None:
     """A daemon that has much to say does not take a download for a stalled one."""
-    path, more = tmp_path / "a.part", threading.Event()
+    path = tmp_path / "a.part"
+    more = threading.Event()
     path.write_bytes(bytes(len(DATA)))
     whole = answer(DATA)
     first_bytes = len(whole) - len(DATA) + FIRST
@@ -111,7 +124,10 @@ def test_progress_is_reported_while_messages_keep_coming(tmp_path: Path) -> None
         more.wait(GUARD_S)
         plain.sendall(whole[first_bytes : first_bytes + SECOND])
 
-    with ScriptedServer(Reply(whole[:first_bytes], Ending.HANG, send_more)) as server, Program() as program:
+    with (
+        ScriptedServer(Reply(whole[:first_bytes], Ending.HANG, send_more)) as server,
+        Program() as program,
+    ):
         body = Body(Parts(str(path), None, len(DATA), 0, len(DATA)), 206, {})
         request = request_to_json(Request("GET", server.url(), {}), body)
         program.send({"do": "ask", "id": 7, "limit_bytes": None, "prompt": False, **request})
@@ -124,9 +140,13 @@ def test_progress_is_reported_while_messages_keep_coming(tmp_path: Path) -> None
 def written(server: ScriptedServer, program: Program, sent_fd: int, named_fd: int) -> Message:
     """Return the outcome of a request for a file by its descriptor, of which the message names another file's inode."""
     descriptors.send(program.files, sent_fd)
-    request = request_to_json(Request("GET", server.url(), {}), Body(Parts("", None, len(DATA), 0, len(DATA)), 206, {}))
+    request = request_to_json(
+        Request("GET", server.url(), {}), Body(Parts("", None, len(DATA), 0, len(DATA)), 206, {})
+    )
     file = descriptors.identity(named_fd)
-    program.send({"do": "ask", "id": 7, "limit_bytes": None, "prompt": False, "file": file, **request})
+    program.send(
+        {"do": "ask", "id": 7, "limit_bytes": None, "prompt": False, "file": file, **request}
+    )
     return program.outcome()
 
 
@@ -158,22 +178,29 @@ def test_end_of_a_short_body_states_when_its_first_byte_came(nameless: tuple[int
     assert asked_s <= outcome["first_byte_s"] <= time.monotonic()
 
 
-def test_descriptor_of_another_file_than_the_request_names_is_not_written(nameless: tuple[int, int]) -> None:
+def test_descriptor_of_another_file_than_the_request_names_is_not_written(
+    nameless: tuple[int, int],
+) -> None:
     """The request fails as one whose file cannot be written, and requests nothing."""
     wrong_fd, fd = nameless
     with ScriptedServer(answer(DATA)) as server, Program() as program:
         outcome = written(server, program, wrong_fd, fd)
-    assert (outcome["is"], outcome["reason"]) == ("disk", "the descriptor of another file has arrived")
+    assert outcome["is"] == "disk"
+    assert outcome["reason"] == "the descriptor of another file has arrived"
     assert os.fstat(wrong_fd).st_size == 0
 
 
 def test_request_whose_descriptor_is_missing_fails(nameless: tuple[int, int]) -> None:
     """Rather than wait for it, which would keep all other requests waiting."""
     fd, _ = nameless
-    request = request_to_json(Request("GET", "http://127.0.0.1:1/", {}), Body(Parts("", None, 1, 0, 1), 206, {}))
+    request = request_to_json(
+        Request("GET", "http://127.0.0.1:1/", {}), Body(Parts("", None, 1, 0, 1), 206, {})
+    )
     with Program() as program:
         file = descriptors.identity(fd)
-        program.send({"do": "ask", "id": 7, "limit_bytes": None, "prompt": False, "file": file, **request})
+        program.send(
+            {"do": "ask", "id": 7, "limit_bytes": None, "prompt": False, "file": file, **request}
+        )
         assert program.outcome()["is"] == "disk"
 
 
@@ -182,7 +209,9 @@ def test_worker_of_a_killed_daemon_exits_silently(module: str, tmp_path: Path) -
     """The daemon's end of the pipe may close before the kernel kills the program: no traceback in the daemon's log."""
     reading, writing = os.pipe()
     os.close(reading)
-    missing = TokensRequest(str(tmp_path / "a.tar"), str(tmp_path / "a.idx"), "s3://bucket/a.tar", "npy")
+    missing = TokensRequest(
+        str(tmp_path / "a.tar"), str(tmp_path / "a.idx"), "s3://bucket/a.tar", "npy"
+    )
     asked = json.dumps(asdict(missing)).encode() + b"\n" if module.endswith("indexer") else b""
     files, passed = descriptors.channel()
     with files, passed:
@@ -211,7 +240,9 @@ def refused(session: RawSession, url: str) -> str:
     """Return the message of the error with which a shard is refused; it names the shard and the remedy."""
     session.plan([url], [0])
     error = session.ask("lease", position=0)["error"]
-    assert (error["code"], error["url"], error["remedy"]) == (CacheError.code, url, NO_PROCESS_REMEDY)
+    assert error["code"] == CacheError.code
+    assert error["url"] == url
+    assert error["remedy"] == NO_PROCESS_REMEDY
     return str(error["message"])
 
 
@@ -219,20 +250,27 @@ def refused(session: RawSession, url: str) -> str:
 def test_killed_processes_are_replaced_or_named(moto: Bucket, tmp_path: Path) -> None:
     """Killed while they are idle, as the kernel does when memory is short: others take their place.
 
-    Where none can be started, an error says so; once it is possible again, shards come without a restart.
+    Where none can be started, an error says so; once it is possible again, shards come without a
+    restart.
     """
-    python, real = tmp_path / "python", Path(sys.executable).resolve()
+    python = tmp_path / "python"
+    real = Path(sys.executable).resolve()
     python.symlink_to(real)
     body = make_tar(random_samples(2))
     urls = [moto.put(f"{number}.tar", body) for number in range(3)]
     env = moto.env() | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with Daemon(tmp_path, env=env, spawn=partial(spawn, python=str(python))) as daemon, RawSession(daemon) as session:
+    with (
+        Daemon(tmp_path, env=env, spawn=partial(spawn, python=str(python))) as daemon,
+        RawSession(daemon) as session,
+    ):
 
         def read(url: str) -> bytes:
             session.plan([url], [0])
             return Path(session.take(0)["path"]).read_bytes()
 
-        eventually(lambda: all(len(running(daemon.pid, each)) == count for each, count in IDLE.items()))
+        eventually(
+            lambda: all(len(running(daemon.pid, each)) == count for each, count in IDLE.items())
+        )
         kill(daemon, FETCHING, INDEXING)
         assert read(urls[0]) == body
         python.unlink()

@@ -45,7 +45,9 @@ class Rig:
         self.path = folder / "a.part"
         self.path.write_bytes(BLANK)
         self.body = Body(Parts(str(self.path), None, len(DATA), 0, len(DATA)), 206, {})
-        self._others = transport_workers(os.getpid())  # those of datasets that read without a daemon before
+        self._others = transport_workers(
+            os.getpid()
+        )  # those of datasets that read without a daemon before
 
     def pids(self) -> set[int]:
         """Return the processes that these workers have started."""
@@ -61,9 +63,12 @@ class Rig:
         ahead = options.pop("ahead", None)
         return await self.workers.ask(Request("GET", server.url(), {}, **options), ahead)
 
-    async def fetch(self, server: ScriptedServer, flow: Flow | None = None, **options: Any) -> Answer | None:
+    async def fetch(
+        self, server: ScriptedServer, flow: Flow | None = None, **options: Any
+    ) -> Answer | None:
         """Ask for all of the file, as `Workers.fetch` does with further options."""
-        request, body = Request("GET", server.url(), {}), replace(self.body, held="commit" in options)
+        request = Request("GET", server.url(), {})
+        body = replace(self.body, held="commit" in options)
         return await self.workers.fetch(request, body, flow or Flow(), **options)
 
 
@@ -86,7 +91,9 @@ async def test_workers_start_under_load_and_never_more_than_the_limit(rig: Rig) 
         tasks += [asyncio.create_task(rig.ask(server)) for _ in range(20)]
         await server.asked(21)
         assert repr(rig.workers).startswith("<Workers [21")
-        await asyncio.to_thread(eventually, lambda: repr(rig.workers) == "<Workers [21, 0] requests>")
+        await asyncio.to_thread(
+            eventually, lambda: repr(rig.workers) == "<Workers [21, 0] requests>"
+        )
         tasks += [asyncio.create_task(rig.ask(server)) for _ in range(21)]
         await server.asked(42)
         assert repr(rig.workers) == "<Workers [21, 21] requests>"
@@ -97,7 +104,9 @@ async def test_workers_start_under_load_and_never_more_than_the_limit(rig: Rig) 
     assert repr(rig.workers) == "<Workers [0, 0] requests>"
 
 
-async def test_a_worker_that_does_not_start_is_ended(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_does_not_start_is_ended(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After the time limit, or when the daemon stops; the other takes the requests meanwhile."""
     silent = tmp_path / "python"
     silent.write_text("#!/bin/sh\nexec sleep 1000 # $*\n")
@@ -117,7 +126,9 @@ async def test_a_worker_that_does_not_start_is_ended(rig: Rig, tmp_path: Path, m
             await asyncio.to_thread(eventually, lambda: rig.pids() == {first})
             if limit_s < 1:
                 await asyncio.to_thread(eventually, lambda: set(children(os.getpid())) == before)
-                await asyncio.to_thread(eventually, lambda: not rig.workers._is_growing)  # else nothing else starts
+                await asyncio.to_thread(
+                    eventually, lambda: not rig.workers._is_growing
+                )  # else nothing else starts
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
@@ -152,13 +163,18 @@ async def test_a_killed_worker_fails_its_requests_and_is_replaced(rig: Rig) -> N
 
 
 @pytest.mark.slow
-async def test_stopped_worker_is_killed_and_replaced(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stopped_worker_is_killed_and_replaced(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its requests fail as after a lost connection; another process answers the next one.
 
     A worker that answers pings is left alone, however long the server says nothing.
     """
-    monkeypatch.setattr(worker_handle, "_MIN_PING_S", 0.75)  # four of them: others may need the processor for seconds
-    rig.workers, release = Workers(MAX, silence_s=0.1), threading.Event()
+    monkeypatch.setattr(
+        worker_handle, "_MIN_PING_S", 0.75
+    )  # four of them: others may need the processor for seconds
+    rig.workers = Workers(MAX, silence_s=0.1)
+    release = threading.Event()
     with ScriptedServer(HANGS, HANGS, Reply(b"", then=lambda sock: late(sock, release))) as server:
         tasks = [asyncio.create_task(rig.fetch(server)) for _ in range(2)]
         await server.asked(2)
@@ -183,10 +199,16 @@ def late(sock: socket.socket, release: threading.Event) -> None:
 
 
 @pytest.mark.parametrize("phase", first_quick(["tunnel", "handshake", "connection"]))
-async def test_cancelled_request_leaves_nothing_open_while_it_connects(phase: str, rig: Rig) -> None:
+async def test_cancelled_request_leaves_nothing_open_while_it_connects(
+    phase: str, rig: Rig
+) -> None:
     """Neither a thread nor a descriptor, though the proxy or the server says nothing, or a byte from time to time."""
     drip = Reply(b"HTTP/1.1 200 ", then=dripping)
-    with ScriptedServer(answer(DATA)) as other, ScriptedServer(drip) as server, silent_address(server.port):
+    with (
+        ScriptedServer(answer(DATA)) as other,
+        ScriptedServer(drip) as server,
+        silent_address(server.port),
+    ):
         await rig.ask(other)
         (pid,) = rig.pids()
         before = open_files(pid)
@@ -227,7 +249,9 @@ async def test_a_request_sent_ahead_leaves_nothing_open(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-async def test_dripped_tunnel_fails_at_the_limit_in_all(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dripped_tunnel_fails_at_the_limit_in_all(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Though each byte comes in time."""
     monkeypatch.setattr(opening, "_OPEN_LIMIT_S", 0.5)
     with ScriptedServer(Reply(b"HTTP/1.1 200 ", then=dripping)) as proxy:

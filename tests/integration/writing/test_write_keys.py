@@ -36,7 +36,9 @@ def test_files_told_apart_by_rare_words_are_one_sample_if_asked_for(tmp_path: Pa
     folder = folder_of(tmp_path, ("J.Brown.jpg", "J.Smith.jpg"))
     ran = shardcache("write", *ALONE, folder, tmp_path / "out", "--key-at", "first-dot")
     assert ran.code == 0, ran.err
-    assert samples(tmp_path / "out") == {"J": {"Brown.jpg": b"J.Brown.jpg", "Smith.jpg": b"J.Smith.jpg"}}
+    assert samples(tmp_path / "out") == {
+        "J": {"Brown.jpg": b"J.Brown.jpg", "Smith.jpg": b"J.Smith.jpg"}
+    }
 
 
 MEMBERS = {
@@ -55,4 +57,6 @@ def test_members_with_several_dots_become_one_sample(tmp_path: Path, names: Sequ
     ran = shardcache("write", *ALONE, folder_of(tmp_path, names), tmp_path / "out")
     assert ran.code == 0, ran.err
     found = samples(tmp_path / "out")
-    assert sorted(f"{key}.{extension}" for key in found for extension in found[key]) == sorted(names)
+    assert sorted(f"{key}.{extension}" for key in found for extension in found[key]) == sorted(
+        names
+    )

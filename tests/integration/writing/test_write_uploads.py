@@ -23,13 +23,16 @@ def lines(tmp_path: Path) -> Path:
 
 def write(lines: Path, url: str, *flags: str, **env: str) -> Any:
     """Run the command with shards of a hundred lines; return how it ended."""
-    return shardcache("write", lines, url, "--shard-size", "104000", "--workers", "1", "--json", *flags, env=env)
+    return shardcache(
+        "write", lines, url, "--shard-size", "104000", "--workers", "1", "--json", *flags, env=env
+    )
 
 
 @pytest.mark.slow
 def test_shards_are_uploaded_and_resumed(moto: Bucket, lines: Path, tmp_path: Path) -> None:
     """The index names each with version and count; the same command again uploads what is missing or was replaced."""
-    url, drafts = f"{moto.url}/train", tmp_path / "drafts"
+    url = f"{moto.url}/train"
+    drafts = tmp_path / "drafts"
     drafts.mkdir()
     ran = write(lines, url, "--workers", "2", TMPDIR=str(drafts))
     assert ran.code == 0, ran.err
@@ -51,7 +54,9 @@ def test_shards_are_uploaded_and_resumed(moto: Bucket, lines: Path, tmp_path: Pa
 def test_an_upload_is_repeated_after_errors(moto: Bucket, lines: Path) -> None:
     """503, 500 and resets cost attempts, not shards."""
     with FaultyProxy(moto.server.endpoint_url) as proxy:
-        for number, mischief in enumerate((Mischief.SLOW_DOWN, Mischief.INTERNAL_ERROR, Mischief.RESET_AT_ONCE)):
+        for number, mischief in enumerate(
+            (Mischief.SLOW_DOWN, Mischief.INTERNAL_ERROR, Mischief.RESET_AT_ONCE)
+        ):
             proxy.fail(mischief, method="PUT", key=f"train/shard-{number:06d}.tar", times=2)
         ran = write(lines, f"{moto.url}/train", AWS_ENDPOINT_URL=proxy.endpoint_url)
         assert ran.code == 0, ran.err
@@ -61,7 +66,11 @@ def test_an_upload_is_repeated_after_errors(moto: Bucket, lines: Path) -> None:
 
 def test_errors_of_a_destination_advise_its_writer(lines: Path) -> None:
     """Without credentials or a package: what this user needs, and no word of a daemon, which takes no part."""
-    nothing = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_EC2_METADATA_DISABLED": "true"}
+    nothing = {
+        "AWS_ACCESS_KEY_ID": "",
+        "AWS_SECRET_ACCESS_KEY": "",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
     ran = write(lines, "s3://bucket/train", **nothing)
     assert "no usable credentials" in ran.err
     assert "AWS_PROFILE" in ran.err

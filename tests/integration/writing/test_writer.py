@@ -30,7 +30,9 @@ def test_a_program_writes_shards(moto: Bucket) -> None:
     """Samples of any members; the same samples give the same bytes, and the index comes last."""
     samples = random_samples(50, {"jpg": 3000, "cls": 1})
     for prefix in ("train", "again"):
-        with ShardWriter(f"{moto.url}/{prefix}/", shard_size_bytes=50_000, names="a-%03d.tar") as shards:
+        with ShardWriter(
+            f"{moto.url}/{prefix}/", shard_size_bytes=50_000, names="a-%03d.tar"
+        ) as shards:
             for number, sample in enumerate(samples):
                 shards.write({**sample, "json": {"number": number}, "__url__": "from elsewhere"})
             assert f"{prefix}/index.json" not in keys_of(moto)
@@ -52,7 +54,9 @@ def test_large_shards_are_uploaded_in_parts(seaweedfs: Bucket) -> None:
 
 
 @pytest.mark.slow
-def test_a_block_that_raises_leaves_no_index(moto: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_that_raises_leaves_no_index(
+    moto: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor the shard at hand, nor anything on the disk; the destination is then refused, so that nothing mixes."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
@@ -68,7 +72,10 @@ def test_a_block_that_raises_leaves_no_index(moto: Bucket, tmp_path: Path, monke
         with pytest.raises(ConfigError, match="already holds"):
             broken(url)
     assert keys_of(moto) == ["train/shard-000000.tar", "train/shard-000001.tar"]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["shard-000000.tar", "shard-000001.tar"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "shard-000000.tar",
+        "shard-000001.tar",
+    ]
     assert not list(tmp_path.glob("shardcache-*"))
 
 
@@ -146,7 +153,10 @@ def test_writer_refuses_a_key_that_comes_again_with_other_members(tmp_path: Path
     with ShardWriter(tmp_path / "same") as shards:
         for key in "aba":
             shards.write({"__key__": key, "txt": key})
-    with pytest.raises(SampleError, match="have the key 'a'"), ShardWriter(tmp_path / "other") as shards:
+    with (
+        pytest.raises(SampleError, match="have the key 'a'"),
+        ShardWriter(tmp_path / "other") as shards,
+    ):
         for key, extension in (("a", "txt"), ("b", "txt"), ("a", "json")):
             shards.write({"__key__": key, extension: key})
     assert not list((tmp_path / "other").glob("*.tar"))
@@ -154,7 +164,10 @@ def test_writer_refuses_a_key_that_comes_again_with_other_members(tmp_path: Path
 
 def test_text_that_has_no_bytes_in_utf_8_is_refused(tmp_path: Path) -> None:
     """Half a surrogate pair, as of a file name: it would be read back as another text, or not at all."""
-    with pytest.raises(SampleError, match="surrogates not allowed"), ShardWriter(tmp_path / "out") as shards:
+    with (
+        pytest.raises(SampleError, match="surrogates not allowed"),
+        ShardWriter(tmp_path / "out") as shards,
+    ):
         shards.write({"__key__": "1", "txt": "a\udc80"})
 
 
@@ -164,21 +177,30 @@ def test_a_failed_upload_reaches_the_program(moto: Bucket, monkeypatch: pytest.M
     with FaultyProxy(moto.server.endpoint_url) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint_url)
         proxy.fail(Mischief.FORBIDDEN, method="PUT", key="train/shard-000000.tar")
-        with pytest.raises(AccessDeniedError) as caught, ShardWriter(url, shard_size_bytes=9_000) as shards:
+        with (
+            pytest.raises(AccessDeniedError) as caught,
+            ShardWriter(url, shard_size_bytes=9_000) as shards,
+        ):
             for sample in random_samples(40, {"bin": 3000}):
                 shards.write(sample)
     assert caught.value.url == f"{url}shard-000000.tar"
     assert "train/index.json" not in keys_of(moto)
 
 
-def test_each_write_after_a_failed_upload_raises_its_error(moto: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_write_after_a_failed_upload_raises_its_error(
+    moto: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So does the end of the block, for a program that catches the error and writes on; no index is written."""
     url = f"{moto.url}/train/"
-    large, small = random_samples(40, {"bin": 3000}), random_samples(5, {"bin": 1})
+    large = random_samples(40, {"bin": 3000})
+    small = random_samples(5, {"bin": 1})
     with FaultyProxy(moto.server.endpoint_url) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint_url)
         proxy.fail(Mischief.FORBIDDEN, method="PUT", key="train/shard-000001.tar")
-        with pytest.raises(AccessDeniedError) as at_end, ShardWriter(url, shard_size_bytes=9_000) as shards:
+        with (
+            pytest.raises(AccessDeniedError) as at_end,
+            ShardWriter(url, shard_size_bytes=9_000) as shards,
+        ):
             with pytest.raises(AccessDeniedError):
                 for sample in large:
                     shards.write(sample)
@@ -207,7 +229,10 @@ def test_any_filesystem_of_fsspec_is_written_to() -> None:
     """Where files grow as they are written, they do so under another name: half a shard is never seen."""
     fsspec.register_implementation("halfmemory", HalfMemory, clobber=True)
     memory = fsspec.filesystem("memory")
-    with pytest.raises(OriginUnavailableError, match="lost"), ShardWriter("halfmemory://half/train") as shards:
+    with (
+        pytest.raises(OriginUnavailableError, match="lost"),
+        ShardWriter("halfmemory://half/train") as shards,
+    ):
         shards.write({"__key__": "1", "txt": "a"})
     left = [path.rpartition("/")[2] for path in MemoryFileSystem.store if "half/train/" in path]
     assert left == [".shard-000000.tar.part"]
@@ -216,5 +241,9 @@ def test_any_filesystem_of_fsspec_is_written_to() -> None:
             shards.write(sample)
     names = sorted(path.rpartition("/")[2] for path in memory.find("/written/train"))
     assert names == ["index.json", "index.samples", "shard-000000.tar"]
-    with tarfile.open(fileobj=io.BytesIO(memory.cat_file("/written/train/shard-000000.tar"))) as tar:
-        assert tar.getnames() == [f"{number:06d}.{name}" for number in range(20) for name in ("jpg", "cls")]
+    with tarfile.open(
+        fileobj=io.BytesIO(memory.cat_file("/written/train/shard-000000.tar"))
+    ) as tar:
+        assert tar.getnames() == [
+            f"{number:06d}.{name}" for number in range(20) for name in ("jpg", "cls")
+        ]

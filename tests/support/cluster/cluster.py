@@ -44,7 +44,8 @@ class Round:
     def check(self, nodes: Sequence[Node], limit_s: float = GUARD_S) -> None:
         """Wait for nodes.
 
-        Raises AssertionError unless each then has every shard, byte for byte, and TimeoutError beyond the limit.
+        Raises AssertionError unless each then has every shard, byte for byte, and TimeoutError
+        beyond the limit.
         """
         deadline_s = time.monotonic() + limit_s
         rans = [(node, self.runs[node].result(deadline_s - time.monotonic())) for node in nodes]
@@ -84,19 +85,31 @@ class Cluster(Lifetime):
 
     def begin(self) -> None:
         network = self.parts.enter_context(Network())
-        self.hosts = [network.add(number) for number in range(1, self._count + 1)]  # for as many nodes
+        self.hosts = [
+            network.add(number) for number in range(1, self._count + 1)
+        ]  # for as many nodes
         self.store = self.parts.enter_context(Store(network.add(_STORE), self._root))
         self.store.host.limit(MBIT_PER_S)
 
     @contextmanager
     def nodes(
-        self, count: int, *flags: str, tiered: bool = False, stall_timeout_s: float = STALL_TIMEOUT_S
+        self,
+        count: int,
+        *flags: str,
+        tiered: bool = False,
+        stall_timeout_s: float = STALL_TIMEOUT_S,
     ) -> Iterator[list[Node]]:
         """Run daemons with empty caches, which get every part from the store unless, if `tiered`, a tier has it."""
         flags = (*self._flags, "--stall-timeout-s", str(stall_timeout_s), *flags)
-        with tempfile.TemporaryDirectory(prefix="sc-", dir=self._root) as name, ExitStack() as stack:
+        with (
+            tempfile.TemporaryDirectory(prefix="sc-", dir=self._root) as name,
+            ExitStack() as stack,
+        ):
             roots = [Path(name, f"n{number}") for number in range(1, count + 1)]
-            nodes = [Node(*place, self.store, *flags, tiered=tiered) for place in zip(self.hosts, roots, strict=False)]
+            nodes = [
+                Node(*place, self.store, *flags, tiered=tiered)
+                for place in zip(self.hosts, roots, strict=False)
+            ]
             for node in nodes:
                 stack.enter_context(node)
             yield nodes
@@ -108,13 +121,16 @@ class Cluster(Lifetime):
         """Run daemons with empty caches, and an empty tier of the same nodes."""
         with (
             self.nodes(count, *flags, tiered=True, stall_timeout_s=stall_timeout_s) as nodes,
-            Tier(nodes[0].root.parent, self.store, stall_timeout_s=stall_timeout_s, tls=tls) as tier,
+            Tier(
+                nodes[0].root.parent, self.store, stall_timeout_s=stall_timeout_s, tls=tls
+            ) as tier,
         ):
             tier.form(nodes)
             yield nodes, tier
 
     def fetch(self, nodes: Sequence[Node], dataset: Dataset) -> float:
-        """Fetch a dataset on all nodes at the same time; return what the store has sent, in sizes of the dataset.
+        """Fetch a dataset on all nodes at the same time; return what the store has sent, in sizes
+        of the dataset.
 
         Raises AssertionError unless every node then has every shard, byte for byte.
         """

@@ -1,7 +1,8 @@
 """A network of hosts on this machine: namespaces joined by a bridge, as many as there are hosts.
 
-They have no names, neither here nor in /run: this process has them open, and the kernel removes them with the last
-process that uses them, however that ends. So any number of networks can exist at a time, all with the same addresses.
+They have no names, neither here nor in /run: this process has them open, and the kernel removes
+them with the last process that uses them, however that ends. So any number of networks can exist at
+a time, all with the same addresses.
 """
 
 import ctypes
@@ -62,7 +63,9 @@ class Namespace:
         with _returning():
             _call(_LIBC.unshare, _CLONE_NEWNET)
             self._fd = os.open(_HERE, os.O_RDONLY | os.O_CLOEXEC)
-        self.path = Path(f"/proc/{os.getpid()}/fd/{self._fd}")  # by which other processes can enter it
+        self.path = Path(
+            f"/proc/{os.getpid()}/fd/{self._fd}"
+        )  # by which other processes can enter it
         self.run("ip", "link", "set", "lo", "up")
 
     @contextmanager
@@ -88,7 +91,19 @@ class Host(Namespace):
         self.address = f"{_SUBNET}.{number}"  # its IPv4 address
         self._switch = switch
         self._port = f"port{number}"
-        switch.run("ip", "link", "add", self._port, "type", "veth", "peer", "name", "eth0", "netns", str(self.path))
+        switch.run(
+            "ip",
+            "link",
+            "add",
+            self._port,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            str(self.path),
+        )
         switch.run("ip", "link", "set", self._port, "master", "bridge", "up")
         self.run("ip", "address", "add", f"{self.address}/24", "dev", "eth0")
         self.run("ip", "link", "set", "eth0", "up")
@@ -116,7 +131,9 @@ class Host(Namespace):
     def _counters(self) -> list[int]:
         with self.entered():
             lines = Path("/proc/thread-self/net/dev").read_text().splitlines()
-        return next(list(map(int, line.split()[1:])) for line in lines if line.split()[0] == "eth0:")
+        return next(
+            list(map(int, line.split()[1:])) for line in lines if line.split()[0] == "eth0:"
+        )
 
 
 class Network(Lifetime):

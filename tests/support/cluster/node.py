@@ -15,13 +15,16 @@ from support.stores.seaweedfs import SeaweedFS
 
 
 class Node:
-    """A host with a daemon; a context manager that has it ready on entering and kills it on leaving.
+    """A host with a daemon; a context manager that has it ready on entering and kills it on
+    leaving.
 
     Attributes:
         daemon: reads from the store, through a tier where there is one.
     """
 
-    def __init__(self, host: Host, root: Path, store: "Store", *flags: str, tiered: bool = False) -> None:
+    def __init__(
+        self, host: Host, root: Path, store: "Store", *flags: str, tiered: bool = False
+    ) -> None:
         """Prepare a daemon with more `flags`. `tiered`: it asks for parts at `front` first."""
         root.mkdir()
         self.host = host  # its network
@@ -32,7 +35,10 @@ class Node:
         if tiered:
             lines.append(f'tier = "{self.front}"')
         config.write_text("\n".join(lines) + "\n")
-        env = {**store.env(), "NETWORK": str(host.path)}  # for a zygote, which is in another network
+        env = {
+            **store.env(),
+            "NETWORK": str(host.path),
+        }  # for a zygote, which is in another network
         self.daemon = Daemon(root, "--config", str(config), "--scrub-rate", "0", *flags, env=env)
 
     def __enter__(self) -> Self:
@@ -66,8 +72,8 @@ def empty(nodes: Iterable[Node]) -> None:
         assert node.daemon.shards() == [], answer
 
 
-# The same every time: which node owns a shard follows from its whole url. With its gRPC port, 10,000 higher, it lies
-# below those that `free_port` gives to the store's other servers.
+# The same every time: which node owns a shard follows from its whole url. With its gRPC port,
+# 10,000 higher, it lies below those that `free_port` gives to the store's other servers.
 _PORT = 1900
 _SAMPLE_BYTES = 128 * 1024
 _HEADERS_BYTES = 1024
@@ -108,17 +114,24 @@ class Store(SeaweedFS):
     def fill(self, bucket: str, shards: int, shard_bytes: int) -> Dataset:
         """Make a bucket of shards with random samples; return what is in it."""
         self.make_bucket(bucket)
-        return Dataset(self.put_shard(bucket, number, shard_bytes, seed=number) for number in range(shards))
+        return Dataset(
+            self.put_shard(bucket, number, shard_bytes, seed=number) for number in range(shards)
+        )
 
     def put_shard(self, bucket: str, number: int, size_bytes: int, seed: int) -> Shard:
         """Store a shard of random samples, in place of one with that number."""
         tar = random_tar(size_bytes, seed)
-        return Shard(self.put(bucket, f"{number:06d}.tar", tar), len(tar), hashlib.sha256(tar).hexdigest())
+        return Shard(
+            self.put(bucket, f"{number:06d}.tar", tar), len(tar), hashlib.sha256(tar).hexdigest()
+        )
 
     def copy(self, bucket: str, paths: Iterable[Path]) -> Dataset:
         """Make a bucket of existing shards; return what is in it."""
         self.make_bucket(bucket)
-        return Dataset(Shard(self.put(bucket, path.name, path), path.stat().st_size, sha256(path)) for path in paths)
+        return Dataset(
+            Shard(self.put(bucket, path.name, path), path.stat().st_size, sha256(path))
+            for path in paths
+        )
 
     def make_bucket(self, bucket: str) -> str:
         """As the base class does, from the store's own network."""
@@ -138,5 +151,7 @@ def sha256(path: Path) -> str:
 
 def random_tar(size_bytes: int, seed: int) -> bytes:
     """Return a tar of random samples, a few KiB larger than the size."""
-    samples = random_samples(size_bytes // _SAMPLE_BYTES, {"bin": _SAMPLE_BYTES - _HEADERS_BYTES}, seed=seed)
+    samples = random_samples(
+        size_bytes // _SAMPLE_BYTES, {"bin": _SAMPLE_BYTES - _HEADERS_BYTES}, seed=seed
+    )
     return make_tar(samples)

@@ -20,16 +20,22 @@ def key_of(url: str, start: int, size_bytes: int) -> str:
 
 
 class Ring:
-    """160 points per node and weight, each the CRC-32 of the node's address and of the point before it.
+    """160 points per node and weight, each the CRC-32 of the node's address and of the point before
+    it.
 
     The owner of a key is the node of the first point that is not below the key's CRC-32.
     """
 
     def __init__(self, tier: Tier) -> None:
         self.addresses = sorted(node.at(tier.owner_port) for node in tier.nodes)
-        points = [point for address in self.addresses for point in _points(address, _POINTS * tier.weight)]
-        order = np.argsort(np.array(points, np.uint32), kind="stable")  # of two with the same point, the first has it
-        self._points, self._owners = np.array(points, np.uint32)[order], order // (_POINTS * tier.weight)
+        points = [
+            point for address in self.addresses for point in _points(address, _POINTS * tier.weight)
+        ]
+        order = np.argsort(
+            np.array(points, np.uint32), kind="stable"
+        )  # of two with the same point, the first has it
+        self._points = np.array(points, np.uint32)[order]
+        self._owners = order // (_POINTS * tier.weight)
 
     def owners(self, keys: Iterable[str]) -> NDArray[np.int64]:
         """Return the place in `addresses` of the node that owns each key."""
@@ -44,7 +50,8 @@ class Ring:
 
 def _points(address: str, count: int) -> Iterator[int]:
     host, _, port = address.rpartition(":")
-    seed, point = crc32(f"{host}\0{port}".encode()), 0
+    seed = crc32(f"{host}\0{port}".encode())
+    point = 0
     for _ in range(count):
         point = crc32(struct.pack("<I", point), seed)
         yield point

@@ -75,7 +75,8 @@ class Nginx:
 
     def kill(self) -> None:
         """End it and its workers with SIGKILL, if it runs."""
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is None or process.poll() is not None:
             return
         kill_tree(process.pid)
@@ -130,7 +131,9 @@ OWNER_PORT = 9081
 class Tier(AbstractContextManager["Tier"]):
     """A context manager that has no nginx on entering, and kills those that run on leaving."""
 
-    def __init__(self, root: Path, store: Store, *, stall_timeout_s: float, tls: bool = True) -> None:
+    def __init__(
+        self, root: Path, store: Store, *, stall_timeout_s: float, tls: bool = True
+    ) -> None:
         """Prepare one whose nodes encrypt what they send to each other, unless `tls` is False."""
         self.root = root  # folder of the nodes' folders
         self._options = ["--store", store.endpoint_url, "--stall-timeout-s", str(stall_timeout_s)]
@@ -144,7 +147,8 @@ class Tier(AbstractContextManager["Tier"]):
         return self._nginx[node]
 
     def form(self, nodes: Sequence[Node]) -> None:
-        """Let the tier consist of these nodes: start nginx on those that join, end it on those that leave.
+        """Let the tier consist of these nodes: start nginx on those that join, end it on those that
+        leave.
 
         What a node has cached for the tier is gone when it leaves.
         """
@@ -177,8 +181,26 @@ class Tier(AbstractContextManager["Tier"]):
         else:
             _run("certificates", "--nodes", names, "--out", self.root)
             folder = self.root / "{node}"
-            between = ["--ca", f"{folder}/ca.pem", "--certificate", f"{folder}/node.pem", "--key", f"{folder}/node.key"]
-        where = ("--cache-dir", cache, "--run-dir", run, "--min-free", "1MiB", "--user", "root", "--workers", "2")
+            between = [
+                "--ca",
+                f"{folder}/ca.pem",
+                "--certificate",
+                f"{folder}/node.pem",
+                "--key",
+                f"{folder}/node.key",
+            ]
+        where = (
+            "--cache-dir",
+            cache,
+            "--run-dir",
+            run,
+            "--min-free",
+            "1MiB",
+            "--user",
+            "root",
+            "--workers",
+            "2",
+        )
         _run("render", "--nodes", names, "--out", self.root, *where, *between, *self._options)
 
 

@@ -25,7 +25,13 @@ from support.programs.pages import blocks, section
 from support.programs.processes import printed_by
 from support.stores.seaweedfs import REGION
 
-_NODES = {"name": "nodes", "singularName": "node", "namespaced": False, "kind": "Node", "verbs": ["get", "list"]}
+_NODES = {
+    "name": "nodes",
+    "singularName": "node",
+    "namespaced": False,
+    "kind": "Node",
+    "verbs": ["get", "list"],
+}
 
 
 @contextmanager
@@ -39,7 +45,12 @@ def serving(nodes: Sequence[Mapping[str, Any]], folder: Path) -> Iterator[dict[s
 
     with _Api(nodes) as server:
         cluster = {"name": "here", "cluster": {"server": f"http://127.0.0.1:{server.port}"}}
-        config = {"apiVersion": "v1", "kind": "Config", "clusters": [cluster], "current-context": "here"}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [cluster],
+            "current-context": "here",
+        }
         config |= {"contexts": [{"name": "here", "context": {"cluster": "here", "user": ""}}]}
         (folder / "kubeconfig").write_text(json.dumps(config))
         yield {"KUBECONFIG": str(folder / "kubeconfig"), "HOME": str(folder)}
@@ -63,18 +74,30 @@ class _Api(ScriptedServer):
             case "/api/v1":
                 found = {"kind": "APIResourceList", "groupVersion": "v1", "resources": [_NODES]}
             case "/api/v1/nodes":
-                found = {"kind": "NodeList", "apiVersion": "v1", "metadata": {}, "items": self._chosen(url.query)}
+                found = {
+                    "kind": "NodeList",
+                    "apiVersion": "v1",
+                    "metadata": {},
+                    "items": self._chosen(url.query),
+                }
             case _:
                 return Reply(answer(b"", status="404 Not Found"))
-        return Reply(answer(json.dumps(found).encode(), "Content-Type: application/json", status="200 OK"))
+        return Reply(
+            answer(json.dumps(found).encode(), "Content-Type: application/json", status="200 OK")
+        )
 
     def _chosen(self, query: str) -> list[Mapping[str, Any]]:
         name, _, value = parse_qs(query).get("labelSelector", ["="])[0].partition("=")
-        return [node for node in self._nodes if not name or node["metadata"]["labels"].get(name) == value]
+        return [
+            node
+            for node in self._nodes
+            if not name or node["metadata"]["labels"].get(name) == value
+        ]
 
 
 BUCKET = "training-data"
-NODES, SECRET = "shardcache-tier-nodes", "shardcache-tier"
+NODES = "shardcache-tier-nodes"
+SECRET = "shardcache-tier"
 DISK = "/mnt/nvme"
 _GPU = "nvidia.com/gpu.present"
 
@@ -89,10 +112,19 @@ class TierCluster:
     """
 
     def __init__(
-        self, root: Path, network: Network, store: Store, count: int, image: Image, env: Mapping[str, str]
+        self,
+        root: Path,
+        network: Network,
+        store: Store,
+        count: int,
+        image: Image,
+        env: Mapping[str, str],
     ) -> None:
         """Make the nodes, whose pods run on an image with its own environment."""
-        self._root, self.store, self._image, self._env = root, store, image, env
+        self._root = root
+        self.store = store
+        self._image = image
+        self._env = env
         self._objects = kustomized(KUBERNETES / "examples" / "tier")
         (config,) = (thing for thing in self._objects if thing["kind"] == "ConfigMap")
         self.objects: dict[str, dict[str, str]] = {"shardcache-credentials": store.env()}
@@ -103,7 +135,8 @@ class TierCluster:
             text = text.replace(theirs, ours)
         self.objects[config["metadata"]["name"]] = {"shardcache.toml": text}
         self.nodes = [
-            Node(root / f"gpu-{number}", "", self.objects, network.add(number)) for number in range(1, count + 1)
+            Node(root / f"gpu-{number}", "", self.objects, network.add(number))
+            for number in range(1, count + 1)
         ]
 
     def pod(self, node: Node, name: str = "shardcache") -> Pod:
@@ -111,14 +144,20 @@ class TierCluster:
         spec = deepcopy(by_kind(self._objects)["DaemonSet"]["spec"]["template"]["spec"])
         for container in spec["containers"]:
             if container["name"] == "tier":
-                (store,) = (variable for variable in container["env"] if variable["name"] == "STORE")
+                (store,) = (
+                    variable for variable in container["env"] if variable["name"] == "STORE"
+                )
                 store["value"] = self.store.endpoint_url
                 container["args"] = [*container["args"], "--min-free=1MiB"]
         return Pod(name, spec, node, self._image, self._env)
 
     def list_nodes(self, nodes: Sequence[Node]) -> None:
         """Write the ConfigMap with the list of nodes, by the commands of the page."""
-        listed = [_as_object(node.name, True, node.host.address) for node in nodes if node.host is not None]
+        listed = [
+            _as_object(node.name, True, node.host.address)
+            for node in nodes
+            if node.host is not None
+        ]
         listed.append(_as_object("cpu-1", False, "10.77.0.99"))
         with serving(listed, self._root) as env:
             for line in _commands("get nodes", "create configmap"):
@@ -138,15 +177,24 @@ class TierCluster:
             case {"kind": "ConfigMap", "metadata": {"name": name}, "data": data}:
                 self.objects[name] = data
             case {"kind": "Secret", "metadata": {"name": name}, "data": data}:
-                self.objects[name] = {key: base64.b64decode(value).decode() for key, value in data.items()}
+                self.objects[name] = {
+                    key: base64.b64decode(value).decode() for key, value in data.items()
+                }
 
 
 def fetch(pods: Sequence[Pod], dataset: Dataset) -> None:
     """Fetch a dataset on all nodes at the same time. Raises AssertionError unless each then has every byte of it."""
     with ThreadPoolExecutor(len(pods)) as pool:
-        done = list(pool.map(lambda pod: pod.containers["shardcache"].exec("shardcache", "warm", *dataset.urls), pods))
+        done = list(
+            pool.map(
+                lambda pod: pod.containers["shardcache"].exec("shardcache", "warm", *dataset.urls),
+                pods,
+            )
+        )
     for pod, each in zip(pods, done, strict=True):
-        assert each.returncode == 0, f"{pod}: {each.stdout}{each.stderr}{pod.containers['shardcache'].log()}"
+        assert each.returncode == 0, (
+            f"{pod}: {each.stdout}{each.stderr}{pod.containers['shardcache'].log()}"
+        )
         cached = pod.node.path(f"{DISK}/shardcache/shards").rglob("*.tar")
         assert not dataset.checksums - set(map(sha256, cached)), pod
 
@@ -168,7 +216,11 @@ def _commands(*parts: str) -> list[str]:
     """Return the lines of the page's section that have one of these parts, each without what applies its output."""
     page = section("docs/cluster.md", "On Kubernetes")
     lines = [line for block in blocks(page, "sh") for line in block.body.splitlines()]
-    found = [line.removesuffix(" | kubectl apply -f -") for line in lines if any(part in line for part in parts)]
+    found = [
+        line.removesuffix(" | kubectl apply -f -")
+        for line in lines
+        if any(part in line for part in parts)
+    ]
     assert len(found) == len(parts), found
     return found
 

@@ -35,11 +35,15 @@ class TierNodes(Lifetime):
         folder: of the nodes' files.
     """
 
-    def __init__(self, stores: Sequence[str], count: int = 3, *, tls: Tls | None = None, **options: Any) -> None:
+    def __init__(
+        self, stores: Sequence[str], count: int = 3, *, tls: Tls | None = None, **options: Any
+    ) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="shardcache-tier-")
         self.folder = Path(self._temporary.name)
         self.tier = Tier(
-            nodes=parse(",".join(f"node{number}=127.0.0.{number + 1}" for number in range(1, count + 1))),
+            nodes=parse(
+                ",".join(f"node{number}=127.0.0.{number + 1}" for number in range(1, count + 1))
+            ),
             stores=tuple(map(Upstream.parse, stores)),
             owner_port=free_port(),
             cache_dir=str(self.folder / "{node}" / "cache"),
@@ -76,9 +80,15 @@ class TierNodes(Lifetime):
         return str(self.tier.front(node))
 
     def get(
-        self, server: str, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None = None, source: str = ""
+        self,
+        server: str,
+        url: str,
+        headers: Mapping[str, str],
+        tls: ssl.SSLContext | None = None,
+        source: str = "",
     ) -> Answer:
-        """Request a url of the object store from a front, by its path, or from an owner, by HOST:PORT.
+        """Request a url of the object store from a front, by its path, or from an owner, by
+        HOST:PORT.
 
         An owner is asked from the address `source` of the loopback.
         """
@@ -87,24 +97,41 @@ class TierNodes(Lifetime):
         if server.startswith("/"):
             connection = UnixConnection(Path(server))
         elif tls is not None:
-            connection = HTTPSConnection(host, int(port), timeout=GUARD_S, source_address=(source, 0), context=tls)
+            connection = HTTPSConnection(
+                host, int(port), timeout=GUARD_S, source_address=(source, 0), context=tls
+            )
         else:
-            connection = HTTPConnection(host, int(port), timeout=GUARD_S, source_address=(source, 0))
+            connection = HTTPConnection(
+                host, int(port), timeout=GUARD_S, source_address=(source, 0)
+            )
         parts = urlsplit(url, allow_fragments=False)
-        return answered(connection, f"{parts.path}?{parts.query}", {"Host": parts.netloc, **headers})
+        return answered(
+            connection, f"{parts.path}?{parts.query}", {"Host": parts.netloc, **headers}
+        )
 
     def log(self, node: Node) -> list[dict[str, Any]]:
         path = self.tier.cache_folder(node) / "access.log"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def cached(self, node: Node) -> list[Path]:
-        return [path for path in (self.tier.cache_folder(node) / "parts").rglob("*") if path.is_file()]
+        return [
+            path for path in (self.tier.cache_folder(node) / "parts").rglob("*") if path.is_file()
+        ]
 
 
-def tier_findings(folder: Path, front: str, tables: str = "", check: str = "tier.reach") -> list[dict[str, str]]:
+def tier_findings(
+    folder: Path, front: str, tables: str = "", check: str = "tier.reach"
+) -> list[dict[str, str]]:
     config = folder / "shardcache.toml"
     config.write_text(f'[[origin]]\nmatch = "s3://"\ntier = "{front}"\n{tables}')
     ran = shardcache(
-        "doctor", "--quick", "--config", config, "--cache-dir", folder / "daemon", "--json", "http://127.0.0.1:9"
+        "doctor",
+        "--quick",
+        "--config",
+        config,
+        "--cache-dir",
+        folder / "daemon",
+        "--json",
+        "http://127.0.0.1:9",
     )
     return [dict(finding) for finding in ran.json["findings"] if finding["check"] == check]

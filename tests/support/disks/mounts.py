@@ -16,7 +16,9 @@ def may_mount() -> bool:
     if os.geteuid() != 0:
         return False
     with tempfile.TemporaryDirectory() as folder:
-        tried = subprocess.run(["mount", "-t", "tmpfs", "none", folder], capture_output=True, check=False)
+        tried = subprocess.run(
+            ["mount", "-t", "tmpfs", "none", folder], capture_output=True, check=False
+        )
         if tried.returncode == 0:
             _run("umount", folder)
         return tried.returncode == 0
@@ -104,7 +106,9 @@ class MountedFiles:
     """
 
     def __init__(self, folder: Path, mode: int = 0o644, group: int | None = None) -> None:
-        self.folder, self._mode, self._group = folder, mode, -1 if group is None else group
+        self.folder = folder
+        self._mode = mode
+        self._group = -1 if group is None else group
         folder.mkdir(parents=True, exist_ok=True)
 
     def replace(self, files: Mapping[str, str]) -> None:
@@ -114,7 +118,8 @@ class MountedFiles:
             (fresh / name).write_text(text)
             os.chown(fresh / name, -1, self._group)
             (fresh / name).chmod(self._mode)
-        data, renamed = self.folder / _DATA, self.folder / "..data_tmp"
+        data = self.folder / _DATA
+        renamed = self.folder / "..data_tmp"
         former = data.resolve() if data.is_symlink() else None
         renamed.symlink_to(fresh.name)
         renamed.replace(data)

@@ -1,7 +1,9 @@
-"""Stands between a daemon and its disk: kills it, or lets a call fail, at the n-th call that changes a file.
+"""Stands between a daemon and its disk: kills it, or lets a call fail, at the n-th call that
+changes a file.
 
-The C half, `shim.c`, is compiled at first use and loaded with LD_PRELOAD. Both halves share a control block, so what
-the shim does can be changed while its processes run, and what it counted outlives them.
+The C half, `shim.c`, is compiled at first use and loaded with LD_PRELOAD. Both halves share a
+control block, so what the shim does can be changed while its processes run, and what it counted
+outlives them.
 """
 
 import ctypes
@@ -64,8 +66,15 @@ class _Control(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("seen", "acted", "at", "times")),
         ("ops", ctypes.c_uint64),
-        *((name, ctypes.c_int32) for name in ("action", "error", "victim", "holder", "logging", "last_op")),
-        *(("root", ctypes.c_char * 512), ("match", ctypes.c_char * 128), ("log", ctypes.c_char * 512)),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("action", "error", "victim", "holder", "logging", "last_op")
+        ),
+        *(
+            ("root", ctypes.c_char * 512),
+            ("match", ctypes.c_char * 128),
+            ("log", ctypes.c_char * 512),
+        ),
     )
 
 
@@ -79,7 +88,9 @@ def library() -> Path:
     built = Path(tempfile.gettempdir()) / f"shardcache-{tag}.so"
     if not built.exists():
         unfinished = built.with_suffix(f".{os.getpid()}")
-        subprocess.run(["cc", "-O2", "-fPIC", "-shared", "-o", unfinished, SOURCE, "-ldl"], check=True)
+        subprocess.run(
+            ["cc", "-O2", "-fPIC", "-shared", "-o", unfinished, SOURCE, "-ldl"], check=True
+        )
         unfinished.rename(built)
     return built
 
@@ -117,8 +128,12 @@ class Shim:
         """
         self._block.ops = 0  # no call matches meanwhile
         self._block.match = os.fsencode(match)
-        self._block.seen, self._block.acted, self._block.at, self._block.times = 0, 0, at, times
-        self._block.action, self._block.error = action, error
+        self._block.seen = 0
+        self._block.acted = 0
+        self._block.at = at
+        self._block.times = times
+        self._block.action = action
+        self._block.error = error
         self._block.ops = sum(1 << op for op in ops)
 
     def disarm(self) -> None:
@@ -144,7 +159,8 @@ class Shim:
 
 
 def rule_this_process(control_path: Path) -> None:
-    """Put this process, in which the shim was loaded at its start, under another control block, as its victim.
+    """Put this process, in which the shim was loaded at its start, under another control block, as
+    its victim.
 
     What it starts is ruled by the same block, and dies with it.
     """
@@ -181,12 +197,15 @@ class Call:
         for size in sizes:
             texts.append(bytes(log[at : at + size]))
             at += size
-        return cls(Op(op), os.fsdecode(texts[0]), os.fsdecode(texts[1]), offset, length, flags, texts[2]), at
+        return cls(
+            Op(op), os.fsdecode(texts[0]), os.fsdecode(texts[1]), offset, length, flags, texts[2]
+        ), at
 
 
 def read_log(path: Path) -> Iterator[Call]:
     """Yield the logged calls, in the order in which they were finished."""
-    log, at = memoryview(path.read_bytes()), 0
+    log = memoryview(path.read_bytes())
+    at = 0
     while at < len(log):
         call, at = Call.read(log, at)
         yield call

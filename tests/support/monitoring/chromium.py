@@ -16,7 +16,9 @@ from websockets.sync.client import ClientConnection, connect
 
 from support.programs.guard import GUARD_S
 
-PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PROGRAM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 _FLAGS = (
     "--headless=new",
     "--no-sandbox",  # the tests may run as root, in a container
@@ -68,8 +70,13 @@ class Tab:
             case {"method": "Network.requestWillBeSent", "params": {"request": {"url": url}}}:
                 self.requested.append(url)
             case {"method": "Runtime.exceptionThrown", "params": {"exceptionDetails": details}}:
-                self.complaints.append(str(details.get("exception", details).get("description", details)))
-            case {"method": "Runtime.consoleAPICalled", "params": {"type": "error" | "warning", "args": args}}:
+                self.complaints.append(
+                    str(details.get("exception", details).get("description", details))
+                )
+            case {
+                "method": "Runtime.consoleAPICalled",
+                "params": {"type": "error" | "warning", "args": args},
+            }:
                 self.complaints.append(str(args))
             case {
                 "method": "Log.entryAdded",
@@ -83,9 +90,13 @@ class Tab:
 
     def evaluate(self, script: str) -> Any:
         """Return what a script yields, a promise's outcome included, as JSON. Raises RuntimeError where it throws."""
-        answer = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        answer = self.call(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+        )
         if "exceptionDetails" in answer:
-            raise RuntimeError(f"{script}: {answer['exceptionDetails']['exception'].get('description')}")
+            raise RuntimeError(
+                f"{script}: {answer['exceptionDetails']['exception'].get('description')}"
+            )
         return answer["result"].get("value")
 
     def until(self, script: str) -> Any:
@@ -96,7 +107,9 @@ class Tab:
                 if found := self.evaluate(script):
                     return found
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"{script} did not come true; the page says:\n{self.text()}\n{self.complaints}")
+                raise TimeoutError(
+                    f"{script} did not come true; the page says:\n{self.text()}\n{self.complaints}"
+                )
             time.sleep(0.05)
 
     def text(self) -> str:
@@ -106,7 +119,14 @@ class Tab:
         code = {"Tab": 9, "Enter": 13, "ArrowRight": 39, "ArrowDown": 40, "Escape": 27}[key]
         text = {"text": "\r"} if key == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
+            self.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=code,
+                **text,
+            )
 
     def type(self, text: str) -> None:
         self.call("Input.insertText", text=text)
@@ -115,12 +135,20 @@ class Tab:
         """Be a screen of a width, of somebody who prefers light or dark colours."""
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=features)
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=800,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
 
     def picture(self, path: Path) -> None:
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        shot = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
+        shot = self.call(
+            "Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True
+        )
         path.write_bytes(base64.b64decode(shot["data"]))
 
 
@@ -130,14 +158,19 @@ def chromium() -> Iterator[ClientConnection]:
     assert PROGRAM is not None
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
         command = (PROGRAM, *_FLAGS, f"--user-data-dir={profile}", "about:blank")
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
         try:
             assert process.stderr is not None
             said = iter(process.stderr.readline, b"")
             address = next(line for line in map(bytes.decode, said) if line.startswith(_ANSWERS_AT))
             url = address.removeprefix(_ANSWERS_AT).strip()
-            # Events pile up while a test does other things, and pings would go unanswered behind them.
-            with connect(url, max_size=None, max_queue=None, ping_interval=None, open_timeout=GUARD_S) as connection:
+            # Events pile up while a test does other things, and pings would go unanswered behind
+            # them.
+            with connect(
+                url, max_size=None, max_queue=None, ping_interval=None, open_timeout=GUARD_S
+            ) as connection:
                 yield connection
         finally:
             process.terminate()
@@ -148,7 +181,9 @@ def chromium() -> Iterator[ClientConnection]:
 def tab(browser: ClientConnection) -> Iterator[Tab]:
     found = Tab(browser)
     context = found.call("Target.createBrowserContext")["browserContextId"]
-    target = found.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
+    target = found.call("Target.createTarget", url="about:blank", browserContextId=context)[
+        "targetId"
+    ]
     session = found.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
     found._session = session
     for domain in ("Page", "Runtime", "Network", "Log"):
@@ -166,5 +201,7 @@ def opened(browser: ClientConnection, url: str, **look: Any) -> Iterator[Tab]:
     with tab(browser) as page:
         page.look(**look)
         page.open(url)
-        page.until("document.querySelector('.live') && document.querySelector('#verdict-text').innerText")
+        page.until(
+            "document.querySelector('.live') && document.querySelector('#verdict-text').innerText"
+        )
         yield page

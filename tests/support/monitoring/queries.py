@@ -49,7 +49,9 @@ def panels() -> Iterator[Query]:
             yield _query(panel["title"], target["expr"], _SHOWN.findall(target["legendFormat"]))
     for variable in dashboard["templating"]["list"]:
         if variable["type"] == "query":
-            metric, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["definition"]).groups()  # type: ignore[union-attr]
+            metric, label = re.fullmatch(
+                r"label_values\((\w+), (\w+)\)", variable["definition"]
+            ).groups()  # type: ignore[union-attr]
             yield _query(variable["name"], f"count by ({label}) ({metric})", [])
 
 

@@ -26,12 +26,16 @@ class Authority:
     def server_file(self) -> Path:
         """Write a private key and a certificate for localhost and 127.0.0.1, in one file; return its path."""
         path = self._folder / "server.pem"
-        self._authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(path)
+        self._authority.issue_cert(
+            "localhost", "127.0.0.1"
+        ).private_key_and_cert_chain_pem.write_to_path(path)
         return path
 
     def server(self, host: str = "127.0.0.1", *, lifetime: timedelta = _DAY) -> ssl.SSLContext:
         """Return the TLS context of a server with that name or address; a negative lifetime has passed."""
         now = datetime.now(UTC)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._authority.issue_cert(host, not_before=now - 3 * _DAY, not_after=now + lifetime).configure_cert(context)
+        self._authority.issue_cert(
+            host, not_before=now - 3 * _DAY, not_after=now + lifetime
+        ).configure_cert(context)
         return context

@@ -18,8 +18,11 @@ from support.network.leading import sitecustomize
 _FOLDER = Path(sitecustomize.__file__).parent
 
 
-def lead(monkeypatch: pytest.MonkeyPatch, name: str, *addresses: str, port: int | None = None) -> None:
-    """Let a name lead to these addresses, in this order; and to another port than is asked for, where one is given.
+def lead(
+    monkeypatch: pytest.MonkeyPatch, name: str, *addresses: str, port: int | None = None
+) -> None:
+    """Let a name lead to these addresses, in this order; and to another port than is asked for,
+    where one is given.
 
     That holds for this process and for each Python that it starts from now on.
     """
@@ -46,7 +49,8 @@ def silent_address(port: int) -> Iterator[None]:
 
 _HEAD = struct.Struct("!6H")
 _ANSWERED = 0x8180
-_TYPE_A, _TYPE_AAAA = 1, 28
+_TYPE_A = 1
+_TYPE_AAAA = 28
 
 
 class NameServer(socketserver.ThreadingUDPServer):
@@ -60,7 +64,9 @@ class NameServer(socketserver.ThreadingUDPServer):
         self.asked: set[str] = set()  # every name that it was asked for
         self.records = {
             _TYPE_A: [_record(_TYPE_A, socket.inet_aton("127.0.0.1"))],
-            _TYPE_AAAA: [_record(_TYPE_AAAA, socket.inet_pton(socket.AF_INET6, address)) for address in ipv6],
+            _TYPE_AAAA: [
+                _record(_TYPE_AAAA, socket.inet_pton(socket.AF_INET6, address)) for address in ipv6
+            ],
         }
 
     def __enter__(self) -> Self:
@@ -83,7 +89,9 @@ class _Question(socketserver.BaseRequestHandler):
         self.server.asked.add(_name(packet[_HEAD.size : end]))
         records = self.server.records.get(kind, [])
         head = _HEAD.pack(number, _ANSWERED, 1, len(records), 0, 0)
-        answering.sendto(head + packet[_HEAD.size : end + 4] + b"".join(records), self.client_address)
+        answering.sendto(
+            head + packet[_HEAD.size : end + 4] + b"".join(records), self.client_address
+        )
 
 
 def _record(kind: int, address: bytes) -> bytes:
@@ -92,7 +100,8 @@ def _record(kind: int, address: bytes) -> bytes:
 
 
 def _name(labels: bytes) -> str:
-    names, at = [], 0
+    names = []
+    at = 0
     while length := labels[at]:
         names.append(labels[at + 1 : at + 1 + length].decode())
         at += 1 + length

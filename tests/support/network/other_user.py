@@ -69,9 +69,13 @@ class OtherUser:
     uid: int
     gid: int = 65534
     groups: tuple[int, ...] = ()
-    within: tuple[str, ...] = ()  # command that starts the user's process, such as one that enters a namespace
+    within: tuple[
+        str, ...
+    ] = ()  # command that starts the user's process, such as one that enters a namespace
 
-    def ask(self, socket: Path, method: str, target: str, body: object = None) -> tuple[int | str, list[Any]]:
+    def ask(
+        self, socket: Path, method: str, target: str, body: object = None
+    ) -> tuple[int | str, list[Any]]:
         """Send one request; return its status, or "refused", and the lines of JSON that came."""
         status, lines = self._run(_ASK, [str(socket), method, target, body])
         return status, lines
@@ -95,7 +99,9 @@ class OtherUser:
         """Listen at a Unix socket; after the block, the list has what each connection sent first."""
         seen: list[str] = []
         command = [*self.within, sys.executable, "-I", "-c", _BECOME + _LISTEN]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as listener:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as listener:
             assert listener.stdin is not None
             assert listener.stdout is not None
             listener.stdin.write(json.dumps([self.uid, self.gid, self.groups, str(path)]))

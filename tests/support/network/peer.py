@@ -15,7 +15,12 @@ from shardcache.shared.protocol import parse
 from shardcache.shared.versions import PROTOCOL_VERSION
 
 Json = dict[str, Any]
-WELCOME = {"type": "welcome", "protocol": PROTOCOL_VERSION, "version": "0.0.0", "cache_dir": "/nowhere"}
+WELCOME = {
+    "type": "welcome",
+    "protocol": PROTOCOL_VERSION,
+    "version": "0.0.0",
+    "cache_dir": "/nowhere",
+}
 
 
 class Heard(list[Json]):
@@ -56,8 +61,18 @@ class Peer:
 
     def lend(self, request: int, lease: int, **fields: Any) -> None:
         """Answer a request that was heard as a granted lease."""
-        place = {"url": "s3://bucket/a.tar", "version": "v1", "path": "/nowhere.tar", "index_path": "/nowhere.idx"}
-        self.say(type="leased", id=request, lease=lease, **({"size_bytes": 10_240, "samples": 1} | place | fields))
+        place = {
+            "url": "s3://bucket/a.tar",
+            "version": "v1",
+            "path": "/nowhere.tar",
+            "index_path": "/nowhere.idx",
+        }
+        self.say(
+            type="leased",
+            id=request,
+            lease=lease,
+            **({"size_bytes": 10_240, "samples": 1} | place | fields),
+        )
 
     def stay(self) -> None:
         """Hear whatever still comes, until the other side leaves."""
@@ -94,12 +109,24 @@ def granted(lease: int, **fields: Any) -> Step:
 
 def arriving(lease: int, ready_bytes: int, **fields: Any) -> Step:
     """Return the step that hears one request and answers it with the beginning of a shard."""
-    place = {"url": "s3://bucket/a.tar", "version": "v1", "path": "/nowhere.part", "size_bytes": 10_240} | fields
+    place = {
+        "url": "s3://bucket/a.tar",
+        "version": "v1",
+        "path": "/nowhere.part",
+        "size_bytes": 10_240,
+    } | fields
 
     def arrive(peer: Peer) -> None:
         path = Path(str(place["path"]))
         inode = path.stat().st_ino if path.exists() else 0
-        peer.say(type="arriving", id=peer.hear()["id"], lease=lease, ready_bytes=ready_bytes, inode=inode, **place)
+        peer.say(
+            type="arriving",
+            id=peer.hear()["id"],
+            lease=lease,
+            ready_bytes=ready_bytes,
+            inode=inode,
+            **place,
+        )
 
     return arrive
 
@@ -115,10 +142,11 @@ def accepted(peer: Peer) -> None:
 
 @contextmanager
 def scripted(path: Path, *scripts: Script) -> Iterator[Heard]:
-    """Serve: the first connection gets the first script, and so on; a script's end closes its connection.
+    """Serve: the first connection gets the first script, and so on; a script's end closes its
+    connection.
 
-    Yields the messages heard, in order; they are complete when the block is left, which the client must have done.
-    What a script asserts is raised there, too.
+    Yields the messages heard, in order; they are complete when the block is left, which the client
+    must have done. What a script asserts is raised there, too.
     """
     heard = Heard()
     failures: list[AssertionError] = []

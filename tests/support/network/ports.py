@@ -3,7 +3,8 @@
 import random
 import socket
 
-# Below the range from which the kernel takes ports of outgoing connections, which may do so at any moment.
+# Below the range from which the kernel takes ports of outgoing connections, which may do so at any
+# moment.
 _PORTS = range(12_000, 22_000)
 
 _held: list[socket.socket] = []
@@ -12,8 +13,8 @@ _held: list[socket.socket] = []
 def free_port(also_above: int = 0) -> int:
     """Return a port of the loopback that is free, as is the one `also_above` higher.
 
-    No other call returns it while this process lives, in this process or in others: tests run in several at once.
-    Raises RuntimeError where none is left.
+    No other call returns it while this process lives, in this process or in others: tests run in
+    several at once. Raises RuntimeError where none is left.
     """
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         if _is_free(port) and _is_free(port + also_above) and _claim(port):
@@ -22,7 +23,8 @@ def free_port(also_above: int = 0) -> int:
 
 
 def _claim(port: int) -> bool:
-    # A name that only one socket of the machine can have, and that the kernel takes back when its process ends.
+    # A name that only one socket of the machine can have, and that the kernel takes back when its
+    # process ends.
     claim = socket.socket(socket.AF_UNIX)
     try:
         claim.bind(f"\0shardcache-tests-port-{port}")
@@ -35,7 +37,9 @@ def _claim(port: int) -> bool:
 
 def _is_free(port: int) -> bool:
     try:
-        with socket.create_server(("", port)):  # on every address: clusters have several of the loopback
+        with socket.create_server(
+            ("", port)
+        ):  # on every address: clusters have several of the loopback
             return True
     except OSError:
         return False

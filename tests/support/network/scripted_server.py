@@ -31,7 +31,8 @@ class Reply:
 
 
 class ScriptedServer:
-    """Listens on a free port of an address; a context manager. The last reply is given again and again.
+    """Listens on a free port of an address; a context manager. The last reply is given again and
+    again.
 
     Args:
         context: for https.
@@ -39,13 +40,18 @@ class ScriptedServer:
     """
 
     def __init__(
-        self, *replies: Reply | bytes, context: ssl.SSLContext | None = None, address: str = "127.0.0.1"
+        self,
+        *replies: Reply | bytes,
+        context: ssl.SSLContext | None = None,
+        address: str = "127.0.0.1",
     ) -> None:
         self._replies = [Reply(reply) if isinstance(reply, bytes) else reply for reply in replies]
         self._context = context
         self._address = f"[{address}]" if ":" in address else address
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, 0), family=family, dualstack_ipv6=address == "::")
+        self._listener = socket.create_server(
+            (address, 0), family=family, dualstack_ipv6=address == "::"
+        )
         self._open: set[socket.socket] = set()
         self._changed = threading.Condition()
         self.connections = 0  # number of connections
@@ -134,7 +140,9 @@ class ScriptedServer:
         return reply.ending is Ending.STAY
 
 
-def answer(body: bytes, *headers: str, status: str = "206 Partial Content", length: int | None = None) -> bytes:
+def answer(
+    body: bytes, *headers: str, status: str = "206 Partial Content", length: int | None = None
+) -> bytes:
     """Return an answer with a Content-Length, its own by default, and further headers."""
     size_bytes = len(body) if length is None else length
     return head(f"Content-Length: {size_bytes}", *headers, status=status) + body

@@ -43,15 +43,27 @@ class Machine(Lifetime):
         disks: folders of the host that are its disks, by where they are seen: their files outlive it.
     """
 
-    def __init__(self, binds: Mapping[Path, Path], disks: Mapping[Path, Path] | None = None) -> None:
-        self._binds, self._disks = binds, disks or {}
+    def __init__(
+        self, binds: Mapping[Path, Path], disks: Mapping[Path, Path] | None = None
+    ) -> None:
+        self._binds = binds
+        self._disks = disks or {}
         self._leader = 0
 
     def begin(self) -> None:
         root = Path(self.parts.enter_context(tempfile.TemporaryDirectory(prefix="machine-")))
         (root / "root").mkdir()
-        flags = ["--volatile=overlay", "--register=no", "--keep-unit", "--link-journal=no", "--console=pipe"]
-        flags += [f"--uuid={uuid.uuid4().hex}", *(f"--bind-ro={host}:{here}" for host, here in self._binds.items())]
+        flags = [
+            "--volatile=overlay",
+            "--register=no",
+            "--keep-unit",
+            "--link-journal=no",
+            "--console=pipe",
+        ]
+        flags += [
+            f"--uuid={uuid.uuid4().hex}",
+            *(f"--bind-ro={host}:{here}" for host, here in self._binds.items()),
+        ]
         flags += [f"--bind={host}:{here}" for host, here in self._disks.items()]
         command = ["unshare", "--mount", "sh", "-c", _BOOT, str(root / "root"), *flags, "--boot"]
         nspawn = logged([*command, "--", "--unit=basic.target"], root / "log")
@@ -61,7 +73,9 @@ class Machine(Lifetime):
 
     def _end(self, nspawn: subprocess.Popen[bytes]) -> None:
         groups = self._cgroups()
-        os.kill(self._leader or nspawn.pid, signal.SIGKILL)  # its first process takes all others along
+        os.kill(
+            self._leader or nspawn.pid, signal.SIGKILL
+        )  # its first process takes all others along
         nspawn.wait(_LIMIT_S)
         for group in groups:
             for folder in sorted((group, *group.rglob("*/")), reverse=True):
@@ -69,7 +83,9 @@ class Machine(Lifetime):
 
     def _cgroups(self) -> list[Path]:
         """Return what nspawn makes in each hierarchy, and sweeps up only where this machine runs by systemd."""
-        lines = Path(f"/proc/{self._leader}/cgroup").read_text().splitlines() if self._leader else []
+        lines = (
+            Path(f"/proc/{self._leader}/cgroup").read_text().splitlines() if self._leader else []
+        )
         payloads = {line.split(":", 2)[2].removesuffix("/init.scope").lstrip("/") for line in lines}
         payload = next((Path(name) for name in payloads if name.endswith("payload")), None)
         found = [] if payload is None else [payload, payload.with_name("supervisor")]
@@ -80,7 +96,9 @@ class Machine(Lifetime):
         if nspawn.poll() is not None:
             raise RuntimeError(f"the container ended with status {nspawn.returncode}")
         started = psutil.Process(nspawn.pid).children()
-        self._leader = next((child.pid for child in started if child.name() in ("systemd", "init")), 0)
+        self._leader = next(
+            (child.pid for child in started if child.name() in ("systemd", "init")), 0
+        )
         return self._leader != 0
 
     def run(self, *command: str | Path, user: str | None = None, fails: bool = False) -> str:
@@ -92,7 +110,9 @@ class Machine(Lifetime):
         done = self._enter(*become, *map(str, command))
         if (done.returncode != 0) != fails:
             journal = self._enter("journalctl", "--no-pager", "--lines=30").stdout
-            raise AssertionError(f"{command} ended with status {done.returncode}:\n{done.stdout}\n{journal}")
+            raise AssertionError(
+                f"{command} ended with status {done.returncode}:\n{done.stdout}\n{journal}"
+            )
         return done.stdout
 
     def _enter(self, *command: str) -> subprocess.CompletedProcess[str]:
@@ -122,18 +142,34 @@ class Machine(Lifetime):
 
 
 @contextmanager
-def installed(environment: Mapping[str, str], disks: Mapping[Path, Path] | None = None) -> Iterator[Machine]:
-    """Boot a machine where the daemon is a service, installed as the docs say; deploy/systemd is at /mnt.
+def installed(
+    environment: Mapping[str, str], disks: Mapping[Path, Path] | None = None
+) -> Iterator[Machine]:
+    """Boot a machine where the daemon is a service, installed as the docs say; deploy/systemd is at
+    /mnt.
 
-    This very interpreter runs it: it may be installed where services do not see it, as below /root, /home or /tmp.
+    This very interpreter runs it: it may be installed where services do not see it, as below /root,
+    /home or /tmp.
     """
-    folders = [Path(sys.base_prefix), *(Path(entry) for entry in sys.path if entry and not _is_below_prefix(entry))]
-    binds = {folder: _AT / "python" / str(number) for number, folder in enumerate(folders) if folder.is_dir()}
+    folders = [
+        Path(sys.base_prefix),
+        *(Path(entry) for entry in sys.path if entry and not _is_below_prefix(entry)),
+    ]
+    binds = {
+        folder: _AT / "python" / str(number)
+        for number, folder in enumerate(folders)
+        if folder.is_dir()
+    }
     home, *path = binds.values()
-    variables = f"PYTHONHOME={home} LD_LIBRARY_PATH={home}/lib PYTHONPATH={':'.join(map(str, path))}"
+    variables = (
+        f"PYTHONHOME={home} LD_LIBRARY_PATH={home}/lib PYTHONPATH={':'.join(map(str, path))}"
+    )
     python = f"{home}/bin/python{sys.version_info.major}.{sys.version_info.minor} -s -P"
     with Machine({**binds, DEPLOY: Path("/mnt")}, disks) as machine:
-        machine.write(f"{_AT}/bin/shardcache", f'#!/bin/sh\nexport {variables}\nexec {python} -m shardcache "$@"\n')
+        machine.write(
+            f"{_AT}/bin/shardcache",
+            f'#!/bin/sh\nexport {variables}\nexec {python} -m shardcache "$@"\n',
+        )
         machine.run("chmod", "755", f"{_AT}/bin/shardcache")
         lines = "\n".join(f"{name}={value}" for name, value in environment.items())
         machine.write("/etc/shardcache/environment", lines)

@@ -10,11 +10,23 @@ from typing import Any
 
 Json = dict[str, Any]
 
-# What container engines on Debian apply where a pod asks for RuntimeDefault; of golang-github-containers-common.
+# What container engines on Debian apply where a pod asks for RuntimeDefault; of
+# golang-github-containers-common.
 SECCOMP_PROFILE = Path("/usr/share/containers/seccomp.json")
 # What those engines leave to a container of which nothing is dropped.
 _DEFAULT_CAPABILITIES = frozenset(
-    ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID")
+    (
+        "CHOWN",
+        "DAC_OVERRIDE",
+        "FOWNER",
+        "FSETID",
+        "KILL",
+        "NET_BIND_SERVICE",
+        "SETFCAP",
+        "SETGID",
+        "SETPCAP",
+        "SETUID",
+    )
 )
 _NAMESPACES = ("pid", "mount", "ipc", "uts")
 _ARCHES = ("amd64", "x86", "x32")
@@ -29,7 +41,12 @@ class Mount:
 
     def to_json(self) -> Json:
         options = ["rbind", self.propagation, "ro" if self.read_only else "rw"]
-        return {"type": "bind", "source": str(self.source), "destination": self.target, "options": options}
+        return {
+            "type": "bind",
+            "source": str(self.source),
+            "destination": self.target,
+            "options": options,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +54,9 @@ class Security:
     uid: int
     gid: int
     gids: tuple[int, ...]  # supplementary groups
-    capabilities: frozenset[str]  # by their names without CAP_; a process of another user than root gets none of them
+    capabilities: frozenset[
+        str
+    ]  # by their names without CAP_; a process of another user than root gets none of them
     read_only_root: bool
     may_gain_privileges: bool
     confined: bool
@@ -55,7 +74,10 @@ class Security:
         changes = both.get("capabilities", {})
         dropped = set(changes.get("drop", ()))
         kept = frozenset() if "ALL" in dropped else _DEFAULT_CAPABILITIES - dropped
-        groups = [*both.get("supplementalGroups", ()), *([both["fsGroup"]] if "fsGroup" in both else ())]
+        groups = [
+            *both.get("supplementalGroups", ()),
+            *([both["fsGroup"]] if "fsGroup" in both else ()),
+        ]
         return cls(
             uid,
             both.get("runAsGroup", 0),
@@ -104,7 +126,8 @@ def runtime_config(
             "capabilities": sets,
             "noNewPrivileges": not security.may_gain_privileges,
         },
-        "mounts": [mount for mount in proposed["mounts"] if mount["destination"] not in replaced] + folders,
+        "mounts": [mount for mount in proposed["mounts"] if mount["destination"] not in replaced]
+        + folders,
         "linux": linux,
     }
 
@@ -131,7 +154,8 @@ def _seccomp(capabilities: frozenset[str]) -> Json:
 
 
 def _inventory(rule: Mapping[str, Any], held: set[str]) -> bool:
-    wanted, refused = rule.get("includes") or {}, rule.get("excludes") or {}
+    wanted = rule.get("includes") or {}
+    refused = rule.get("excludes") or {}
     if held & set(refused.get("caps", ())) or set(_ARCHES[:1]) & set(refused.get("arches", ())):
         return False
     return set(wanted.get("caps", ())) <= held and (

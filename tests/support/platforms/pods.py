@@ -1,6 +1,7 @@
 """A node's part in a pod: its volumes, its network, its containers, their probes and their end.
 
-No cluster is needed: the spec is carried out by an OCI runtime, runc, as the kubelet has it carried out.
+No cluster is needed: the spec is carried out by an OCI runtime, runc, as the kubelet has it carried
+out.
 """
 
 import json
@@ -44,7 +45,9 @@ class Volumes:
     """
 
     def __init__(self, folder: Path, host: Path, spec: Mapping[str, Any], objects: Objects) -> None:
-        self._folder, self._host, self._objects = folder, host, objects
+        self._folder = folder
+        self._host = host
+        self._objects = objects
         self._group = spec["securityContext"].get("fsGroup", 0)
         self._mounted: list[tuple[Mapping[str, Any], MountedFiles]] = []
         self.in_memory = ExitStack()  # removes those in memory
@@ -94,7 +97,11 @@ class Volumes:
         if reference.get("optional") and name not in self._objects:
             return {}
         data = self._objects[name]
-        return {item["path"]: data[item["key"]] for item in reference["items"]} if "items" in reference else data
+        return (
+            {item["path"]: data[item["key"]] for item in reference["items"]}
+            if "items" in reference
+            else data
+        )
 
     def _host_path(self, path: Path, kind: str) -> Path:
         if kind == "DirectoryOrCreate" and not path.exists():
@@ -110,29 +117,44 @@ _PLUGINS = Path("/usr/lib/cni")
 class Sandbox:
     """Network of one pod. `address`: the pod's, which only its node can reach."""
 
-    def __init__(self, name: str, node: Host, folder: Path, ports: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, name: str, node: Host, folder: Path, ports: Sequence[Mapping[str, Any]]
+    ) -> None:
         """Connect it to a node.
 
         Args:
             folder: of the plugins' files on this node.
             ports: of the pod's containers; those with a `hostPort` are published at the node's address.
         """
-        self._name, self._node = name, node
+        self._name = name
+        self._node = node
         self.network = Namespace()  # the namespace, by which containers join it
         with node.entered():
             Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
         number = node.address.rpartition(".")[2]
-        pool = {"type": "host-local", "dataDir": str(folder), "ranges": [[{"subnet": f"10.88.{number}.0/24"}]]}
+        pool = {
+            "type": "host-local",
+            "dataDir": str(folder),
+            "ranges": [[{"subnet": f"10.88.{number}.0/24"}]],
+        }
         self._bridge: Json = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": True}
         self._bridge |= {"hairpinMode": True, "ipam": {**pool, "routes": [{"dst": "0.0.0.0/0"}]}}
         self._result = self._plugin("ADD", self._bridge)
         self.address = str(self._result["ips"][0]["address"].partition("/")[0])
         mapped = [
-            {"hostPort": port["hostPort"], "containerPort": port["containerPort"], "protocol": port["protocol"].lower()}
+            {
+                "hostPort": port["hostPort"],
+                "containerPort": port["containerPort"],
+                "protocol": port["protocol"].lower(),
+            }
             for port in ports
             if "hostPort" in port
         ]
-        self._portmap: Json = {"type": "portmap", "snat": True, "capabilities": {"portMappings": True}}
+        self._portmap: Json = {
+            "type": "portmap",
+            "snat": True,
+            "capabilities": {"portMappings": True},
+        }
         self._portmap |= {"runtimeConfig": {"portMappings": mapped}, "prevResult": self._result}
         self._plugin("ADD", self._portmap)
 
@@ -144,7 +166,10 @@ class Sandbox:
     def _plugin(self, command: str, config: Json) -> Any:
         variables = {"COMMAND": command, "CONTAINERID": self._name, "NETNS": str(self.network.path)}
         variables |= {"IFNAME": "eth0", "PATH": str(_PLUGINS)}
-        env = {"PATH": os.environ["PATH"], **{f"CNI_{name}": value for name, value in variables.items()}}
+        env = {
+            "PATH": os.environ["PATH"],
+            **{f"CNI_{name}": value for name, value in variables.items()},
+        }
         with self._node.entered():
             done = subprocess.run(
                 [_PLUGINS / config["type"]],
@@ -192,7 +217,9 @@ def why_not() -> str | None:
     if shutil.which("kubectl") is None:
         return INSTALL
     if shutil.which(*_RUNTIME) is None or not SECCOMP_PROFILE.exists():
-        return "needs runc and a seccomp profile: apt-get install runc golang-github-containers-common"
+        return (
+            "needs runc and a seccomp profile: apt-get install runc golang-github-containers-common"
+        )
     return None
 
 
@@ -204,12 +231,19 @@ def why_no_network() -> str | None:
 
 
 class Pod(Lifetime):
-    def __init__(self, name: str, spec: Mapping[str, Any], node: Node, image: Image, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, spec: Mapping[str, Any], node: Node, image: Image, env: Mapping[str, str]
+    ) -> None:
         """Make its volumes. `env` is the image's own.
 
-        Raises FileNotFoundError where a hostPath is to exist and does not: the pod would wait for it.
+        Raises FileNotFoundError where a hostPath is to exist and does not: the pod would wait for
+        it.
         """
-        self.name, self.spec, self.node, self._image, self._env = name, spec, node, image, env
+        self.name = name
+        self.spec = spec
+        self.node = node
+        self._image = image
+        self._env = env
         self._root = node.root / name
         self.volumes = Volumes(self._root / "volumes", node.path("/"), spec, node.objects)
         self.containers: dict[str, Container] = {}
@@ -225,7 +259,9 @@ class Pod(Lifetime):
         """
         self.parts.push(self.volumes.in_memory)
         if self.node.host is not None:
-            ports = [port for container in self.spec["containers"] for port in container.get("ports", ())]
+            ports = [
+                port for container in self.spec["containers"] for port in container.get("ports", ())
+            ]
             name = f"{self.node.root.name}-{self.name}"
             self._sandbox = Sandbox(name, self.node.host, self.node.root / "cni", ports)
             self.parts.callback(self._sandbox.remove)
@@ -253,7 +289,8 @@ class Pod(Lifetime):
         mounts = [*map(self._mount, spec["volumeMounts"]), *self._image.mounts()]
         root = self._image.lay_out(bundle / "rootfs")
         joined = None if self._sandbox is None else self._sandbox.network.path
-        security, env = Security.of(self.spec, spec), self._environment(spec)
+        security = Security.of(self.spec, spec)
+        env = self._environment(spec)
         config = runtime_config(root, self._args(spec, env), env, security, mounts, joined)
         (bundle / "config.json").write_text(json.dumps(config))
         name = f"{self._root.parent.name}-{self.name}-{spec['name']}"
@@ -278,11 +315,22 @@ class Pod(Lifetime):
 
     def _object(self, reference: Mapping[str, Any]) -> Mapping[str, str]:
         name = reference["name"]
-        return self.node.objects.get(name, {}) if reference.get("optional") else self.node.objects[name]
+        return (
+            self.node.objects.get(name, {})
+            if reference.get("optional")
+            else self.node.objects[name]
+        )
 
     def _mount(self, mount: Mapping[str, Any]) -> Mount:
-        propagation = {"HostToContainer": "rslave"}.get(mount.get("mountPropagation", ""), "rprivate")
-        return Mount(self.volumes[mount["name"]], mount["mountPath"], mount.get("readOnly", False), propagation)
+        propagation = {"HostToContainer": "rslave"}.get(
+            mount.get("mountPropagation", ""), "rprivate"
+        )
+        return Mount(
+            self.volumes[mount["name"]],
+            mount["mountPath"],
+            mount.get("readOnly", False),
+            propagation,
+        )
 
 
 class Container(AbstractContextManager["Container"]):
@@ -301,7 +349,9 @@ class Container(AbstractContextManager["Container"]):
         self.delete()
 
     def delete(self) -> None:
-        subprocess.run((*_RUNTIME, "delete", "--force", self.name), capture_output=True, check=False)
+        subprocess.run(
+            (*_RUNTIME, "delete", "--force", self.name), capture_output=True, check=False
+        )
         self._runtime.wait(_LIMIT_S)
 
     def exec(self, *command: str) -> subprocess.CompletedProcess[str]:
@@ -331,7 +381,9 @@ class Container(AbstractContextManager["Container"]):
         os.kill(self.state()["pid"], number)
 
     def state(self) -> Json:
-        done = subprocess.run((*_RUNTIME, "state", self.name), capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            (*_RUNTIME, "state", self.name), capture_output=True, text=True, check=True
+        )
         state: Json = json.loads(done.stdout)
         return state
 
@@ -377,7 +429,8 @@ _STRICT = {
 def check_confined(container: Container, folder: str) -> None:
     """Raise AssertionError unless all its processes run as shardcache, without a right.
 
-    They have no capability and are under seccomp; they can write to a folder, and to nothing of their image.
+    They have no capability and are under seccomp; they can write to a folder, and to nothing of
+    their image.
     """
     done = container.exec("python", "-c", _PROGRAM, folder)
     lines = [line.split(":", 1) for line in done.stdout.splitlines() if ":" in line]

@@ -1,7 +1,9 @@
-"""A Slurm cluster of two nodes on this machine, from the programs of the packages slurm-wlm and munge.
+"""A Slurm cluster of two nodes on this machine, from the programs of the packages slurm-wlm and
+munge.
 
-Everything lies below one folder, and nothing of the system's own Slurm is touched. Each node's daemon has a mount
-namespace of its own, in which one path shows another folder: that is the node's own disk.
+Everything lies below one folder, and nothing of the system's own Slurm is touched. Each node's
+daemon has a mount namespace of its own, in which one path shows another folder: that is the node's
+own disk.
 """
 
 import os
@@ -52,7 +54,8 @@ tell() {{
 
 @contextmanager
 def deployed(site: str) -> Iterator["Slurm"]:
-    """Run a cluster that has the scripts of deploy/slurm, but for what a site is told to edit in its site.sh.
+    """Run a cluster that has the scripts of deploy/slurm, but for what a site is told to edit in
+    its site.sh.
 
     Args:
         site: more of that, in which `{disk}` is a node's own disk.
@@ -83,7 +86,11 @@ class Slurm(Lifetime):
         for node in NODES:
             self._begin(node, *self._slurmd(node))
         self.parts.callback(self.cancel_all)
-        eventually(lambda: self.node_states() == ["idle"] * len(NODES), limit_s=_START_LIMIT_S, pause_s=PAUSE_S)
+        eventually(
+            lambda: self.node_states() == ["idle"] * len(NODES),
+            limit_s=_START_LIMIT_S,
+            pause_s=PAUSE_S,
+        )
 
     def disk(self, node: str) -> Path:
         return self.root / node
@@ -121,17 +128,25 @@ class Slurm(Lifetime):
         """Cancel every job, and return when none is left."""
         if jobs := self.run("squeue", "--noheader", "--format=%i").split():
             self.run("scancel", *jobs)
-            eventually(lambda: not self.run("squeue", "--noheader"), limit_s=JOB_LIMIT_S, pause_s=PAUSE_S)
+            eventually(
+                lambda: not self.run("squeue", "--noheader"), limit_s=JOB_LIMIT_S, pause_s=PAUSE_S
+            )
 
     def _env(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
         # A user's environment names no socket: the tests' own would hide the node's from a job.
         given = os.environ if env is None else env
-        own = {name: value for name, value in given.items() if not name.startswith(("SLURM_", "SHARDCACHE_SOCKET"))}
+        own = {
+            name: value
+            for name, value in given.items()
+            if not name.startswith(("SLURM_", "SHARDCACHE_SOCKET"))
+        }
         return {**own, "SLURM_CONF": str(self._config)}
 
     def _begin(self, name: str, *command: str) -> None:
         """Start a daemon. On leaving, it is asked to end, and killed when it does not in time."""
-        process = self.parts.enter_context(logged(command, self.root / f"{name}.log", cwd=self.root))
+        process = self.parts.enter_context(
+            logged(command, self.root / f"{name}.log", cwd=self.root)
+        )
         self.parts.callback(process.kill)
         self.parts.callback(process.wait, _COMMAND_LIMIT_S)
         self.parts.callback(process.terminate)
@@ -142,11 +157,29 @@ class Slurm(Lifetime):
 
     def _munged(self) -> list[str]:
         folder = self._munge_socket.parent
-        files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
-        return ["munged", "--foreground", *(f"--{option}={folder / name}" for option, name in files.items())]
+        files = {
+            "key-file": "key",
+            "socket": "socket",
+            "pid-file": "pid",
+            "log-file": "log",
+            "seed-file": "seed",
+        }
+        return [
+            "munged",
+            "--foreground",
+            *(f"--{option}={folder / name}" for option, name in files.items()),
+        ]
 
     def _slurmd(self, node: str) -> list[str]:
-        view = ("unshare", "--mount", "sh", "-c", _ON_ITS_DISK, str(self.disk(node)), str(self.node_disk))
+        view = (
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            _ON_ITS_DISK,
+            str(self.disk(node)),
+            str(self.node_disk),
+        )
         return [*view, "slurmd", "-D", "-N", node, "-f", str(self._config)]
 
     def _lay_out(self) -> None:
@@ -159,7 +192,8 @@ class Slurm(Lifetime):
         self._config.write_text(self._configuration())
 
     def _configuration(self) -> str:
-        root, scripts = self.root, self._scripts
+        root = self.root
+        scripts = self._scripts
         lines = [
             "ClusterName=test",
             f"SlurmctldHost=localhost\nSlurmctldPort={free_port()}",
@@ -174,7 +208,10 @@ class Slurm(Lifetime):
             "SlurmdParameters=config_overrides",  # a node may have more processors than this machine
             f"PrologFlags=Alloc\nProlog={scripts}/prolog.sh\nEpilog={scripts}/epilog.sh",
             f"TaskProlog={scripts}/task-prolog.sh",
-            *(f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={free_port()} CPUs=8" for node in NODES),
+            *(
+                f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={free_port()} CPUs=8"
+                for node in NODES
+            ),
             f"PartitionName=main Nodes={','.join(NODES)} Default=YES",
         ]
         return "\n".join(lines) + "\n"
@@ -190,7 +227,9 @@ class Job:
 
     def state(self) -> str:
         """Return its state, such as RUNNING or COMPLETED; COMPLETING until the epilog has ended on every node."""
-        return self.cluster.run("squeue", "--noheader", "--states=all", f"--jobs={self.number}", "--format=%T").strip()
+        return self.cluster.run(
+            "squeue", "--noheader", "--states=all", f"--jobs={self.number}", "--format=%T"
+        ).strip()
 
     def wait(self) -> str:
         """Return the state in which it ended, once it has and its epilogs, too."""

@@ -35,14 +35,20 @@ class Ran:
 
 def run_alone(args: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     command = (sys.executable, "-m", "shardcache", *args)
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=GUARD_S, check=False)
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=GUARD_S, check=False
+    )
 
 
-usual_run: Callable[[Sequence[str], Mapping[str, str]], subprocess.CompletedProcess[str]] = run_alone
+usual_run: Callable[[Sequence[str], Mapping[str, str]], subprocess.CompletedProcess[str]] = (
+    run_alone
+)
 """Runner of commands: the tests replace it by a quicker one."""
 
 
-def shardcache(*args: str | Path, env: Mapping[str, str] | None = None, socket: Path | None = None) -> Ran:
+def shardcache(
+    *args: str | Path, env: Mapping[str, str] | None = None, socket: Path | None = None
+) -> Ran:
     """Run the command to its end, with `env` on top of this process's environment."""
     where = () if socket is None else ("--socket", str(socket))
     done = usual_run((*map(str, args), *where), clean_environment(env or {}))
@@ -65,5 +71,7 @@ def chosen(only: str, parts: Collection[str]) -> list[str]:
     names = [name.strip() for name in only.split(",")]
     unknown = [name for name in names if name not in parts]
     if unknown:
-        raise click.BadParameter(f"no part {', '.join(unknown)}; there are {', '.join(parts)}", param_hint="--only")
+        raise click.BadParameter(
+            f"no part {', '.join(unknown)}; there are {', '.join(parts)}", param_hint="--only"
+        )
     return names

@@ -51,14 +51,17 @@ def spawn(
 
 
 class Daemon:
-    """A daemon over a folder of its own; a context manager that has it ready on entering and kills it on leaving.
+    """A daemon over a folder of its own; a context manager that has it ready on entering and kills
+    it on leaving.
 
     Attributes:
         root: folder of the socket, the cache and the log; keep its path short, a socket's has at most 107 bytes.
         socket, cache_dir, log: below `root`.
     """
 
-    usual_spawn: ClassVar[Spawn] = staticmethod(spawn)  # how daemons are started that are not told otherwise
+    usual_spawn: ClassVar[Spawn] = staticmethod(
+        spawn
+    )  # how daemons are started that are not told otherwise
 
     def __init__(
         self,
@@ -112,7 +115,8 @@ class Daemon:
 
     def let_go(self) -> Process:
         """Return its process, which is the caller's from now on; `start` starts another."""
-        process, self._process = self._running(), None
+        process = self._running()
+        self._process = None
         return process
 
     def wait(self) -> int:
@@ -158,7 +162,9 @@ class Daemon:
 
     def evict(self, *urls: str) -> None:
         """Evict these, once nothing has them open: a process that the daemon starts has for a moment what it has."""
-        eventually(lambda: not json.loads(self.request("POST", "/v1/evict", {"urls": urls}))["kept"])
+        eventually(
+            lambda: not json.loads(self.request("POST", "/v1/evict", {"urls": urls}))["kept"]
+        )
 
     def shards(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.request("GET", "/v1/shards").splitlines()]
@@ -191,7 +197,9 @@ class Daemon:
         if self._running().poll() is not None:
             raise RuntimeError(f"the daemon ended at once; its log ends:\n{self.tail()}")
         try:
-            return bool(json.loads(self.request("GET", "/v1/health"))["status"] in ("ok", "degraded"))
+            return bool(
+                json.loads(self.request("GET", "/v1/health"))["status"] in ("ok", "degraded")
+            )
         except (FileNotFoundError, ConnectionError, http.client.HTTPException):
             return False
 
@@ -213,7 +221,9 @@ class UnixConnection(http.client.HTTPConnection):
         self.sock = connected(self._path, GUARD_S)
 
 
-def eventually(condition: Callable[[], bool], *, limit_s: float = GUARD_S, pause_s: float = 0.02) -> None:
+def eventually(
+    condition: Callable[[], bool], *, limit_s: float = GUARD_S, pause_s: float = 0.02
+) -> None:
     """Return once the condition holds; raise TimeoutError when it does not within the limit.
 
     For what another process does in its own time and tells nobody.
@@ -277,7 +287,9 @@ def private_home(root: Path) -> Iterator[PrivateHome]:
         for name, value in home.env().items():
             patch.setenv(name, value)
         if node_has_daemon():
-            pytest.skip(f"this machine has a daemon of its own: {SYSTEM_SOCKET.parent} or {DEFAULT_CONFIG}")
+            pytest.skip(
+                f"this machine has a daemon of its own: {SYSTEM_SOCKET.parent} or {DEFAULT_CONFIG}"
+            )
         try:
             yield home
         finally:

@@ -30,7 +30,8 @@ class Rig:
         self.downloader = self.make()
 
     def make(self, *, hedged_share: float = 0.0, **options: object) -> Downloader:
-        """Return a downloader that hardly pauses between tries, and asks for nothing twice unless it is told to.
+        """Return a downloader that hardly pauses between tries, and asks for nothing twice unless
+        it is told to.
 
         Args:
             options: settings of the daemon.
@@ -43,7 +44,9 @@ class Rig:
             "listing_ttl_s": 0.0,
         }
         settings = Settings.load({**usual, **options})
-        return Downloader(settings, self.counters, backoff=Backoff(base_s=0.001), hedged_share=hedged_share)
+        return Downloader(
+            settings, self.counters, backoff=Backoff(base_s=0.001), hedged_share=hedged_share
+        )
 
     async def stat(self, url: str) -> RemoteObject:
         return await self.downloader.stat(self.origins.origin(url), url)
@@ -56,7 +59,8 @@ class Rig:
         part_bytes: int = PART,
         progress: Callable[[int], None] | None = None,
     ) -> Partial:
-        partial, origin = Partial.open(self.layout, obj, part_bytes), self.origins.origin(obj.url)
+        partial = Partial.open(self.layout, obj, part_bytes)
+        origin = self.origins.origin(obj.url)
         await self.downloader.download(
             origin, partial, priority=lambda: priority, progress=progress or self.progress.append
         )

@@ -55,7 +55,10 @@ def counted_shards(server: MotoS3) -> Iterator[Daemon]:
         server.client.delete_object(Bucket="bucket", Key=key)
     for name, counts in (("train", TRAINING), ("long", LONG), ("val", VALIDATION)):
         put_shards(server, name, counts)
-    with tempfile.TemporaryDirectory(prefix="shardcache-ways-") as root, Daemon(Path(root), env=server.env()) as it:
+    with (
+        tempfile.TemporaryDirectory(prefix="shardcache-ways-") as root,
+        Daemon(Path(root), env=server.env()) as it,
+    ):
         folders = [f"s3://bucket/{name}/" for name in ("train", "long", "val")]
         assert shardcache("warm", *folders, socket=it.socket).code == 0
         yield it
@@ -65,10 +68,19 @@ def put_shards(server: MotoS3, name: str, counts: tuple[int, ...]) -> None:
     """Store shards with so many samples each, an image and a class from 0 to 9; and their index file."""
     for number in range(len(counts)):
         keys = range(sum(counts[:number]), sum(counts[: number + 1]))
-        tar = make_tar([{"__key__": f"{key:06d}", "jpg": jpeg(key), "cls": str(key % 10).encode()} for key in keys])
+        tar = make_tar(
+            [
+                {"__key__": f"{key:06d}", "jpg": jpeg(key), "cls": str(key % 10).encode()}
+                for key in keys
+            ]
+        )
         server.put("bucket", f"{name}/{number}.tar", tar)
-    rows = [{"url": f"{name}/{number}.tar", "nsamples": count} for number, count in enumerate(counts)]
-    server.put("bucket", f"{name}.json", json.dumps({"wids_version": 1, "shardlist": rows}).encode())
+    rows = [
+        {"url": f"{name}/{number}.tar", "nsamples": count} for number, count in enumerate(counts)
+    ]
+    server.put(
+        "bucket", f"{name}.json", json.dumps({"wids_version": 1, "shardlist": rows}).encode()
+    )
 
 
 def jpeg(number: int) -> bytes:
@@ -83,7 +95,9 @@ def run(daemon: Daemon, out: Path, *command: str, limit_s: float = GUARD_S) -> R
     return reports(out)
 
 
-def run_ranks(daemon: Daemon, out: Path, *ranks: tuple[Sequence[str], Mapping[str, str]]) -> Reports:
+def run_ranks(
+    daemon: Daemon, out: Path, *ranks: tuple[Sequence[str], Mapping[str, str]]
+) -> Reports:
     """Run an example in a process for each rank, with its command and variables; return what they reported."""
     outs = [out.with_name(f"{out.name}-{rank}") for rank in range(len(ranks))]
     jobs = [start(daemon, path, *each) for path, each in zip(outs, ranks, strict=True)]
@@ -113,8 +127,9 @@ def start(
 def finish(job: subprocess.Popen[str], limit_s: float) -> None:
     """Wait until an example has ended, without an error.
 
-    One error is torch's own (pytorch/pytorch#190489): before Python 3.14, a thread of its process group that frees a
-    tensor while the interpreter ends aborts the process. All reports have been written by then, and are compared.
+    One error is torch's own (pytorch/pytorch#190489): before Python 3.14, a thread of its process
+    group that frees a tensor while the interpreter ends aborts the process. All reports have been
+    written by then, and are compared.
     """
     try:
         said, _ = job.communicate(timeout=limit_s)
@@ -137,15 +152,24 @@ def check_usage(daemon: Daemon, folder: Path, script: str) -> None:
     """Run the lines of an example's docstring as they stand, with nothing but the example in the folder."""
     shutil.copy(EXAMPLES / script, folder)
     usage = ast.get_docstring(ast.parse((EXAMPLES / script).read_text())) or ""
-    lines = re.findall(r"^(?:export|python|torchrun|accelerate) (?:.*\\\n)*.*$", usage, re.MULTILINE)
+    lines = re.findall(
+        r"^(?:export|python|torchrun|accelerate) (?:.*\\\n)*.*$", usage, re.MULTILINE
+    )
     assert lines
     paths = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    env = clean_environment({"OMP_NUM_THREADS": "1", "SHARDCACHE_SOCKET": str(daemon.socket), "PATH": paths})
+    env = clean_environment(
+        {"OMP_NUM_THREADS": "1", "SHARDCACHE_SOCKET": str(daemon.socket), "PATH": paths}
+    )
     exports = [line for line in lines if line.startswith("export")]
     for line in lines[len(exports) :]:
         command = ["sh", "-ec", "\n".join([*exports, line])]
         job = subprocess.Popen(
-            command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            cwd=folder,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         finish(job, GUARD_S)
 
@@ -186,20 +210,32 @@ def check_rest(epochs: Reports, rest: Reports, steps: int) -> None:
     }
 
 
-def check_resumed(daemon: Daemon, folder: Path, command: list[str], checkpoint: Callable[[int], str]) -> Reports:
-    """Run an example that trains and validates, then again from within its second epoch; return the first's reports.
+def check_resumed(
+    daemon: Daemon, folder: Path, command: list[str], checkpoint: Callable[[int], str]
+) -> Reports:
+    """Run an example that trains and validates, then again from within its second epoch; return the
+    first's reports.
 
     Args:
         checkpoint: names that of a step, counted over all epochs, below the folder of `--checkpoints`.
     """
     saved = folder / "saved"
-    command = [*command, "s3://bucket/train/", "--validation", "s3://bucket/val/", "--checkpoints", str(saved)]
+    command = [
+        *command,
+        "s3://bucket/train/",
+        "--validation",
+        "s3://bucket/val/",
+        "--checkpoints",
+        str(saved),
+    ]
     epochs = run(daemon, folder / "out", *command)
     for epoch in range(EPOCHS):
         check(epochs[f"epoch {epoch} training"], TRAINING)
         check(epochs[f"epoch {epoch} validation"], VALIDATION)
     steps = len(epochs["epoch 0 training"][0])
-    resumed = run(daemon, folder / "resumed", *command, "--resume", str(saved / checkpoint(steps + 3)))
+    resumed = run(
+        daemon, folder / "resumed", *command, "--resume", str(saved / checkpoint(steps + 3))
+    )
     assert "epoch 0 training" not in resumed
     assert resumed["epoch 1 training"] == [rank[3:] for rank in epochs["epoch 1 training"]]
     assert resumed["epoch 2 training"] == epochs["epoch 2 training"]

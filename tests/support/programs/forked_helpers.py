@@ -1,9 +1,9 @@
 """Helper processes of a daemon, forked from it instead of started as new interpreters.
 
-A daemon starts a transport worker and an indexer at once. As new interpreters, these take four times as much CPU time
-for their imports as the daemon, which is a fork itself, takes for its whole start. Their programs run as `python -m`
-would run them. The modules of other packages are those of the daemon; ours are a second set, which `set_aside` has
-imported and the daemon never sees.
+A daemon starts a transport worker and an indexer at once. As new interpreters, these take four
+times as much CPU time for their imports as the daemon, which is a fork itself, takes for its whole
+start. Their programs run as `python -m` would run them. The modules of other packages are those of
+the daemon; ours are a second set, which `set_aside` has imported and the daemon never sees.
 """
 
 import ctypes
@@ -33,10 +33,11 @@ _modules_of_helpers: dict[str, ModuleType] = {}
 
 
 def set_aside() -> None:
-    """Import what the helpers import, for them alone: the next import of such a module makes another.
+    """Import what the helpers import, for them alone: the next import of such a module makes
+    another.
 
-    To import our modules takes most of a helper's CPU time, and those of the daemon hold its threads, caches and
-    connections.
+    To import our modules takes most of a helper's CPU time, and those of the daemon hold its
+    threads, caches and connections.
     """
     for name in FORKED:
         import_module(name)
@@ -54,14 +55,23 @@ def _take_out() -> dict[str, ModuleType]:
 class ForkingLoop(uvloop.Loop):
     """An event loop that forks the programs in `FORKED`, and executes any other."""
 
-    async def subprocess_exec(self, protocol_factory: Callable[[], Any], *args: Any, **options: Any) -> tuple[Any, Any]:
+    async def subprocess_exec(
+        self, protocol_factory: Callable[[], Any], *args: Any, **options: Any
+    ) -> tuple[Any, Any]:
         if args[:3] != (sys.executable, "-P", "-m") or args[3] not in FORKED:
             return await super().subprocess_exec(protocol_factory, *args, **options)
         protocol = protocol_factory()
         waiter = self.create_future()
         become = partial(_become_helper, args[3:], options.get("pass_fds", ()))
         transport = _ForkedTransport(
-            self, protocol, args, shell=False, bufsize=0, waiter=waiter, preexec_fn=become, **options
+            self,
+            protocol,
+            args,
+            shell=False,
+            bufsize=0,
+            waiter=waiter,
+            preexec_fn=become,
+            **options,
         )
         await waiter
         return transport, protocol
@@ -89,7 +99,8 @@ def _become_helper(command: Sequence[str], kept_fds: Sequence[int]) -> NoReturn:
     try:
         _forget_signal_handlers()
         ctypes.CDLL(None).prctl(_PR_SET_NAME, comm_of(command[0]).encode())
-        # As after `exec`, and `subprocess` waits for it: a shard that the fork still had open could not be evicted.
+        # As after `exec`, and `subprocess` waits for it: a shard that the fork still had open could
+        # not be evicted.
         _close_all_but(kept_fds)
         # Kept, not freed: the fork would get a copy of each page that they lie in.
         _modules_of_daemon.update(_take_out())

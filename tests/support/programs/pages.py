@@ -44,7 +44,11 @@ def blocks(text: str, *languages: str) -> Iterator[Block]:
 
 def recipe(word: str, page: str = "deploy-systemd") -> str:
     """Return the block of a page of docs/, commands or settings, that holds a word."""
-    return next(block.body for block in blocks((ROOT / "docs" / f"{page}.md").read_text()) if word in block.body)
+    return next(
+        block.body
+        for block in blocks((ROOT / "docs" / f"{page}.md").read_text())
+        if word in block.body
+    )
 
 
 def section(page: str, title: str) -> str:
@@ -60,7 +64,9 @@ class Place:
 
     def write_scripts(self, *pages: str) -> None:
         """Write all scripts of pages."""
-        for block in (block for page in pages for block in blocks((ROOT / page).read_text()) if block.script):
+        for block in (
+            block for page in pages for block in blocks((ROOT / page).read_text()) if block.script
+        ):
             (self.folder / block.script).write_text(block.body)
 
     def write(self, name: str, samples: list[dict[str, bytes | str]]) -> str:
@@ -69,9 +75,11 @@ class Place:
         return f"{name}.tar"
 
     def run(self, lines: str, more: Mapping[str, str] | None = None, until: str = "") -> str:
-        """Run command lines of a page, with further variables; return what they printed. They must succeed.
+        """Run command lines of a page, with further variables; return what they printed. They must
+        succeed.
 
-        With `until`, press Ctrl-C when that much is printed: all processes of the command get the signal.
+        With `until`, press Ctrl-C when that much is printed: all processes of the command get the
+        signal.
         """
         job = subprocess.Popen(
             ["bash", "-ec", lines],
@@ -97,20 +105,25 @@ class Place:
         return printed + rest
 
     def follow(self, text: str) -> None:
-        """Do what a page says, from top to bottom; what is printed must be what its blocks of text say.
+        """Do what a page says, from top to bottom; what is printed must be what its blocks of text
+        say.
 
-        A script without command lines after it is run at once; a comment behind a `print` is what that prints. A block
-        of text that ends in `^C` is what was printed until the user pressed that.
+        A script without command lines after it is run at once; a comment behind a `print` is what
+        that prints. A block of text that ends in `^C` is what was printed until the user pressed
+        that.
         """
-        found, early = list(blocks(text)), ""
+        found = list(blocks(text))
+        early = ""
         for block, after in zip_longest(found, found[1:], fillvalue=Block("", "")):
-            lines, expected = block.body, after.body if after.language == "text" else None
+            lines = block.body
+            expected = after.body if after.language == "text" else None
             if block.script:
                 (self.folder / block.script).write_text(block.body)
                 if after.language == "sh":
                     continue
                 comments = [line + "\n" for line in _PRINT.findall(block.body)]
-                lines, expected = f"python {block.script}", expected or "".join(comments)
+                lines = f"python {block.script}"
+                expected = expected or "".join(comments)
             elif block.language != "sh":
                 continue
             expected, interrupted, _ = (expected or "").partition("^C\n")

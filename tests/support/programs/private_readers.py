@@ -8,7 +8,8 @@ from typing import Any
 from shardcache_client.reader import ShardReader
 from support.programs.guard import GUARD_S
 
-SHARDS, SAMPLES = 4, 5
+SHARDS = 4
+SAMPLES = 5
 KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
 
 # Reads everything, and prints the keys; with an argument, stops for good after the first sample.
@@ -32,4 +33,6 @@ def start_reader(
 ) -> subprocess.Popen[str]:
     """Start a process that reads all samples, in a command that begins with `prefix`."""
     command = [*prefix, sys.executable, "-c", READ, urls or f"{root}/data/", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )

@@ -19,7 +19,9 @@ from support.programs.guard import GUARD_S
 def logged(command: Sequence[str | Path], log: Path, **options: Any) -> subprocess.Popen[bytes]:
     """Start a process that has no input; what it prints goes to the end of a file."""
     with log.open("ab") as file:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, **options)
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, **options
+        )
 
 
 def printed_by(command: str | Sequence[str], **options: Any) -> str:
@@ -101,7 +103,9 @@ def wait_until_ended(pid: int) -> None:
 
 MB = 1_000_000
 
-glibc_only = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+glibc_only = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="the C library is not glibc"
+)
 
 
 def kept_bytes(freed_bytes: int, value_bytes: int) -> int:
@@ -117,5 +121,9 @@ def kept_bytes(freed_bytes: int, value_bytes: int) -> int:
 
 
 def _anonymous_bytes() -> int:
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:"))
+    (line,) = (
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("RssAnon:")
+    )
     return int(line.split()[1]) * 1024

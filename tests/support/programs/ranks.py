@@ -20,9 +20,17 @@ from support.programs.guard import GUARD_S
 Job = Callable[..., Any]
 
 
-def torchrun(job: Job, *arguments: object, ranks: int = 2, options: Sequence[str] = (), **variables: str) -> list[Any]:
+def torchrun(
+    job: Job, *arguments: object, ranks: int = 2, options: Sequence[str] = (), **variables: str
+) -> list[Any]:
     """Run `job` as the ranks of torchrun, with further options of it; return what each rank returned."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *options]
+    launcher = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        *options,
+    ]
     with tempfile.TemporaryDirectory(prefix="shardcache-ranks-") as out:
         _wait([_start(launcher, job, out, arguments, variables)])
         return [json.loads(Path(out, f"{rank}.json").read_text()) for rank in range(ranks)]
@@ -32,7 +40,8 @@ def processes(job: Job, arguments: Sequence[Sequence[object]], **variables: str)
     """Run `job` in a process for each of `arguments`, without a launcher; return what each returned."""
     with tempfile.TemporaryDirectory(prefix="shardcache-ranks-") as out:
         started = [
-            _start([], job, out, each, variables | {"RESULT": f"{rank}.json"}) for rank, each in enumerate(arguments)
+            _start([], job, out, each, variables | {"RESULT": f"{rank}.json"})
+            for rank, each in enumerate(arguments)
         ]
         _wait(started)
         return [json.loads(Path(out, f"{rank}.json").read_text()) for rank in range(len(arguments))]
@@ -41,10 +50,20 @@ def processes(job: Job, arguments: Sequence[Sequence[object]], **variables: str)
 def _start(
     launcher: list[str], job: Job, out: str, arguments: Sequence[object], variables: dict[str, str]
 ) -> subprocess.Popen[str]:
-    command = [sys.executable, *launcher, __file__, job.__module__, job.__name__, out, *map(str, arguments)]
+    command = [
+        sys.executable,
+        *launcher,
+        __file__,
+        job.__module__,
+        job.__name__,
+        out,
+        *map(str, arguments),
+    ]
     paths = [str(TESTS), str(Path(inspect.getfile(job)).parent), variables.pop("PYTHONPATH", "")]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **variables}
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def _wait(jobs: list[subprocess.Popen[str]]) -> None:
@@ -64,7 +83,8 @@ def main() -> None:
     result = os.environ.get("RESULT") or f"{os.environ['RANK']}.json"
     Path(out, result).write_text(json.dumps(told))
     if "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized():
-        # A thread of the group that frees a tensor while the interpreter ends would abort it (pytorch#190489).
+        # A thread of the group that frees a tensor while the interpreter ends would abort it
+        # (pytorch#190489).
         sys.modules["torch"].distributed.barrier()
         sys.modules["torch"].distributed.destroy_process_group()
 

@@ -23,7 +23,12 @@ class RawSession(AbstractContextManager["RawSession"]):
     def __init__(self, daemon: Daemon | Path, job: str = "job", **hello: Any) -> None:
         path = daemon if isinstance(daemon, Path) else daemon.socket
         self._socket = WebSocket(path, SESSION_PATH, time.monotonic() + GUARD_S)
-        first = {"type": "hello", "protocol": PROTOCOL_VERSION, "client_version": "test", "job": job}
+        first = {
+            "type": "hello",
+            "protocol": PROTOCOL_VERSION,
+            "client_version": "test",
+            "job": job,
+        }
         self.send(**{**first, **hello})
         self.welcome = self.receive()
         self._id = 0
@@ -55,7 +60,9 @@ class RawSession(AbstractContextManager["RawSession"]):
         return message
 
     def unread_bytes(self) -> int:
-        return int.from_bytes(fcntl.ioctl(self._socket._socket, termios.FIONREAD, bytes(4)), sys.byteorder)
+        return int.from_bytes(
+            fcntl.ioctl(self._socket._socket, termios.FIONREAD, bytes(4)), sys.byteorder
+        )
 
     def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
         request = self.request(kind, **fields)
@@ -92,7 +99,11 @@ class RawSession(AbstractContextManager["RawSession"]):
         self.ask("explain", of=0)
 
     def plan(
-        self, shards: Sequence[str | ShardRef], order: list[int], reads: int | None = None, **fields: Any
+        self,
+        shards: Sequence[str | ShardRef],
+        order: list[int],
+        reads: int | None = None,
+        **fields: Any,
     ) -> dict[str, Any]:
         """Declare a plan of shards, by their urls alone or whole; `reads` positions belong to this epoch, or all."""
         known = Shards.of(ShardRef(each) if isinstance(each, str) else each for each in shards)
@@ -100,4 +111,6 @@ class RawSession(AbstractContextManager["RawSession"]):
         if sent["type"] == "error":
             return sent
         reads = len(order) if reads is None else reads
-        return self.ask("plan", epoch=0, shards=[known.fingerprint], order=order, reads=reads, **fields)
+        return self.ask(
+            "plan", epoch=0, shards=[known.fingerprint], order=order, reads=reads, **fields
+        )

@@ -37,7 +37,9 @@ def connect(daemon: Daemon, keys: dict[str, Any] | None = None, **config: Any) -
     """Return a client of a daemon's endpoint, which repeats nothing."""
     keys = keys or keys_of(daemon)
     secrets = keys["AccessKeyId"], keys["SecretAccessKey"], keys.get("SessionToken")
-    chosen = Config(signature_version="s3v4", retries={"total_max_attempts": 1}, read_timeout=GUARD_S, **config)
+    chosen = Config(
+        signature_version="s3v4", retries={"total_max_attempts": 1}, read_timeout=GUARD_S, **config
+    )
     endpoint = f"http://{address_of(daemon)}"
     return s3_client(endpoint, *secrets, region="eu-central-1", config=chosen)
 
@@ -85,7 +87,12 @@ def ask(daemon: Daemon, target: str, headers: dict[str, str], method: str = "GET
 
 def request_of(target: str, headers: dict[str, str]) -> bytes:
     """Return a GET request as it is sent."""
-    lines = [f"GET {target} HTTP/1.1", *(f"{name}: {text}" for name, text in headers.items()), "", ""]
+    lines = [
+        f"GET {target} HTTP/1.1",
+        *(f"{name}: {text}" for name, text in headers.items()),
+        "",
+        "",
+    ]
     return "\r\n".join(lines).encode()
 
 

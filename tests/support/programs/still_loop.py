@@ -46,7 +46,9 @@ def still(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
     return _on(StillLoop, test)
 
 
-def _on(loop_factory: type[StillLoop], test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+def _on(
+    loop_factory: type[StillLoop], test: Callable[P, Coroutine[Any, Any, None]]
+) -> Callable[P, None]:
     @wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         with asyncio.Runner(loop_factory=loop_factory) as runner:

@@ -1,7 +1,8 @@
-"""Starts `shardcache` in milliseconds: one process imports everything, and forks a child for each command.
+"""Starts `shardcache` in milliseconds: one process imports everything, and forks a child for each
+command.
 
-As a program it reads a JSON line for each command to start, and answers with its pid; another for each that has ended,
-and answers with its exit status.
+As a program it reads a JSON line for each command to start, and answers with its pid; another for
+each that has ended, and answers with its exit status.
 """
 
 import atexit
@@ -96,14 +97,16 @@ class Zygote(AbstractContextManager["Zygote"]):
     def spawn(self, args: Sequence[str], env: Mapping[str, str], log: Path) -> Forked:
         """Start `python -m shardcache` with these arguments.
 
-        In `env`, SHIM_CONTROL puts it under a shim, and NETWORK, the path of a namespace, into that network.
+        In `env`, SHIM_CONTROL puts it under a shim, and NETWORK, the path of a namespace, into that
+        network.
         """
         return self._start(args, env, log, log)
 
     def run(self, args: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         """Run `python -m shardcache` to its end, as `subprocess.run` does. Raises subprocess.TimeoutExpired."""
         with tempfile.TemporaryDirectory(prefix="shardcache-run-") as name:
-            out, err = Path(name, "out"), Path(name, "err")
+            out = Path(name, "out")
+            err = Path(name, "err")
             command = self._start(args, env, out, err)
             try:
                 code = command.wait(GUARD_S)
@@ -114,7 +117,13 @@ class Zygote(AbstractContextManager["Zygote"]):
             return subprocess.CompletedProcess(args, code, out.read_text(), err.read_text())
 
     def _start(self, args: Sequence[str], env: Mapping[str, str], out: Path, err: Path) -> Forked:
-        request = {"args": list(args), "env": dict(env), "out": str(out), "err": str(err), "folder": str(Path.cwd())}
+        request = {
+            "args": list(args),
+            "env": dict(env),
+            "out": str(out),
+            "err": str(err),
+            "folder": str(Path.cwd()),
+        }
         return Forked(self._ask(request), self._reap)
 
     def _reap(self, pid: int) -> int:
@@ -132,7 +141,9 @@ class Zygote(AbstractContextManager["Zygote"]):
     @staticmethod
     def _begin() -> subprocess.Popen[str]:
         preload = {"LD_PRELOAD": str(library())} if HAS_CC else {}
-        with network.at_home():  # it outlives the test that starts its first daemon, maybe in another network
+        with (
+            network.at_home()
+        ):  # it outlives the test that starts its first daemon, maybe in another network
             return subprocess.Popen(
                 [sys.executable, "-m", "support.programs.zygote"],
                 stdin=subprocess.PIPE,
@@ -170,7 +181,11 @@ def _import_all() -> None:
 def _become_command(request: dict[str, Any]) -> NoReturn:
     """Run the command, and end this process with its status."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    for target, path, how in ((0, os.devnull, os.O_RDONLY), (1, request["out"], flags), (2, request["err"], flags)):
+    for target, path, how in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, request["out"], flags),
+        (2, request["err"], flags),
+    ):
         fd = os.open(path, how)
         os.dup2(fd, target)
         os.close(fd)

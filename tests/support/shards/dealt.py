@@ -47,7 +47,8 @@ def _walk(part: Part, counts: Sequence[int]) -> list[Place]:
 
 
 def _walk_segment(segment: Segment, counts: Sequence[int]) -> list[Place]:
-    mix, places = segment.mix, []
+    mix = segment.mix
+    places = []
     for step, first, last in steps_of(segment):
         pieces = mix.pieces_at(step)
         parts = []
@@ -56,7 +57,9 @@ def _walk_segment(segment: Segment, counts: Sequence[int]) -> list[Place]:
             numbers = held.numbers(counts[held.shard], permuted=mix.window > 0)
             parts.append(iter(mix.part(piece, step, numbers)))
         sizes = [part.__length_hint__() for part in parts]  # type: ignore[attr-defined]
-        step_places = [(mix.pieces[pieces[n]].shard, next(parts[n])) for n in mix.interleaved(step, sizes)]
+        step_places = [
+            (mix.pieces[pieces[n]].shard, next(parts[n])) for n in mix.interleaved(step, sizes)
+        ]
         places += step_places[first:last]
     return places
 
@@ -90,7 +93,8 @@ def source(name: str, counts: Sequence[int], shuffle: Shuffle | None = None) -> 
 
 @dataclass(frozen=True)
 class Dealt:
-    """A dataset, or a mixture of several, and the reference for its deal: each source's samples written out in order.
+    """A dataset, or a mixture of several, and the reference for its deal: each source's samples
+    written out in order.
 
     Attributes:
         counts, shuffles: of each source.
@@ -111,7 +115,9 @@ class Dealt:
             epoch: {each.name: weight for each, weight in zip(sources, weights, strict=True)}
             for epoch, weights in enumerate(self.weights)
         }
-        return MixtureDeal(sources, weights_of(by_epoch, sources), self.samples or 0, even, batch_size)
+        return MixtureDeal(
+            sources, weights_of(by_epoch, sources), self.samples or 0, even, batch_size
+        )
 
     @property
     def shards(self) -> list[int]:
@@ -122,22 +128,32 @@ class Dealt:
         """Return the samples of an epoch: those that come next in each source."""
         deal = self.deal()
         if isinstance(deal, MixtureDeal):
-            starts, stops = deal.layout(epoch).starts, deal.layout(epoch + 1).starts
+            starts = deal.layout(epoch).starts
+            stops = deal.layout(epoch + 1).starts
         else:
-            starts, stops = (epoch * deal.epoch_samples,), ((epoch + 1) * deal.epoch_samples,)
+            starts = (epoch * deal.epoch_samples,)
+            stops = ((epoch + 1) * deal.epoch_samples,)
         due: Counter[Place] = Counter()
         for number, (start, stop) in enumerate(zip(starts, stops, strict=True)):
             due.update(self._endless(number, stop)[start:])
         return due
 
     def _endless(self, number: int, samples: int) -> list[Place]:
-        first, counts, shuffle = sum(map(len, self.counts[:number])), self.counts[number], self.shuffles[number]
+        first = sum(map(len, self.counts[:number]))
+        counts = self.counts[number]
+        shuffle = self.shuffles[number]
         if shuffle is not None and shuffle.is_global:
-            return list(Scattered(0, samples, ScatteredOrder(counts, shuffle), 0, first).samples_between(0, samples))
+            return list(
+                Scattered(0, samples, ScatteredOrder(counts, shuffle), 0, first).samples_between(
+                    0, samples
+                )
+            )
         return [
             (first + piece.shard, sample)
             for piece in Order(counts, shuffle).pieces(0, samples)
-            for sample in piece.numbers(counts[piece.shard], permuted=bool(shuffle and shuffle.window))
+            for sample in piece.numbers(
+                counts[piece.shard], permuted=bool(shuffle and shuffle.window)
+            )
         ]
 
 
@@ -154,7 +170,8 @@ def _manifests(max_shards: int, max_samples: int) -> st.SearchStrategy[list[int]
 @st.composite
 def datasets(draw: st.DrawFn, max_shards: int = 20, max_samples: int = 50) -> Dealt:
     """A dataset, read as a whole in each epoch or in parts."""
-    counts, shuffle = draw(_manifests(max_shards, max_samples)), draw(_shuffles(9, 5))
+    counts = draw(_manifests(max_shards, max_samples))
+    shuffle = draw(_shuffles(9, 5))
     return Dealt([counts], [shuffle], samples=draw(st.none() | st.integers(1, 200)))
 
 

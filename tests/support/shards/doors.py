@@ -28,8 +28,12 @@ def _of_joined(url: str, socket: Path) -> list[bytes]:
     return [sample["other.jpg"] for sample in Joined(sources)]
 
 
-def _of(make: Callable[..., Iterable[dict[str, Any]]], **options: Any) -> Callable[[str, Path], list[bytes]]:
-    return lambda url, socket: [bytes(sample["jpg"]) for sample in make(url, socket=socket, **options)]
+def _of(
+    make: Callable[..., Iterable[dict[str, Any]]], **options: Any
+) -> Callable[[str, Path], list[bytes]]:
+    return lambda url, socket: [
+        bytes(sample["jpg"]) for sample in make(url, socket=socket, **options)
+    ]
 
 
 DOORS = {

@@ -29,7 +29,12 @@ def rows_of_shard(shard: int) -> list[Row]:
 
 def _row(number: int) -> Row:
     image = Random(number).randbytes(2_000)
-    return {"__key__": f"n{number:03d}", "image": image, "text": f"Text é {number}", "label": number}
+    return {
+        "__key__": f"n{number:03d}",
+        "image": image,
+        "text": f"Text é {number}",
+        "label": number,
+    }
 
 
 def zipped(rows: list[Row], method: int = zipfile.ZIP_STORED) -> bytes:
@@ -38,12 +43,16 @@ def zipped(rows: list[Row], method: int = zipfile.ZIP_STORED) -> bytes:
         for name in ("image", "text", "label"):  # members of a sample lie apart
             for row in rows:
                 value = row[name]
-                archive.writestr(f"{row['__key__']}.{name}", value if name == "image" else str(value))
+                archive.writestr(
+                    f"{row['__key__']}.{name}", value if name == "image" else str(value)
+                )
     return data.getvalue()
 
 
 def json_lines(rows: list[Row]) -> bytes:
-    return b"".join(json.dumps(row | {"image": row["image"].decode("latin-1")}).encode() + b"\n" for row in rows)
+    return b"".join(
+        json.dumps(row | {"image": row["image"].decode("latin-1")}).encode() + b"\n" for row in rows
+    )
 
 
 def tf_records(rows: list[Row]) -> bytes:
@@ -66,7 +75,9 @@ def parquet(rows: list[Row]) -> bytes:
     return data.getvalue()
 
 
-def through(compress: Callable[[bytes], bytes], write: Callable[[list[Row]], bytes]) -> Callable[[list[Row]], bytes]:
+def through(
+    compress: Callable[[bytes], bytes], write: Callable[[list[Row]], bytes]
+) -> Callable[[list[Row]], bytes]:
     return lambda rows: compress(write(rows))
 
 

@@ -1,6 +1,8 @@
-"""Odd tars, made byte by byte where the standard library would not write them; and the ways to read them.
+"""Odd tars, made byte by byte where the standard library would not write them; and the ways to read
+them.
 
-Most have the sample `last` behind the oddity: a reader that gives it has found the way past the oddity.
+Most have the sample `last` behind the oddity: a reader that gives it has found the way past the
+oddity.
 """
 
 import subprocess
@@ -39,7 +41,14 @@ def header(
     """Return a header block with a right checksum. `size` as bytes is the field itself; `fields` is laid over last."""
     block = bytearray(512)
     size_field = b"%011o\0" % size if isinstance(size, int) else size
-    parts = {0: name, 100: b"0000644\0", 108: b"0001750\0", 116: b"0001750\0", 124: size_field, 136: b"14444444444\0"}
+    parts = {
+        0: name,
+        100: b"0000644\0",
+        108: b"0001750\0",
+        116: b"0001750\0",
+        124: size_field,
+        136: b"14444444444\0",
+    }
     for at, value in {**parts, 156: kind, 257: magic, 345: prefix, **(fields or {})}.items():
         block[at : at + len(value)] = value
     block[148:156] = b" " * 8
@@ -52,7 +61,12 @@ def padded(data: bytes) -> bytes:
 
 
 def member(
-    name: bytes, data: bytes, kind: bytes = b"0", *, magic: bytes = _USTAR, size: int | bytes | None = None
+    name: bytes,
+    data: bytes,
+    kind: bytes = b"0",
+    *,
+    magic: bytes = _USTAR,
+    size: int | bytes | None = None,
 ) -> bytes:
     """Return a member; `size` is what its header says, where that is not the length of its data."""
     return header(name, len(data) if size is None else size, kind, magic=magic) + padded(data)
@@ -62,7 +76,10 @@ def records(*keywords: tuple[str, str | bytes], kind: bytes = b"x") -> bytes:
     """Return a PAX extended header, or with kind `g` a global one."""
     payload = b""
     for keyword, value in keywords:
-        rest = b" %s=%s\n" % (keyword.encode(), value if isinstance(value, bytes) else value.encode())
+        rest = b" %s=%s\n" % (
+            keyword.encode(),
+            value if isinstance(value, bytes) else value.encode(),
+        )
         length = len(rest) + 1
         while len(b"%d" % length) + len(rest) != length:
             length += 1
@@ -85,7 +102,10 @@ LAST = member(b"last.txt", b"behind the oddity")
 
 TRAILING_DATA: dict[str, tuple[bytes, int]] = {
     "garbage": (archive(end=END + b"garbage" * 300), 2048),
-    "a byte behind megabytes of zeros": (archive(end=bytes((3 << 20) + 700) + b"\1"), 1024 + (3 << 20) + 700),
+    "a byte behind megabytes of zeros": (
+        archive(end=bytes((3 << 20) + 700) + b"\1"),
+        1024 + (3 << 20) + 700,
+    ),
     "a second tar": (archive() + archive(member(b"second.jpg", b"1")), 2048),
     "a second tar behind a single block of zeros": (archive(end=bytes(512)) + archive(), 1536),
     "a hole of 4 KiB over a sample": (
@@ -93,8 +113,9 @@ TRAILING_DATA: dict[str, tuple[bytes, int]] = {
         1024 + 4096,
     ),
 }
-"""Tars with data behind the block of zeros that ends them, by what that is, and the offset of its first byte. As far as
-that block, each has the sample `last` alone."""
+"""Tars with data behind the block of zeros that ends them, by what that is, and the offset of its
+first byte. As far as that block, each has the sample `last` alone.
+"""
 
 SPARSE_FORMATS = {
     "old GNU": ["--format=gnu"],
@@ -113,24 +134,58 @@ def sparse_tar(folder: Path, format_: str) -> bytes:
         file.write(b"more")
     (folder / "a.cls").write_bytes(b"1")
     (folder / "last.txt").write_bytes(b"behind the oddity")
-    command = ["tar", "--sparse", *SPARSE_FORMATS[format_], "--blocking-factor=1", f"--directory={folder}"]
-    return subprocess.run([*command, "-c", "a.bin", "a.cls", "last.txt"], check=True, capture_output=True).stdout
+    command = [
+        "tar",
+        "--sparse",
+        *SPARSE_FORMATS[format_],
+        "--blocking-factor=1",
+        f"--directory={folder}",
+    ]
+    return subprocess.run(
+        [*command, "-c", "a.bin", "a.cls", "last.txt"], check=True, capture_output=True
+    ).stdout
 
 
 Row = tuple[str, bytes, bytes]  # name, type, content
 
 _FOLDERS = ["", "", "", "./", "d/", "d.ir/", ".h/", "é/", "__meta__/"]
 _KEYS = ["a", "a", "b", "A", "ab", "é", "\udcff", "_", "__index__", ""]
-_EXTENSIONS = ["jpg", "jpg", "JPG", "cls", "a.b", "é", "É", "İ", "ΟΣ", "\udcff", "__x__", "__key__", "__URL__", "", "/"]
+_EXTENSIONS = [
+    "jpg",
+    "jpg",
+    "JPG",
+    "cls",
+    "a.b",
+    "é",
+    "É",
+    "İ",
+    "ΟΣ",
+    "\udcff",
+    "__x__",
+    "__key__",
+    "__URL__",
+    "",
+    "/",
+]
 
-# Few characters and few parts, so that dots, folders, hidden files, dunders and equal keys meet often.
+# Few characters and few parts, so that dots, folders, hidden files, dunders and equal keys meet
+# often.
 names = (
-    st.builds("{}{}.{}".format, st.sampled_from(_FOLDERS), st.sampled_from(_KEYS), st.sampled_from(_EXTENSIONS))
+    st.builds(
+        "{}{}.{}".format,
+        st.sampled_from(_FOLDERS),
+        st.sampled_from(_KEYS),
+        st.sampled_from(_EXTENSIONS),
+    )
     | st.text("ab._/é\nJ", min_size=1, max_size=12)
     | st.sampled_from(["__meta__", "__index__.json", "a.jpg", "a.cls", "b.jpg", "x" * 300])
-    | st.sampled_from(["d/._a.jpg", "d/.DS_Store", "__MACOSX/a.jpg", "d/__MACOSX/a.cls", "__MACOSX.jpg"])
+    | st.sampled_from(
+        ["d/._a.jpg", "d/.DS_Store", "__MACOSX/a.jpg", "d/__MACOSX/a.cls", "__MACOSX.jpg"]
+    )
 )
-kinds = st.sampled_from([tarfile.REGTYPE] * 5 + [tarfile.AREGTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE])
+kinds = st.sampled_from(
+    [tarfile.REGTYPE] * 5 + [tarfile.AREGTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE]
+)
 formats = st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 members = st.lists(st.tuples(names, kinds, st.binary(max_size=600)), max_size=12)
 
@@ -140,7 +195,8 @@ def pack_rows(rows: list[Row], format_: int) -> bytes:
     fits = [row for row in rows if format_ != tarfile.USTAR_FORMAT or len(row[0]) < 100]
     # A trailing slash makes a folder of an old-style file, and folders have no data.
     return pack(
-        [(special(name, kind), b"" if name.endswith("/") else value) for name, kind, value in fits], format=format_
+        [(special(name, kind), b"" if name.endswith("/") else value) for name, kind, value in fits],
+        format=format_,
     )
 
 
@@ -182,12 +238,15 @@ def by_lenient_index(path: Path, start: int = 0) -> Reading:
 
 
 def by_number(path: Path) -> list[Items | None]:
-    """Read each sample by its number, as a shuffled reader does, last first; None is in the place of a bad one.
+    """Read each sample by its number, as a shuffled reader does, last first; None is in the place
+    of a bad one.
 
     Parts of a torn sample are samples.
     """
     with closing(_publish(path, require_adjacent=False)) as reader:
-        readings = [_read(map(reader.cutter(), [number])) for number in reversed(range(len(reader)))]
+        readings = [
+            _read(map(reader.cutter(), [number])) for number in reversed(range(len(reader)))
+        ]
     return [None if reading.error else reading.samples[0] for reading in readings][::-1]
 
 

@@ -66,7 +66,14 @@ class Ground:
 
     def cache(self) -> Cache:
         inputs = self.inputs
-        cache = Cache(inputs.settings, inputs.store, inputs.origins, inputs.downloader, inputs.indexers, inputs.group)
+        cache = Cache(
+            inputs.settings,
+            inputs.store,
+            inputs.origins,
+            inputs.downloader,
+            inputs.indexers,
+            inputs.group,
+        )
         self._stops.append(cache.stop)
         return cache
 
@@ -78,7 +85,9 @@ class Ground:
 @asynccontextmanager
 async def ground(root: Path, **options: Any) -> AsyncIterator[Ground]:
     """Open a cache's store with these options of the daemon; end all that runs when the block is left."""
-    settings = Settings.load({"cache_dir": root / "cache", "capacity": "1GB", "min_free": "0", **options})
+    settings = Settings.load(
+        {"cache_dir": root / "cache", "capacity": "1GB", "min_free": "0", **options}
+    )
     store = Store.open(root / "cache", settings.capacity, settings.min_free)
     origins = Origins(settings.origin, max_connections=settings.max_connections)
     downloader = Downloader(settings, Counters())

@@ -35,7 +35,9 @@ def groups(
         waiting = lengths[first:read]
         unread = len(lengths) - read
         waiting_sources = sources[first:read]
-        blocks = next_group(waiting, unread, max_tokens, f"group/{first}", greatest, waiting_sources)
+        blocks = next_group(
+            waiting, unread, max_tokens, f"group/{first}", greatest, waiting_sources
+        )
         if not blocks:
             return
         yield Group(first, read, [[first + place for place in block] for block in blocks])

@@ -52,15 +52,21 @@ def health_of(store: Store) -> DiskHealth:
     return DiskHealth(store, kept.residency, kept.pins, kept.changed)
 
 
-async def publish(store: Store, url: str, *, version: str = '"1"', samples: int = 20, is_file: bool = False) -> Shard:
+async def publish(
+    store: Store, url: str, *, version: str = '"1"', samples: int = 20, is_file: bool = False
+) -> Shard:
     """Put a shard into the store as the fetcher does, accounting included."""
     data = make_tar(random_samples(samples))
     key = shard_key(place_of(url, is_file=is_file), version)
     tar, sidecar = (store.layout.unpublished(key, suffix) for suffix in (TAR, SIDECAR))
     tar.write_bytes(data)
-    crcs = tuple(checksums.crc32c(data[at : at + PIECE_BYTES]) for at in range(0, len(data), PIECE_BYTES))
+    crcs = tuple(
+        checksums.crc32c(data[at : at + PIECE_BYTES]) for at in range(0, len(data), PIECE_BYTES)
+    )
     facts = Facts(url, version, len(data), len(data), PIECE_BYTES, crcs, samples=0)
-    indexed = index_shard(IndexRequest(str(tar), str(sidecar), facts.to_json(), url, True, allowed_bytes=len(data)))
+    indexed = index_shard(
+        IndexRequest(str(tar), str(sidecar), facts.to_json(), url, True, allowed_bytes=len(data))
+    )
     files = await store.seal(tar, sidecar, replace(facts, samples=indexed.samples))
     shard = await store.publish(key, files)
     store.space.kept_bytes += shard.kept_bytes

@@ -19,6 +19,8 @@ def recut(daemon: Daemon, folder: Path, samples: Sequence[Sample], counts: Seque
 
 def index_with_table(daemon: Daemon, folder: Path) -> str:
     """Write the index of a folder's shards, with a table of their keys; return the index's url."""
-    ran = shardcache("index", f"{folder}/", "-o", folder / "index.json", "--samples", socket=daemon.socket)
+    ran = shardcache(
+        "index", f"{folder}/", "-o", folder / "index.json", "--samples", socket=daemon.socket
+    )
     assert ran.code == 0, ran.err
     return f"file://{folder}/index.json"

@@ -51,7 +51,9 @@ def make_tar(samples: Iterable[Sample]) -> bytes:
     return pack(members)
 
 
-def pack(members: Iterable[tuple[str | tarfile.TarInfo, bytes]], *, format: int = tarfile.USTAR_FORMAT) -> bytes:  # noqa: A002
+def pack(
+    members: Iterable[tuple[str | tarfile.TarInfo, bytes]], *, format: int = tarfile.USTAR_FORMAT
+) -> bytes:  # noqa: A002
     """Pack members in order, each under its name or as the TarInfo given; a TarInfo of no file carries no bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=format) as tar:
@@ -126,14 +128,16 @@ def samples(folder: Path) -> Samples:
     """Return the samples of all shards that the index names, by key, after checking its numbers against them."""
     found: Samples = {}
     for row in rows(folder):
-        path, before = folder / row["url"], len(found)
+        path = folder / row["url"]
+        before = len(found)
         with tarfile.open(path) as tar:
             for info in tar:
                 key, _, extension = info.name.partition(".")
                 member = tar.extractfile(info)
                 assert member is not None
                 found.setdefault(key, {})[extension] = member.read()
-        assert (row["nsamples"], row["filesize"]) == (len(found) - before, path.stat().st_size)
+        assert row["nsamples"] == len(found) - before
+        assert row["filesize"] == path.stat().st_size
     return found
 
 
@@ -178,7 +182,9 @@ def npy(tokens: Sequence[int], dtype: str = "uint16") -> bytes:
     return buffer.getvalue()
 
 
-def token_tar(documents: Documents, *, extension: str = "npy", dtype: str | None = None, first: int = 0) -> bytes:
+def token_tar(
+    documents: Documents, *, extension: str = "npy", dtype: str | None = None, first: int = 0
+) -> bytes:
     """Return a tar with a sample for each document, keyed by its number from `first` on.
 
     Args:
@@ -194,7 +200,8 @@ def token_tar(documents: Documents, *, extension: str = "npy", dtype: str | None
 def write_token_shards(folder: Path, shards: Sequence[Documents]) -> str:
     """Write shards of .npy files and an index with the numbers of their tokens; return its url."""
     folder.mkdir()
-    rows, first = [], 0
+    rows = []
+    first = 0
     for number, documents in enumerate(shards):
         (folder / f"{number}.tar").write_bytes(token_tar(documents, first=first))
         first += len(documents)
@@ -209,7 +216,9 @@ def blocks_of(
 ) -> list[tuple[list[int], list[int]]]:
     """Return tokens, and numbers of their documents, of each block of a shard: concatenate and cut."""
     ends = [] if end is None else [end]
-    joined = [(token, number) for number, tokens in enumerate(documents) for token in [*tokens, *ends]]
+    joined = [
+        (token, number) for number, tokens in enumerate(documents) for token in [*tokens, *ends]
+    ]
     found = []
     while len(joined) >= length:
         block = joined[:length]

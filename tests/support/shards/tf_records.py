@@ -65,5 +65,7 @@ def masked(data: bytes) -> bytes:
 
 def framed(*records: bytes) -> bytes:
     heads = [struct.pack("<Q", len(record)) for record in records]
-    frames = [head + masked(head) + each + masked(each) for head, each in zip(heads, records, strict=True)]
+    frames = [
+        head + masked(head) + each + masked(each) for head, each in zip(heads, records, strict=True)
+    ]
     return b"".join(frames)

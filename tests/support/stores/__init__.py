@@ -1,7 +1,9 @@
 """Object stores and web servers, real and made to misbehave."""
 
 
-def aws_env(endpoint_url: str, access_key: str = "test", secret_key: str = "test") -> dict[str, str]:
+def aws_env(
+    endpoint_url: str, access_key: str = "test", secret_key: str = "test"
+) -> dict[str, str]:
     """Return the variables by which any AWS SDK finds a server, by default one that takes all keys."""
     return {
         "AWS_ACCESS_KEY_ID": access_key,

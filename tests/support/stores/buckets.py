@@ -64,9 +64,13 @@ def hand_over(origins: Origins, variables: Mapping[str, str]) -> None:
         pass
 
 
-async def read_range(origin: Origin, obj: RemoteObject, start: int, stop: int, flow: Flow | None = None) -> bytes:
+async def read_range(
+    origin: Origin, obj: RemoteObject, start: int, stop: int, flow: Flow | None = None
+) -> bytes:
     with tempfile.NamedTemporaryFile() as file:
-        await origin.fetch(obj, Parts(file.name, None, obj.size_bytes, start, stop - start), flow or Flow())
+        await origin.fetch(
+            obj, Parts(file.name, None, obj.size_bytes, start, stop - start), flow or Flow()
+        )
         return os.pread(file.fileno(), stop - start, start)
 
 
@@ -76,7 +80,9 @@ async def read_whole(origin: Origin, obj: RemoteObject, part_bytes: int) -> list
         step_bytes = part_bytes if obj.has_ranges else max(1, obj.size_bytes)
         finished: list[PartSums] = []
         for start in range(0, obj.size_bytes, step_bytes):
-            parts = Parts(file.name, None, part_bytes, start, min(step_bytes, obj.size_bytes - start))
+            parts = Parts(
+                file.name, None, part_bytes, start, min(step_bytes, obj.size_bytes - start)
+            )
             finished += await origin.fetch(obj, parts, Flow()) or []
         data = Path(file.name).read_bytes()
         return [data[sums.index * part_bytes :][:part_bytes] for sums in finished]
@@ -86,7 +92,8 @@ class MotoS3(S3Server):
     """A server in this process, which takes any credentials and keeps everything in memory."""
 
     def __enter__(self) -> Self:
-        # It tells of every request, in a thread: a child forked at that moment inherits the lock of the log's file.
+        # It tells of every request, in a thread: a child forked at that moment inherits the lock of
+        # the log's file.
         logging.getLogger("werkzeug").setLevel(logging.WARNING)
         self._server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
         self._server.start()
@@ -111,7 +118,8 @@ def index_of(bucket: Bucket, prefix: str = "train/") -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = json.loads(body_of(bucket, f"{prefix}index.json"))["shardlist"]
     for row in rows:
         head = bucket.server.client.head_object(Bucket=bucket.name, Key=prefix + row["url"])
-        assert (row["filesize"], row["etag"]) == (head["ContentLength"], head["ETag"].strip('"'))
+        assert row["filesize"] == head["ContentLength"]
+        assert row["etag"] == head["ETag"].strip('"')
         with tarfile.open(fileobj=io.BytesIO(body_of(bucket, prefix + row["url"]))) as tar:
             assert row["nsamples"] == len({name.partition(".")[0] for name in tar.getnames()})
     return rows

@@ -74,7 +74,8 @@ class Canary(ScriptedServer):
         data = self.files[path]
         etag = f'"{hash(data)}"' if self.etag is None else self.etag
         begun, wanted = part_of(len(data), request.part, {"etag": etag, "accept-ranges": "bytes"})
-        start, stop = wanted.start, wanted.stop
+        start = wanted.start
+        stop = wanted.stop
         if request.part and not self.bytewise:
             self.wait(path, stop)
         if request.headers.get("if-match", etag) != etag:

@@ -14,7 +14,8 @@ from support.stores.spoiling_server import HOP, ThreadedServer, end_by
 class FaultyProxy(ThreadedServer):
     """Passes requests on to a server, bodies included; a context manager.
 
-    Signatures stay right: the client signs the proxy's own address, and that is the Host which the server sees.
+    Signatures stay right: the client signs the proxy's own address, and that is the Host which the
+    server sees.
 
     Attributes:
         swallowed: number of requests that came over forgotten connections.
@@ -39,7 +40,9 @@ class FaultyProxy(ThreadedServer):
 
         return asyncio.run_coroutine_threadsafe(swallow(), self._loop).result()
 
-    async def _answer(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _answer(
+        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
         if writer not in self._forgotten:
             return await super()._answer(request, reader, writer)
         self.swallowed += 1
@@ -51,7 +54,9 @@ class FaultyProxy(ThreadedServer):
     def _pass_on(self, request: Request) -> Answer:
         connection = HTTPConnection(self._upstream, timeout=GUARD_S)
         answer = answered(connection, request.target, request.headers, request.method, request.body)
-        headers = {name.lower(): value for name, value in answer.headers.items() if name.lower() not in HOP}
+        headers = {
+            name.lower(): value for name, value in answer.headers.items() if name.lower() not in HOP
+        }
         if request.method != "HEAD":
             headers["content-length"] = str(len(answer.body))
         return Answer(answer.status, headers, answer.body)

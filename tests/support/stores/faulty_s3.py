@@ -93,7 +93,9 @@ class FaultyS3(SpoilingServer):
         self.objects[key] = body
         return f"s3://{self.bucket}/{key}"
 
-    def hold(self, key: str, *, start: int | None = None, times: int | None = None, method: str = "GET") -> None:
+    def hold(
+        self, key: str, *, start: int | None = None, times: int | None = None, method: str = "GET"
+    ) -> None:
         """Answer requests for a key only after `answer_late`, with what is stored by then."""
         self._rules += (Rule(None, method, key, start, times=times, action=self._late.wait),)
 
@@ -117,7 +119,9 @@ class FaultyS3(SpoilingServer):
         asker = _asker(request)
         if self.access_key not in (None, asker):
             return refusal(400, "ExpiredToken")
-        if self.permits and not (asker in self.permits and request.key.startswith(self.permits[asker])):
+        if self.permits and not (
+            asker in self.permits and request.key.startswith(self.permits[asker])
+        ):
             return refusal(403, "AccessDenied")
         if request.key not in self.objects:
             return refusal(404, "NoSuchKey")
@@ -143,10 +147,16 @@ class FaultyS3(SpoilingServer):
         if question == "alive" and not self.owner_has_parts:
             return Answer(404, {"content-length": "0"}, b"")
         owner = "10.0.0.2:9081" if is_detour else self.owner
-        return Answer(502 if owner is None else 200, {"content-length": "0", "x-shardcache-owner": owner or ""}, b"")
+        return Answer(
+            502 if owner is None else 200,
+            {"content-length": "0", "x-shardcache-owner": owner or ""},
+            b"",
+        )
 
     def _object(self, request: Request, body: bytes) -> Answer:
-        answer, wanted = part_of(len(body), request.part if self.ranges else None, self._headers(body))
+        answer, wanted = part_of(
+            len(body), request.part if self.ranges else None, self._headers(body)
+        )
         if answer.status == 416:
             return answer
         answer.body = body[wanted.start : wanted.stop]
@@ -171,7 +181,9 @@ class FaultyS3(SpoilingServer):
         if self.encoding:
             headers["content-encoding"] = self.encoding
         if self.crc32c:
-            headers["x-amz-checksum-crc32c"] = base64.b64encode(checksums.crc32c(body).to_bytes(4, "big")).decode()
+            headers["x-amz-checksum-crc32c"] = base64.b64encode(
+                checksums.crc32c(body).to_bytes(4, "big")
+            ).decode()
             headers["x-amz-checksum-type"] = "FULL_OBJECT"
         return headers
 

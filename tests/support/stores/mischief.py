@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
-_LENGTH, _RANGE = "content-length", "content-range"
+_LENGTH = "content-length"
+_RANGE = "content-range"
 _CHECKSUMS = ("x-amz-checksum-crc32", "x-goog-hash", "content-md5")
 _CHUNK_BYTES = 10_000
 
@@ -33,7 +34,10 @@ class Answer:
     ending: Ending = Ending.STAY
 
     def head(self) -> bytes:
-        lines = [f"HTTP/1.1 {self.status} {self.status}", *(f"{name}: {value}" for name, value in self.headers.items())]
+        lines = [
+            f"HTTP/1.1 {self.status} {self.status}",
+            *(f"{name}: {value}" for name, value in self.headers.items()),
+        ]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")[: self.head_sent]
 
 
@@ -48,7 +52,9 @@ class Scene:
 def _refused(status: int, code: str, answer: Answer, _scene: Scene | None = None) -> None:
     """Turn an answer into a refusal with S3's code, without a body where that is empty."""
     answer.status = status
-    answer.body = f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>".encode() if code else b""
+    answer.body = (
+        f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>".encode() if code else b""
+    )
     answer.headers = {"content-type": "application/xml", _LENGTH: str(len(answer.body))}
 
 
@@ -58,13 +64,17 @@ def refusal(status: int, code: str) -> Answer:
     return answer
 
 
-def part_of(size_bytes: int, part: slice | None, headers: Mapping[str, str]) -> tuple[Answer, range]:
+def part_of(
+    size_bytes: int, part: slice | None, headers: Mapping[str, str]
+) -> tuple[Answer, range]:
     """Return the answer to a request for a part of an object, or all of it, and the bytes that are its body."""
     wanted = range(size_bytes)[part or slice(None)]
     if part is None:
         answer = Answer(200, {**headers})
     elif wanted:
-        answer = Answer(206, {**headers, _RANGE: f"bytes {wanted.start}-{wanted.stop - 1}/{size_bytes}"})
+        answer = Answer(
+            206, {**headers, _RANGE: f"bytes {wanted.start}-{wanted.stop - 1}/{size_bytes}"}
+        )
     else:
         answer = Answer(416, {_RANGE: f"bytes */{size_bytes}"})
     answer.headers[_LENGTH] = str(len(wanted))
@@ -72,7 +82,8 @@ def part_of(size_bytes: int, part: slice | None, headers: Mapping[str, str]) -> 
 
 
 def _cut(ending: Ending, answer: Answer, _scene: Scene) -> None:
-    answer.sent, answer.ending = len(answer.body) // 2, ending
+    answer.sent = len(answer.body) // 2
+    answer.ending = ending
 
 
 def _set(answer: Answer, _scene: Scene, **values: object) -> None:
@@ -81,7 +92,8 @@ def _set(answer: Answer, _scene: Scene, **values: object) -> None:
 
 
 def _half_head(answer: Answer, _scene: Scene) -> None:
-    answer.body, answer.ending = b"", Ending.CLOSE
+    answer.body = b""
+    answer.ending = Ending.CLOSE
     answer.head_sent = len(answer.head()) // 2
 
 
@@ -121,13 +133,15 @@ def _odd_checksums(answer: Answer, _scene: Scene) -> None:
 
 
 def _whole(answer: Answer, scene: Scene) -> None:
-    answer.status, answer.body = 200, scene.whole
+    answer.status = 200
+    answer.body = scene.whole
     answer.headers[_LENGTH] = str(len(scene.whole))
     answer.headers.pop(_RANGE, None)
 
 
 def _empty(answer: Answer, _scene: Scene) -> None:
-    answer.body, answer.headers[_LENGTH] = b"", "0"
+    answer.body = b""
+    answer.headers[_LENGTH] = "0"
 
 
 def chunked(answer: Answer, _scene: Scene | None = None) -> None:
@@ -145,7 +159,9 @@ def in_chunks(body: bytes) -> bytes:
 
 def _flip(answer: Answer, _scene: Scene) -> None:
     middle = len(answer.body) // 2
-    answer.body = answer.body[:middle] + bytes([answer.body[middle] ^ 1]) + answer.body[middle + 1 :]
+    answer.body = (
+        answer.body[:middle] + bytes([answer.body[middle] ^ 1]) + answer.body[middle + 1 :]
+    )
 
 
 def _no_etag(answer: Answer, scene: Scene) -> None:
@@ -218,7 +234,10 @@ class Mischief(enum.StrEnum):
     )
     ENDLESS_HEAD = "headers without an end", _endless_head
     CHUNKED = "a body in chunks, without a Content-Length", chunked
-    ENCODED = "a Content-Encoding that the object was stored with", partial(_with, "content-encoding", "gzip")
+    ENCODED = (
+        "a Content-Encoding that the object was stored with",
+        partial(_with, "content-encoding", "gzip"),
+    )
     FLIP = "a bit flipped", _flip
     ETAG_OTHER = "another ETag", _other_etag
     ETAG_NONE = "no ETag", _no_etag
@@ -233,7 +252,10 @@ class Mischief(enum.StrEnum):
     HEAD_ODD_DATE = "a HEAD with a date that is none", partial(_with, "last-modified", "long ago")
     HEAD_ODD_CHECKSUM = "a HEAD with a checksum that is none", _odd_checksums
     HEAD_SILENCE = "no answer to HEAD", partial(_set, raw=b"", ending=Ending.HANG)
-    HEAD_RESET = "a reset in place of an answer to HEAD", partial(_set, raw=b"", ending=Ending.RESET)
+    HEAD_RESET = (
+        "a reset in place of an answer to HEAD",
+        partial(_set, raw=b"", ending=Ending.RESET),
+    )
     HEAD_GARBAGE = (
         "an answer to HEAD that is no HTTP",
         partial(_set, raw=b"\x00\xff not a word of HTTP \r\n\r\n", ending=Ending.CLOSE),

@@ -67,14 +67,18 @@ class ObjectServer(ThreadedServer):
 
     async def ask(self, request: Request) -> Answer:
         status, headers, body = await asyncio.to_thread(self._answered, request)
-        sent = {"content-length": str(len(body))} | {name.lower(): value for name, value in headers.items()}
+        sent = {"content-length": str(len(body))} | {
+            name.lower(): value for name, value in headers.items()
+        }
         is_cut = int(sent["content-length"]) > len(body)
         return Answer(status, sent, body, ending=Ending.CLOSE if is_cut else Ending.STAY)
 
     def _answered(self, request: Request) -> Answered:
         with self._lock:
             self.requests.append((request.method, request.target, request.headers))
-            refusal = self.refusals.pop(0) if self.refusals and self.is_object(request.target) else None
+            refusal = (
+                self.refusals.pop(0) if self.refusals and self.is_object(request.target) else None
+            )
         return refusal or self.reply(request)
 
     def issue(self) -> Answered:
@@ -82,7 +86,10 @@ class ObjectServer(ThreadedServer):
             self.issued += 1
             token = f"token-{self.issued}"
             self.valid.add(token)
-        times = {"expires_in": self.lifetime_s, "expires_on": str(int(time.time()) + self.lifetime_s)}
+        times = {
+            "expires_in": self.lifetime_s,
+            "expires_on": str(int(time.time()) + self.lifetime_s),
+        }
         answer = {"access_token": token, "token_type": "Bearer", "resource": "r", **times}
         return 200, {"Content-Type": "application/json"}, json.dumps(answer).encode()
 
@@ -101,7 +108,8 @@ def ranged(body: bytes, request: Request, headers: Mapping[str, str]) -> Answere
 
 
 class GoogleServer(ObjectServer):
-    """The XML API for reads; the JSON API, for listing and upload, is an emulator's, where it is installed.
+    """The XML API for reads; the JSON API, for listing and upload, is an emulator's, where it is
+    installed.
 
     Attributes:
         encodings: Content-Encodings that objects were stored with, by path.
@@ -132,15 +140,25 @@ class GoogleServer(ObjectServer):
         return self
 
     def service_account(self, folder: Path, name: str = "a") -> str:
-        """Write the file of a service account, whose tokens this server issues, and return its path.
+        """Write the file of a service account, whose tokens this server issues, and return its
+        path.
 
         Its address is the name, @, and b.
         """
         key = rsa.generate_private_key(65537, 2048)
         pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
         account = {
-            **{"type": "service_account", "project_id": "p", "client_email": f"{name}@b", "client_id": "1"},
-            **{"private_key": pem, "private_key_id": "k", "token_uri": f"{self.endpoint_url}/token"},
+            **{
+                "type": "service_account",
+                "project_id": "p",
+                "client_email": f"{name}@b",
+                "client_id": "1",
+            },
+            **{
+                "private_key": pem,
+                "private_key_id": "k",
+                "token_uri": f"{self.endpoint_url}/token",
+            },
         }
         path = folder / f"account-{name}.json"
         path.write_text(json.dumps(account))
@@ -156,7 +174,11 @@ class GoogleServer(ObjectServer):
         bucket = unquote(target).split("/")[4 if target.startswith("/storage/v1/b/") else 1]
         token = request.headers.get("authorization", "").removeprefix("Bearer ")
         if token not in self.valid and (token or bucket not in self.public):
-            return 401, {"WWW-Authenticate": "Bearer"}, b"<Error><Code>AuthenticationRequired</Code></Error>"
+            return (
+                401,
+                {"WWW-Authenticate": "Bearer"},
+                b"<Error><Code>AuthenticationRequired</Code></Error>",
+            )
         if self.buckets.get(self._addresses.get(token, ""), bucket) != bucket:
             return 403, {}, b"<Error><Code>AccessDenied</Code></Error>"
         if not self.is_object(target):
@@ -177,7 +199,8 @@ class GoogleServer(ObjectServer):
     def _object(self, path: str, request: Request) -> Answered:
         if path not in self.bodies and not self._uploaded(path):
             return 404, {}, b"<Error><Code>NoSuchKey</Code></Error>"
-        body, generation = self.bodies[path], str(1_700_000_000_000_000 + self.versions[path])
+        body = self.bodies[path]
+        generation = str(1_700_000_000_000_000 + self.versions[path])
         if request.headers.get("x-goog-if-generation-match", generation) != generation:
             return 412, {}, b"<Error><Code>PreconditionFailed</Code></Error>"
         crc = base64.b64encode(crc32c(body, 0).to_bytes(4, "big")).decode()
@@ -195,27 +218,36 @@ class GoogleServer(ObjectServer):
     def _uploaded(self, path: str) -> bool:
         """Take an object over from the emulator, if it is there."""
         _, bucket, key = path.split("/", 2)
-        status, _, data = self._emulated("GET", f"/storage/v1/b/{bucket}/o/{quote(key, safe='')}", {}, b"")
+        status, _, data = self._emulated(
+            "GET", f"/storage/v1/b/{bucket}/o/{quote(key, safe='')}", {}, b""
+        )
         if status != 200:
             return False
         self.versions[path] = int(json.loads(data)["generation"]) - 1_700_000_000_000_000
         self.bodies[path] = self._emulated("GET", f"/{bucket}/{quote(key)}", {}, b"")[2]
         return True
 
-    def _emulated(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answered:
+    def _emulated(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes
+    ) -> Answered:
         if self._emulator is None:
             return 404, {}, b""
         host, port = self._emulator._api._httpd.server_address
         passed_on = {name: value for name, value in headers.items() if name != "host"}
         answer = answered(HTTPConnection(host, port), target, passed_on, method, body)
-        place = {name: value for name, value in answer.headers.items() if name in ("Content-Type", "Location")}
+        place = {
+            name: value
+            for name, value in answer.headers.items()
+            if name in ("Content-Type", "Location")
+        }
         if "Location" in place:
             place["Location"] = self.endpoint_url + "/" + place["Location"].split("/", 3)[3]
         return answer.status, place, answer.body
 
 
 class AzureServer(ObjectServer):
-    """Blobs of one account, to those with a token of its managed identities, or a signature that is known.
+    """Blobs of one account, to those with a token of its managed identities, or a signature that is
+    known.
 
     Attributes:
         signatures: those that may read all.
@@ -243,7 +275,9 @@ class AzureServer(ObjectServer):
         if token and (token not in self.valid or "x-ms-version" not in headers):
             return 401, {"x-ms-error-code": "InvalidAuthenticationInfo"}, b""
         if not token and not self._is_permitted(path, query):
-            return (403, {"x-ms-error-code": "AuthenticationFailed"}, b"") if query else (404, {}, b"")
+            return (
+                (403, {"x-ms-error-code": "AuthenticationFailed"}, b"") if query else (404, {}, b"")
+            )
         if (blob := self.bodies.get(unquote(path))) is None:
             return 404, {"x-ms-error-code": "BlobNotFound"}, b""
         etag = f'"0x8D{self.versions[unquote(path)]:X}"'
@@ -258,7 +292,10 @@ class AzureServer(ObjectServer):
         if query in self.signatures or self.containers.get(query) == container:
             return True
         fields = {name: values[0] for name, values in parse_qs(query).items()}
-        signed = [fields.get(name, "") for name in ("sp", "ss", "srt", "st", "se", "sip", "spr", "sv", "ses")]
+        signed = [
+            fields.get(name, "")
+            for name in ("sp", "ss", "srt", "st", "se", "sip", "spr", "sv", "ses")
+        ]
         text = "\n".join(["account", *signed, ""])
         return any(fields.get("sig") == _signature(key, text) for key in self.keys)
 
@@ -268,7 +305,8 @@ def _signature(key: str, text: str) -> str:
 
 
 class HubServer(ObjectServer):
-    """A Hub; files of git LFS are at a server of their own, to which it redirects by urls that are valid once signed.
+    """A Hub; files of git LFS are at a server of their own, to which it redirects by urls that are
+    valid once signed.
 
     Attributes:
         content: server of the LFS files, by SHA-256.
@@ -310,7 +348,15 @@ class HubServer(ObjectServer):
         if f"{self.tokens.get(token, '')}/" not in f"{path}/":
             return 404, {"X-Error-Code": "RepoNotFound"}, b""
         if self.elsewhere:
-            return 302, {"Location": self.elsewhere, "X-Linked-ETag": f'"{"0" * 64}"', "X-Linked-Size": "1"}, b""
+            return (
+                302,
+                {
+                    "Location": self.elsewhere,
+                    "X-Linked-ETag": f'"{"0" * 64}"',
+                    "X-Linked-Size": "1",
+                },
+                b"",
+            )
         if path.startswith("/datasets/") and path in self.bodies and path not in self.lfs:
             return 307, {"Location": f"/api/resolve-cache{target}"}, b""
         if path.startswith(("/api/datasets/", "/api/models/")):
@@ -320,17 +366,27 @@ class HubServer(ObjectServer):
             return 404, {"X-Error-Code": "EntryNotFound"}, b""
         if path not in self.lfs:
             others = self.mixed.get(path) if request.method == "GET" else None
-            return ranged(others.pop(0) if others else found, request, {"ETag": f'"{git_sha(found)}"'})
+            return ranged(
+                others.pop(0) if others else found, request, {"ETag": f'"{git_sha(found)}"'}
+            )
         sha = hashlib.sha256(found).hexdigest()
         tag = self.tags.get(path, sha)
-        linked = {"X-Linked-ETag": f'"{tag}"', "X-Linked-Size": str(len(found)), "X-Repo-Commit": "c" * 40}
+        linked = {
+            "X-Linked-ETag": f'"{tag}"',
+            "X-Linked-Size": str(len(found)),
+            "X-Repo-Commit": "c" * 40,
+        }
         return 302, {"Location": self.content_url + self.content.sign(sha, found), **linked}, b""
 
     def _api(self, path: str) -> Answered:
         """Describe a repository at `main`, or list all of its files."""
         repository = ("/" + "/".join(path.split("/")[2:5])).removeprefix("/models")
         root = f"{repository}/resolve/main/"
-        files = [self._entry(name.removeprefix(root), name) for name in self.bodies if name.startswith(root)]
+        files = [
+            self._entry(name.removeprefix(root), name)
+            for name in self.bodies
+            if name.startswith(root)
+        ]
         info = {
             "id": repository.removeprefix("/datasets").lstrip("/"),
             "_id": "1",
@@ -362,7 +418,9 @@ class _Content(ObjectServer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.signed, self.valid_urls = 0, 1  # the latest of the signed ones
+        # the latest of the signed ones
+        self.signed = 0
+        self.valid_urls = 1
         self.cuts = 0
         self.mixed: list[bytes] = []
 
@@ -374,7 +432,10 @@ class _Content(ObjectServer):
     def reply(self, request: Request) -> Answered:
         path, _, query = request.target.partition("?")
         number = int(query.rpartition("=")[2] or 0)
-        if "authorization" in request.headers or number not in range(self.signed + 1)[-self.valid_urls :]:
+        if (
+            "authorization" in request.headers
+            or number not in range(self.signed + 1)[-self.valid_urls :]
+        ):
             return 403, {}, b"<Error><Message>Request has expired</Message></Error>"
         found = self.mixed.pop(0) if self.mixed else self.bodies[path]
         status, headers_sent, data = ranged(found, request, {"ETag": '"of the content"'})

@@ -9,7 +9,13 @@ from botocore.loaders import Loader
 
 
 def s3_client(
-    endpoint_url: str, access_key: str, secret_key: str, token: str | None = None, *, region: str, config: Config
+    endpoint_url: str,
+    access_key: str,
+    secret_key: str,
+    token: str | None = None,
+    *,
+    region: str,
+    config: Config,
 ) -> Any:
     """Return a client that is given its keys, instead of finding the user's."""
     session = botocore.session.Session()

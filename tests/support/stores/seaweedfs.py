@@ -44,7 +44,9 @@ class S3Server:
     def connect(self, **config: Any) -> Any:
         """Return a client: its session shares no state with other tests, nor credentials with the user."""
         chosen = Config(s3={"addressing_style": "path"}, **config)
-        return s3_client(self.endpoint_url, self.access_key, self.secret_key, region=REGION, config=chosen)
+        return s3_client(
+            self.endpoint_url, self.access_key, self.secret_key, region=REGION, config=chosen
+        )
 
     def make_bucket(self, bucket: str) -> str:
         self.client.create_bucket(Bucket=bucket)
@@ -92,11 +94,15 @@ class SeaweedFS(S3Server, Lifetime):
 
     def begin(self) -> None:
         prefix = "shardcache-seaweedfs-"
-        folder = Path(self.parts.enter_context(tempfile.TemporaryDirectory(prefix=prefix, dir=self._root)))
+        folder = Path(
+            self.parts.enter_context(tempfile.TemporaryDirectory(prefix=prefix, dir=self._root))
+        )
         process = self.parts.enter_context(self._start(folder))
         # Its folder goes too, so there is nothing that a slow, orderly stop would save.
         self.parts.callback(process.kill)
-        self.client = self.parts.enter_context(closing(self.connect(retries={"total_max_attempts": 1})))
+        self.client = self.parts.enter_context(
+            closing(self.connect(retries={"total_max_attempts": 1}))
+        )
         self._wait_until_writable(process, folder / "log")
 
     def https_env(self) -> dict[str, str]:
@@ -113,11 +119,23 @@ class SeaweedFS(S3Server, Lifetime):
         s3 = self._port or s3
         self.endpoint_url = f"http://{self._address}:{s3}"
         command = [
-            *(_weed(), "server", f"-dir={data}", f"-ip={self._address}", f"-ip.bind={self._address}"),
+            *(
+                _weed(),
+                "server",
+                f"-dir={data}",
+                f"-ip={self._address}",
+                f"-ip.bind={self._address}",
+            ),
             *(f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"),
             *("-s3", f"-s3.port={s3}", f"-s3.config={config}", f"-s3.domainName={DOMAIN}"),
-            # Fixed by default, the sockets for a port: a second server on the machine would die of them.
-            *("-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.localSocket=s3", "-filer.localSocket=filer"),
+            # Fixed by default, the sockets for a port: a second server on the machine would die of
+            # them.
+            *(
+                "-s3.port.iceberg=0",
+                "-s3.port.lance=0",
+                "-s3.localSocket=s3",
+                "-filer.localSocket=filer",
+            ),
             *(f"-master.volumeSizeLimitMB={_VOLUME_LIMIT_MB}", f"-volume.max={_VOLUMES}"),
             "-master.telemetry=false",
             *self._https_options(),
@@ -130,7 +148,8 @@ class SeaweedFS(S3Server, Lifetime):
     def _https_options(self) -> list[str]:
         if self._authority is None:
             return []
-        port, pem = free_port(), self._authority.server_file()
+        port = free_port()
+        pem = self._authority.server_file()
         self.https_endpoint_url = f"https://{self._address}:{port}"
         return [f"-s3.port.https={port}", f"-s3.cert.file={pem}", f"-s3.key.file={pem}"]
 
@@ -148,7 +167,9 @@ class SeaweedFS(S3Server, Lifetime):
         deadline_s = time.monotonic() + GUARD_S
         while True:
             try:
-                with suppress(self.client.exceptions.BucketAlreadyOwnedByYou):  # by an attempt that failed later
+                with suppress(
+                    self.client.exceptions.BucketAlreadyOwnedByYou
+                ):  # by an attempt that failed later
                     self.client.create_bucket(Bucket=where["Bucket"])
                 self.client.put_object(**where, Body=b"probe")
                 self.client.delete_object(**where)
@@ -157,7 +178,9 @@ class SeaweedFS(S3Server, Lifetime):
             except (BotoCoreError, ClientError) as exn:
                 if process.poll() is not None or time.monotonic() > deadline_s:
                     end = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-                    raise RuntimeError(f"SeaweedFS did not start ({exn}); its log ends:\n{end}") from exn
+                    raise RuntimeError(
+                        f"SeaweedFS did not start ({exn}); its log ends:\n{end}"
+                    ) from exn
             time.sleep(0.1)
 
 

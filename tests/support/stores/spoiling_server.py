@@ -28,12 +28,18 @@ class Rule:
     start: int | None = None
     share: float = 1.0
     times: int | None = None  # how many at most; None for all
-    action: Callable[[], Awaitable[object]] | None = None  # called once, before any of the requests is answered
+    action: Callable[[], Awaitable[object]] | None = (
+        None  # called once, before any of the requests is answered
+    )
     _acting: asyncio.Future[object] | None = None
 
     def takes(self, request: Request, rng: random.Random) -> bool:
         start = request.part.start if request.part else None
-        fits = self.method == request.method and self.key in (None, request.key) and self.start in (None, start)
+        fits = (
+            self.method == request.method
+            and self.key in (None, request.key)
+            and self.start in (None, start)
+        )
         if not fits or self.times == 0 or rng.random() >= self.share:
             return False
         self.times = None if self.times is None else self.times - 1
@@ -86,12 +92,18 @@ class SpoilingServer:
         """Return how much of a body that drips is sent at a time."""
         return 1
 
-    async def listen(self, context: ssl.SSLContext | None = None, front: Path | None = None) -> None:
+    async def listen(
+        self, context: ssl.SSLContext | None = None, front: Path | None = None
+    ) -> None:
         """Serve from now on, with `context` over TLS; at the Unix socket `front`, too, where one is given."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=_HEAD_BYTES, ssl=context)
+        server = await asyncio.start_server(
+            self._serve, "127.0.0.1", 0, limit=_HEAD_BYTES, ssl=context
+        )
         self._servers.append(server)
         if front is not None:
-            self._servers.append(await asyncio.start_unix_server(self._serve, front, limit=_HEAD_BYTES))
+            self._servers.append(
+                await asyncio.start_unix_server(self._serve, front, limit=_HEAD_BYTES)
+            )
         scheme = "http" if context is None else "https"
         self.endpoint_url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
@@ -132,13 +144,22 @@ class SpoilingServer:
             del self._clients[writer]
             writer.close()
 
-    async def _answer(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _answer(
+        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
         """Answer one request; return whether the connection can take another."""
         rules = self.rules_for(request)
         for rule in rules:
             await rule.act()
         answer = await self.ask(request)
-        mischief = next((rule.mischief for rule in rules if rule.mischief and _can_spoil(rule.mischief, answer)), None)
+        mischief = next(
+            (
+                rule.mischief
+                for rule in rules
+                if rule.mischief and _can_spoil(rule.mischief, answer)
+            ),
+            None,
+        )
         if mischief:
             start = request.part.start if request.part else 0
             whole = self.objects.get(request.key, answer.body)
@@ -178,7 +199,9 @@ class ThreadedServer(SpoilingServer):
         super().__init__()
         self._context = context
         self._started = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="spoiling-server")
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._run()), name="spoiling-server"
+        )
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -190,17 +213,19 @@ class ThreadedServer(SpoilingServer):
         self._thread.join()
 
     async def _run(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
         await self.listen(self._context)
         self._started.set()
         await self._stop.wait()
         await self.end()
-        # A connection during its TLS handshake has neither a task nor a writer: only the loop knows it.
+        # A connection during its TLS handshake has neither a task nor a writer: only the loop knows
+        # it.
         for transport in list(self._loop._transports.values()):  # type: ignore[attr-defined]
             transport.abort()
         await asyncio.sleep(0)
-        # The task of a connection that was accepted just now may not have begun. Were it cancelled with the loop, it
-        # would leave its socket open.
+        # The task of a connection that was accepted just now may not have begun. Were it cancelled
+        # with the loop, it would leave its socket open.
         while asyncio.all_tasks() != {asyncio.current_task()}:
             await asyncio.sleep(0.001)
             await self.end()
@@ -211,7 +236,9 @@ def _can_spoil(mischief: Mischief, answer: Answer) -> bool:
     return answer.status == 206 or (answer.status == 200 and not mischief.name.startswith("RANGE"))
 
 
-async def end_by(ending: Ending, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+async def end_by(
+    ending: Ending, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> bool:
     """End a connection as an answer does; return whether it can take another request."""
     if ending is Ending.RESET:
         writer.transport.abort()
@@ -220,7 +247,9 @@ async def end_by(ending: Ending, reader: asyncio.StreamReader, writer: asyncio.S
     return ending is Ending.STAY
 
 
-async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request | None:
+async def _read_request(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> Request | None:
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:

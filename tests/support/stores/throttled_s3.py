@@ -20,7 +20,8 @@ from support.stores.mischief import Answer, part_of, refusal
 
 # 4 ms of one connection: smooth enough, and at 170 MB/s some 700 system calls a second.
 _CHUNK_BYTES = 256 * 1024
-# Timers are late by a millisecond or more. What was missed may be sent at once, so that the rates are reached, too.
+# Timers are late by a millisecond or more. What was missed may be sent at once, so that the rates
+# are reached, too.
 CREDIT_S = 0.02
 _HEAD_BYTES = 64 * 1024
 
@@ -32,13 +33,16 @@ class Far:
     total_bytes_per_s: float = 170e6  # the most that all connections carry together
     slow_every: int = 0  # one ranged request in this many is slow; 0 for none
     slow_bytes_per_s: float = 0.5e6  # rate of a slow one
-    max_requests: int = 0  # requests served at a time, those beyond get 503 SlowDown; 0 for no limit
+    max_requests: int = (
+        0  # requests served at a time, those beyond get 503 SlowDown; 0 for no limit
+    )
 
 
 class Pacer:
     """Says when bytes may leave: a token bucket as a schedule, without a clock (GCRA, ITU-T I.371).
 
-    Over any time t it lets `rate * (t + credit_s)` bytes pass at most; who asks in turn gets turns of equal size.
+    Over any time t it lets `rate * (t + credit_s)` bytes pass at most; who asks in turn gets turns
+    of equal size.
     """
 
     def __init__(self, bytes_per_s: float, credit_s: float, now_s: float) -> None:
@@ -79,9 +83,9 @@ class FileAnswer(Answer):
 class Store:
     """Answers for the objects of a folder: `/bucket/key` is the file `folder/bucket/key`.
 
-    Bodies go out with sendfile(2) on the event loop; that this never waits for a disk is up to the page cache. HTTP is
-    spoken by hand: a web framework took more processor time for a small range than the daemon that asked for it, and
-    asyncio's streams take nearly twice as much as this.
+    Bodies go out with sendfile(2) on the event loop; that this never waits for a disk is up to the
+    page cache. HTTP is spoken by hand: a web framework took more processor time for a small range
+    than the daemon that asked for it, and asyncio's streams take nearly twice as much as this.
     """
 
     folder: Path
@@ -111,9 +115,14 @@ class Store:
                         await self._answer(Request.parse(head.decode("latin-1")), sock)
                         continue
                     data = await loop.sock_recv(sock, _HEAD_BYTES)
-                except (OSError, ValueError):  # whoever asked has left, as the campaign's do, or speaks no HTTP
+                except (
+                    OSError,
+                    ValueError,
+                ):  # whoever asked has left, as the campaign's do, or speaks no HTTP
                     return
-                except asyncio.SendfileNotAvailableError:  # so asyncio says it if they left before a chunk's first byte
+                except (
+                    asyncio.SendfileNotAvailableError
+                ):  # so asyncio says it if they left before a chunk's first byte
                     return
                 if not data:
                     return
@@ -153,7 +162,11 @@ class Store:
         etag = f'"{facts.st_mtime_ns:x}{facts.st_size:x}"'
         if request.headers.get("if-match") not in (None, "*", etag):
             return refusal(412, "PreconditionFailed")
-        headers = {"etag": etag, "accept-ranges": "bytes", "last-modified": formatdate(facts.st_mtime, usegmt=True)}
+        headers = {
+            "etag": etag,
+            "accept-ranges": "bytes",
+            "last-modified": formatdate(facts.st_mtime, usegmt=True),
+        }
         answer, wanted = part_of(facts.st_size, request.part, headers)
         if answer.status == 206:
             self.stats.ranged += 1
@@ -168,7 +181,8 @@ class Store:
         with answer.path.open("rb", buffering=0) as file:
             for start in answer.wanted[::_CHUNK_BYTES]:
                 size_bytes = min(_CHUNK_BYTES, answer.wanted.stop - start)
-                # One after the other: a turn on the common line is not taken by a connection that cannot use it yet.
+                # One after the other: a turn on the common line is not taken by a connection that
+                # cannot use it yet.
                 for pacer in (connection, self.total):
                     now_s = loop.time()
                     await _pause(pacer.due_s(size_bytes, now_s) - now_s)
@@ -206,8 +220,9 @@ def main() -> None:
 class ThrottledS3:
     """A server in a process of its own on 127.0.0.1; `/bucket/key` is the file `folder/bucket/key`.
 
-    It knows GET and HEAD of objects, with Range and If-Match; it takes any credentials or none. Entering returns once
-    it listens. Files are sent from the page cache; one that is not there costs every connection the time of the disk.
+    It knows GET and HEAD of objects, with Range and If-Match; it takes any credentials or none.
+    Entering returns once it listens. Files are sent from the page cache; one that is not there
+    costs every connection the time of the disk.
     """
 
     endpoint_url: str  # where S3 is spoken; set on entering
@@ -240,7 +255,8 @@ class ThrottledS3:
         return self
 
     def __exit__(self, *_: object) -> None:
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         assert process is not None
         try:
             process.communicate(timeout=GUARD_S)
@@ -255,7 +271,9 @@ class ThrottledS3:
         return f"{self.endpoint_url}/{bucket}/{key}"
 
     def stats(self) -> Stats:
-        (stats,) = answered(HTTPConnection(self.endpoint_url.removeprefix("http://")), "/_stats").lines
+        (stats,) = answered(
+            HTTPConnection(self.endpoint_url.removeprefix("http://")), "/_stats"
+        ).lines
         return Stats(**stats)
 
 

@@ -22,10 +22,35 @@ def allow(*entries: str | dict[str, Any]) -> AllowList:
 @pytest.mark.parametrize(
     ("urls", "allowed"),
     [
-        (["s3://data/a.tar", "s3://data", "s3://other/train-000.tar", "S3://data/a.tar", "s3a://data/a.tar"], True),
+        (
+            [
+                "s3://data/a.tar",
+                "s3://data",
+                "s3://other/train-000.tar",
+                "S3://data/a.tar",
+                "s3a://data/a.tar",
+            ],
+            True,
+        ),
         (["HTTPS://Host:443/x/a.tar", "https://host/x/a b.tar?versionId=1"], True),
-        (["s3://data-private/a.tar", "s3://other/val-000.tar", "http://data/a.tar", "s3://Data/a.tar"], False),
-        (["http://host/x/a.tar", "https://host:8443/x/a.tar", "https://host.evil/x/a.tar", "https://host/X/a"], False),
+        (
+            [
+                "s3://data-private/a.tar",
+                "s3://other/val-000.tar",
+                "http://data/a.tar",
+                "s3://Data/a.tar",
+            ],
+            False,
+        ),
+        (
+            [
+                "http://host/x/a.tar",
+                "https://host:8443/x/a.tar",
+                "https://host.evil/x/a.tar",
+                "https://host/X/a",
+            ],
+            False,
+        ),
         (["ftp://files.evil/a"], False),
         (["hf://any/a.tar"], True),  # there is no bucket's name in a rule for a protocol
         (["gs://any/a.tar"], False),
@@ -52,12 +77,20 @@ def test_prefix_may_end_in_the_middle_of_a_name_that_begins_with_dots() -> None:
 @pytest.mark.parametrize(
     ("url", "rule"),
     [
-        *((url, "/etc/") for url in ("file:///etc/secret.tar", "/etc/secret.tar", "LOCAL:///etc/secret.tar")),
-        *((f"{name}://host/a.tar", f"{name}://host/") for name in ("sftp", "ftp", "smb", "webhdfs", "git", "memory")),
+        *(
+            (url, "/etc/")
+            for url in ("file:///etc/secret.tar", "/etc/secret.tar", "LOCAL:///etc/secret.tar")
+        ),
+        *(
+            (f"{name}://host/a.tar", f"{name}://host/")
+            for name in ("sftp", "ftp", "smb", "webhdfs", "git", "memory")
+        ),
         ("nonsense://host/a.tar", "nonsense://host/"),
     ],
 )
-def test_other_users_need_a_rule_for_local_files_and_what_is_no_object_store(url: str, rule: str) -> None:
+def test_other_users_need_a_rule_for_local_files_and_what_is_no_object_store(
+    url: str, rule: str
+) -> None:
     """The daemon may read what its users may not, and reach hosts with keys that are not theirs."""
     allow().check(url, ME)
     with pytest.raises(NotAllowedError):
@@ -65,7 +98,9 @@ def test_other_users_need_a_rule_for_local_files_and_what_is_no_object_store(url
     allow(rule).check(url, SOMEBODY)
 
 
-@pytest.mark.parametrize("host", ["127.9.9.9:8000", "LOCALHOST", "[::1]", "[fe80::1]:80", "2852039166", "metadata"])
+@pytest.mark.parametrize(
+    "host", ["127.9.9.9:8000", "LOCALHOST", "[::1]", "[fe80::1]:80", "2852039166", "metadata"]
+)
 def test_node_itself_is_closed_to_other_users_without_rules(host: str) -> None:
     """Instance metadata hands out the machine's credentials; the loopback trusts whoever reaches it."""
     for scheme in ("http", "https"):
@@ -76,14 +111,24 @@ def test_node_itself_is_closed_to_other_users_without_rules(host: str) -> None:
 
 def test_other_hosts_need_no_rule() -> None:
     """A file server in the cluster's own network works as it is."""
-    private = ("10.1.2.3", "192.168.1.5:9000", "minio", "nas.local", "ip-10-0-0-5.ec2.internal", "files.localdomain")
+    private = (
+        "10.1.2.3",
+        "192.168.1.5:9000",
+        "minio",
+        "nas.local",
+        "ip-10-0-0-5.ec2.internal",
+        "files.localdomain",
+    )
     for host in ("example.com", "[2606:4700::1111]", *private):
         allow().check(f"http://{host}/a.tar", SOMEBODY)
 
 
 def test_a_rule_for_users_and_groups_is_for_them_alone() -> None:
     """By number or name; root and the daemon's user have its rights anyway."""
-    rules = allow({"prefix": "s3://a/", "users": [54321, "nobody"]}, {"prefix": "s3://b/", "groups": [601, "root"]})
+    rules = allow(
+        {"prefix": "s3://a/", "users": [54321, "nobody"]},
+        {"prefix": "s3://b/", "groups": [601, "root"]},
+    )
     for url, peer in [
         ("s3://a/x", SOMEBODY),
         ("s3://a/x", Peer(65534)),
@@ -93,7 +138,12 @@ def test_a_rule_for_users_and_groups_is_for_them_alone() -> None:
         ("s3://b/x", Peer(0)),
     ]:
         rules.check(url, peer)
-    for url, peer in [("s3://a/x", Peer(54322)), ("s3://b/x", SOMEBODY), ("s3://c/x", SOMEBODY), ("s3://c/x", ME)]:
+    for url, peer in [
+        ("s3://a/x", Peer(54322)),
+        ("s3://b/x", SOMEBODY),
+        ("s3://c/x", SOMEBODY),
+        ("s3://c/x", ME),
+    ]:
         with pytest.raises(NotAllowedError):
             rules.check(url, peer)
 
@@ -101,7 +151,14 @@ def test_a_rule_for_users_and_groups_is_for_them_alone() -> None:
 @pytest.mark.parametrize(
     "entry",
     [
-        *("", 7, {}, {"prefix": ""}, {"prefix": "s3://a/", "user": [1]}, {"prefix": "s3://a/", "users": "alice"}),
+        *(
+            "",
+            7,
+            {},
+            {"prefix": ""},
+            {"prefix": "s3://a/", "user": [1]},
+            {"prefix": "s3://a/", "users": "alice"},
+        ),
         *({"prefix": "s3://a/", "users": users} for users in ([], ["no such user"], [True])),
         {"prefix": "s3://a/", "groups": [-1]},
     ],
@@ -112,7 +169,8 @@ def test_a_rule_that_says_something_else_is_refused(entry: object) -> None:
         AllowRule.parse(entry)
 
 
-HOST, ONE = "http://host/", {"prefix": "http://host/", "users": [1]}
+HOST = "http://host/"
+ONE = {"prefix": "http://host/", "users": [1]}
 
 
 @pytest.mark.parametrize(
@@ -128,11 +186,17 @@ HOST, ONE = "http://host/", {"prefix": "http://host/", "users": [1]}
         ([ONE], "http://host/b.tar", True),
         ([ONE, {"prefix": "http://host/a", "users": [2]}], "http://host/b", False),
         ([ONE, {"prefix": "http://host/a", "groups": [1]}], "http://host/b", False),
-        ([ONE | {"users": [1, 2]}, {"prefix": "http://host/a", "users": [2]}], "http://host/b", True),
+        (
+            [ONE | {"users": [1, 2]}, {"prefix": "http://host/a", "users": [2]}],
+            "http://host/b",
+            True,
+        ),
         ([HOST, {"prefix": "http://host/a", "users": [2]}], "http://host/b", True),
     ],
 )
-def test_a_hop_leads_no_further_than_its_source_is_allowed(entries: list[Any], target: str, passes: bool) -> None:
+def test_a_hop_leads_no_further_than_its_source_is_allowed(
+    entries: list[Any], target: str, passes: bool
+) -> None:
     """Where a server or link leads, everybody may go who may ask for where it starts."""
     with nullcontext() if passes else pytest.raises(NotAllowedError):
         allow(*entries).check_hop("http://host/a.tar", target)

@@ -17,7 +17,9 @@ from shardcache.shared.urls.local_urls import absolute_url
 def test_a_web_urls_query_is_no_wildcard() -> None:
     """`?` and `[` belong to http urls, and a star in the query to whoever signed it."""
     assert not is_glob("http://[::1]/a.tar?x=1")
-    assert not is_glob("https://cdn/a.tar?response-content-disposition=attachment%3B+filename*%3DUTF-8&Signature=x")
+    assert not is_glob(
+        "https://cdn/a.tar?response-content-disposition=attachment%3B+filename*%3DUTF-8&Signature=x"
+    )
     assert is_glob("https://host/*.tar")
     assert is_glob("s3://b/a?.tar")
     assert not is_glob("s3://b/a.tar")
@@ -56,19 +58,67 @@ def test_relative_urls_start_at_the_index(base: str, relative: str, url: str) ->
 @pytest.mark.parametrize(
     "url",
     [
-        *("s3://b/x/../../c/a.tar", "file:///data/../etc/shadow", "../a.tar", "file:///a?/../etc", "s3://b/a?/../c"),
-        *("http://h/%2e%2e/a", "http://h/..%2fa", "http://h/%252e%252e%252fa", "http://h/.%2e/a", "s3://b/%2e%2e/a"),
-        *("http://h/..;x/a", "http://h/a\\..\\b", "http://h/%5c..%5ca", "s3://b/%" + "25" * 100_000 + "2e./a"),
-        *("data/a.tar", "~/a.tar", "file://~/a.tar", "file:/etc/a.tar", "file://etc/a.tar", "file://localhost/a.tar"),
-        *("", "local://a.tar", "s3://b/a\n.tar", "s3://b/a\x00.tar", "s3://b/\x1b[2J.tar", "s3://b/\u202etar.a"),
+        *(
+            "s3://b/x/../../c/a.tar",
+            "file:///data/../etc/shadow",
+            "../a.tar",
+            "file:///a?/../etc",
+            "s3://b/a?/../c",
+        ),
+        *(
+            "http://h/%2e%2e/a",
+            "http://h/..%2fa",
+            "http://h/%252e%252e%252fa",
+            "http://h/.%2e/a",
+            "s3://b/%2e%2e/a",
+        ),
+        *(
+            "http://h/..;x/a",
+            "http://h/a\\..\\b",
+            "http://h/%5c..%5ca",
+            "s3://b/%" + "25" * 100_000 + "2e./a",
+        ),
+        *(
+            "data/a.tar",
+            "~/a.tar",
+            "file://~/a.tar",
+            "file:/etc/a.tar",
+            "file://etc/a.tar",
+            "file://localhost/a.tar",
+        ),
+        *(
+            "",
+            "local://a.tar",
+            "s3://b/a\n.tar",
+            "s3://b/a\x00.tar",
+            "s3://b/\x1b[2J.tar",
+            "s3://b/\u202etar.a",
+        ),
         *("s3://b/\ud800", " s3://b/a"),
-        *("simplecache::s3://b/a", "filecache::file:///etc/a", "zip://a::file:///etc/b.zip", "reference://a"),
-        *("zip:///etc/a.zip", "generic:///etc/a", "dir:///etc/a", "asynclocal:///etc/a", "data:///a"),
+        *(
+            "simplecache::s3://b/a",
+            "filecache::file:///etc/a",
+            "zip://a::file:///etc/b.zip",
+            "reference://a",
+        ),
+        *(
+            "zip:///etc/a.zip",
+            "generic:///etc/a",
+            "dir:///etc/a",
+            "asynclocal:///etc/a",
+            "data:///a",
+        ),
         *("http://user:pw@h/a", "https://user@h/a", "http://good@evil/a", "s3://key:secret@b/a"),
         *("s3://key:sec/ret@b/a", "ftp://u:p@h/a"),
         *("http://", "http:///a", "http://h\\@evil/a", "http://h./a"),
         *("http://h:99999/a", "http://h:0/a", "http://h:/a"),
-        *("http://ｅｖｉｌ/a", "http://h。evil/a", "http://[::1%25lo]/a", "http://h h/a", "http://h%2eevil/a"),
+        *(
+            "http://ｅｖｉｌ/a",
+            "http://h。evil/a",
+            "http://[::1%25lo]/a",
+            "http://h h/a",
+            "http://h%2eevil/a",
+        ),
     ],
 )
 def test_urls_that_could_mislead_are_refused(url: str) -> None:
@@ -80,9 +130,23 @@ def test_urls_that_could_mislead_are_refused(url: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        *("s3://b/a.tar", "s3://b/ä €.tar", "s3://arn:aws:s3:us-east-1:1:accesspoint/x/a", "gs://b/...a/..b/a.."),
-        *("/data/a", "http://[::1]:80/a", "https://h-1.example.com:8443/a%20b.tar?x=../y#z", "http://h{1..3}/a"),
-        *("s3://{a,b}/a", "abfss://container@account.dfs.core.windows.net/a", "github://org:repo@sha/a"),
+        *(
+            "s3://b/a.tar",
+            "s3://b/ä €.tar",
+            "s3://arn:aws:s3:us-east-1:1:accesspoint/x/a",
+            "gs://b/...a/..b/a..",
+        ),
+        *(
+            "/data/a",
+            "http://[::1]:80/a",
+            "https://h-1.example.com:8443/a%20b.tar?x=../y#z",
+            "http://h{1..3}/a",
+        ),
+        *(
+            "s3://{a,b}/a",
+            "abfss://container@account.dfs.core.windows.net/a",
+            "github://org:repo@sha/a",
+        ),
         "hf://datasets/a/b@main/c",
     ],
 )
@@ -124,7 +188,9 @@ def test_each_row_names_an_origin(protocol: str) -> None:
     assert Origin in getattr(importlib.import_module(module), name).__mro__
 
 
-@pytest.mark.parametrize("protocol", sorted(known_implementations.keys() & STORES - set(row_of("s3").names)))
+@pytest.mark.parametrize(
+    "protocol", sorted(known_implementations.keys() & STORES - set(row_of("s3").names))
+)
 def test_the_package_of_a_store_is_the_one_that_fsspec_imports(protocol: str) -> None:
     """`pip install` with the package of a row brings the filesystem that fsspec wants for the protocol."""
     wanted = known_implementations[protocol]["class"].partition(".")[0]

@@ -28,7 +28,8 @@ async def settled() -> None:
 
 async def test_ranges_asked_for_ahead_share_the_limit(ahead: AheadSpace) -> None:
     """In the order of request, whoever asked for them; a small one does not pass a large one."""
-    one, other = RangePlaces(ahead), RangePlaces(ahead)
+    one = RangePlaces(ahead)
+    other = RangePlaces(ahead)
     assert one.try_enter(1, 60, is_awaited=False)
     large = await entering(other, 1, 50)
     small = await entering(one, 2, 10)

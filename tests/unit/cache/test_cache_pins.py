@@ -81,12 +81,17 @@ async def test_a_shard_that_arrives_while_its_pin_changes_is_kept(
     found = pins.get(first.url)
     assert shard.pinned
     assert found is not None
-    assert (found.key, found.uids) == (shard.key, {7, 8})
+    assert found.key == shard.key
+    assert found.uids == {7, 8}
     await pins.save()
-    assert (shard.key, {7, 8}) in [(pin.key, pin.uids) for pin in read_pins(store.layout)], "also after a restart"
+    assert (shard.key, {7, 8}) in [(pin.key, pin.uids) for pin in read_pins(store.layout)], (
+        "also after a restart"
+    )
 
 
-async def test_last_of_several_pins_on_one_url_counts(pins: Pins, residency: Residency, store: Store) -> None:
+async def test_last_of_several_pins_on_one_url_counts(
+    pins: Pins, residency: Residency, store: Store
+) -> None:
     """Whichever versions are cached: the limit is checked with the last one's size."""
     url = "s3://bucket/a.tar"
     shard = await publish(store, url, version="1")
@@ -111,7 +116,8 @@ async def test_a_compressed_file_does_not_take_the_pin_of_its_shard(
     assert file.facts is not None
     file.facts = replace(file.facts, url=stored_url(url), samples=None)
     residency.arrived(file)
-    assert (shard.pinned, file.pinned) == (True, False)
+    assert shard.pinned is True
+    assert file.pinned is False
 
 
 async def test_a_cancelled_change_leaves_file_and_memory_equal(pins: Pins, store: Store) -> None:
@@ -128,7 +134,8 @@ async def test_a_cancelled_change_leaves_file_and_memory_equal(pins: Pins, store
 
 async def test_one_writer_at_a_time(pins: Pins, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancelled save ends before the next begins: both use the same temporary file."""
-    begun, leave = [], asyncio.Event()
+    begun = []
+    leave = asyncio.Event()
 
     async def write(*_args: object) -> None:
         begun.append(leave.is_set())
@@ -165,7 +172,9 @@ async def test_a_version_that_arrives_during_a_write_that_fails_is_pinned(
     await pins.add([joined, removed])
     shards = [await publish(store, pin.url, version="2") for pin in (joined, removed)]
     store.layout.replacement_of(store.layout.pins).symlink_to("/dev/full")
-    for shard, change in zip(shards, (pins.add(made(8)[:1]), pins.remove([removed], 7)), strict=True):
+    for shard, change in zip(
+        shards, (pins.add(made(8)[:1]), pins.remove([removed], 7)), strict=True
+    ):
         before = set(pins)
         changing = asyncio.create_task(change)
         while set(pins) == before:  # noqa: ASYNC110
@@ -174,10 +183,15 @@ async def test_a_version_that_arrives_during_a_write_that_fails_is_pinned(
         with pytest.raises(DiskFullError):
             await changing
     assert all(shard.pinned for shard in shards)
-    assert {(pin.key, pin.uids) for pin in pins} == {(shard.key, frozenset({7})) for shard in shards}
+    assert {(pin.key, pin.uids) for pin in pins} == {
+        (shard.key, frozenset({7})) for shard in shards
+    }
 
 
-PINS = [Pin(f"s3://bucket/{name}.tar", shard_key(name, "1"), 5, frozenset({0, 1000})) for name in ("a", 'b "ü"')]
+PINS = [
+    Pin(f"s3://bucket/{name}.tar", shard_key(name, "1"), 5, frozenset({0, 1000}))
+    for name in ("a", 'b "ü"')
+]
 
 
 @pytest.fixture

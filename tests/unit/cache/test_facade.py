@@ -15,7 +15,8 @@ from support.shards.tars import write_shards
 ROOT = Peer(0)
 ALICE = Peer(1001)
 BOB = Peer(1002)
-SHARDS, SAMPLES = 3, 4
+SHARDS = 3
+SAMPLES = 4
 
 
 @pytest.fixture
@@ -46,13 +47,27 @@ async def test_warmed_shards_are_listed_with_their_samples(data: Path, tmp_path:
         await cache.warm([f"file://{data}/"], ROOT, here.send)
         await cache.warm([url(data, 0)], ROOT, here.send)
         rows = await listed(cache.shards("", ROOT))
-    assert kinds(here.events) == ["resolved", *["shard"] * SHARDS, "done", "resolved", "shard", "done"]
+    assert kinds(here.events) == [
+        "resolved",
+        *["shard"] * SHARDS,
+        "done",
+        "resolved",
+        "shard",
+        "done",
+    ]
     done = [event for event in here.events if event["event"] == "done"]
-    assert [(each["fetched"], each["cached"], each["failed"]) for each in done] == [(SHARDS, 0, 0), (0, 1, 0)]
-    assert {row["url"]: row["samples"] for row in rows} == {url(data, number): SAMPLES for number in range(SHARDS)}
+    assert [(each["fetched"], each["cached"], each["failed"]) for each in done] == [
+        (SHARDS, 0, 0),
+        (0, 1, 0),
+    ]
+    assert {row["url"]: row["samples"] for row in rows} == {
+        url(data, number): SAMPLES for number in range(SHARDS)
+    }
 
 
-async def test_listed_shards_are_those_below_a_prefix_that_the_user_may_see(data: Path, tmp_path: Path) -> None:
+async def test_listed_shards_are_those_below_a_prefix_that_the_user_may_see(
+    data: Path, tmp_path: Path
+) -> None:
     """A prefix may end within a name; local files are hidden from users whom no rule names."""
     async with ground(tmp_path) as here:
         cache = here.cache()
@@ -63,7 +78,9 @@ async def test_listed_shards_are_those_below_a_prefix_that_the_user_may_see(data
     assert alices == []
 
 
-async def test_files_without_a_rule_are_refused_before_anything_is_read(data: Path, tmp_path: Path) -> None:
+async def test_files_without_a_rule_are_refused_before_anything_is_read(
+    data: Path, tmp_path: Path
+) -> None:
     """Another user may not have the daemon read local files for it, and hears of no shard."""
     async with ground(tmp_path) as here:
         with pytest.raises(NotAllowedError):
@@ -76,7 +93,9 @@ async def test_evicted_shards_are_named_and_leased_ones_stay(data: Path, tmp_pat
     async with ground(tmp_path) as here:
         cache = here.cache()
         await cache.warm([f"file://{data}/"], ROOT, here.send)
-        sizes = {shard.facts.url: shard.kept_bytes for shard in here.store.shards.values() if shard.facts}
+        sizes = {
+            shard.facts.url: shard.kept_bytes for shard in here.store.shards.values() if shard.facts
+        }
         reader = cache.readers.add("job", 0)
         reader.declare(await cache.manifests.resolve([url(data, 1)], ROOT), 1)
         await reader.extend([0])
@@ -102,22 +121,31 @@ async def test_pins_are_counted_by_user_and_end_with_the_last(data: Path, tmp_pa
         second = await cache.unpin([url(data, 0)], BOB)
         evicted: list[str] = []
         async with asyncio.timeout(GUARD_S):
-            # An indexer that is being started has every open file for a moment, and its shard stays.
+            # An indexer that is being started has every open file for a moment, and its shard
+            # stays.
             while not evicted:
                 evicted = (await cache.evict([url(data, 0)], ROOT))["evicted"]
-    assert (pin["url"], pin["cached"], pin["uids"]) == (url(data, 0), True, [ALICE.uid, BOB.uid])
+    assert pin["url"] == url(data, 0)
+    assert pin["cached"] is True
+    assert pin["uids"] == [ALICE.uid, BOB.uid]
     assert "pinned by" in kept[0]["reason"]
     assert [row["url"] for row in first["kept"]] == [url(data, 0)]
     assert second["unpinned"] == [url(data, 0)]
     assert evicted == [url(data, 0)]
 
 
-async def test_verifying_counts_what_is_read_and_what_is_damaged(data: Path, tmp_path: Path) -> None:
+async def test_verifying_counts_what_is_read_and_what_is_damaged(
+    data: Path, tmp_path: Path
+) -> None:
     """A damaged shard is named, and no longer served; the others are left alone."""
     async with ground(tmp_path) as here:
         cache = here.cache()
         await cache.warm([f"file://{data}/"], ROOT, here.send)
-        damaged = next(shard for shard in here.store.shards.values() if shard.facts and shard.facts.url == url(data, 2))
+        damaged = next(
+            shard
+            for shard in here.store.shards.values()
+            if shard.facts and shard.facts.url == url(data, 2)
+        )
         path = here.store.layout.tar(damaged.key)
         path.chmod(0o644)
         with path.open("r+b") as file:
@@ -127,7 +155,8 @@ async def test_verifying_counts_what_is_read_and_what_is_damaged(data: Path, tmp
         left = await listed(cache.shards("", ROOT))
     bad = [event for event in events if event["event"] == "shard" and not event["ok"]]
     assert [event["url"] for event in bad] == [url(data, 2)]
-    assert (events[-1]["shards"], events[-1]["corrupt"]) == (SHARDS, 1)
+    assert events[-1]["shards"] == SHARDS
+    assert events[-1]["corrupt"] == 1
     assert sorted(row["url"] for row in left) == [url(data, 0), url(data, 1)]
 
 

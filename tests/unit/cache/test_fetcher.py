@@ -78,7 +78,9 @@ async def test_published_shard_has_the_bytes_of_its_object(tar: Path, tmp_path: 
     assert reserved == shard.kept_bytes
 
 
-async def test_file_is_indexed_without_a_second_fetch_when_samples_are_wanted(tar: Path, tmp_path: Path) -> None:
+async def test_file_is_indexed_without_a_second_fetch_when_samples_are_wanted(
+    tar: Path, tmp_path: Path
+) -> None:
     """As long as the object is the same: its bytes are there."""
     ref = ShardRef(f"file://{tar}", is_file=True)
     async with ground(tmp_path) as here:
@@ -124,14 +126,18 @@ async def test_shard_larger_than_the_cache_names_both_sizes(tmp_path: Path) -> N
     assert "--capacity" in caught.value.remedy
 
 
-async def test_damage_that_no_reader_sees_is_not_reported_as_in_use(tar: Path, tmp_path: Path) -> None:
+async def test_damage_that_no_reader_sees_is_not_reported_as_in_use(
+    tar: Path, tmp_path: Path
+) -> None:
     """The check before indexing keeps the shard for itself, which does not count as a reader."""
     ref = ShardRef(f"file://{tar}")
     async with ground(tmp_path) as here:
         parts = here.parts()
         monitor = asyncio.create_task(parts.core.health.run())
         transfers = parts.fetching.transfers
-        damaged = await transfers.wait("name", ref._replace(is_file=True), PriorityClass.PLANNED, Wait())
+        damaged = await transfers.wait(
+            "name", ref._replace(is_file=True), PriorityClass.PLANNED, Wait()
+        )
         assert isinstance(damaged, Shard)
         path = here.store.layout.tar(damaged.key)
         path.chmod(0o640)
@@ -181,7 +187,9 @@ async def test_space_for_a_whole_object_is_tried_again_only_after_a_change(
         assert first not in residency.leased
 
 
-async def test_change_between_two_attempts_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_change_between_two_attempts_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Space that is freed while ranges are requested is tried for without another change."""
     monkeypatch.setattr(reserving, "LOOK_AGAIN_S", 10 * GUARD_S)
     async with two_that_do_not_fit(tmp_path) as (residency, first, whole):
@@ -202,7 +210,9 @@ async def test_attempt_without_need_does_not_put_off_one_that_is_needed(tmp_path
         assert await whole.try_reserve()
 
 
-async def test_suspect_shard_is_checked_once_for_all_that_ask_for_it(tar: Path, tmp_path: Path) -> None:
+async def test_suspect_shard_is_checked_once_for_all_that_ask_for_it(
+    tar: Path, tmp_path: Path
+) -> None:
     """The check keeps the shard for itself, and so does nobody who waits for the check."""
     ref = ShardRef(f"file://{tar}")
     async with ground(tmp_path) as here:

@@ -50,7 +50,9 @@ async def test_lost_counts_are_restored_though_files_were_used_later(
     async with ground(tmp_path) as here:
         transfers = here.parts().fetching.transfers
         for is_file in (False, True):
-            await transfers.wait(f"{is_file}", ref._replace(is_file=is_file), PriorityClass.PLANNED, Wait())
+            await transfers.wait(
+                f"{is_file}", ref._replace(is_file=is_file), PriorityClass.PLANNED, Wait()
+            )
     shutil.rmtree(here.store.layout.catalogue)
     store = open_store(here.store.layout.root)
     found = History(store)

@@ -14,7 +14,9 @@ ROOT = Peer(0)
 CLIENT = ("s3", 0)
 
 
-async def test_a_jobs_reload_changes_nothing_for_who_asked_for_the_former_version(tmp_path: Path) -> None:
+async def test_a_jobs_reload_changes_nothing_for_who_asked_for_the_former_version(
+    tmp_path: Path,
+) -> None:
     """The job's name of the object means the new version from then on; its bytes are not those of the former one."""
     file = tmp_path / "object"
     file.write_bytes(b"former")

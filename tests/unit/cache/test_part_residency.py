@@ -22,7 +22,9 @@ from shardcache.transport.between.parts import write_parts
 from support.shards.stores import kept_in, open_store
 
 PART_BYTES = 4096
-LARGE_PART_BYTES = 32 * 1024 * 1024  # comparing such a part with its checksum takes many turns of the event loop
+LARGE_PART_BYTES = (
+    32 * 1024 * 1024
+)  # comparing such a part with its checksum takes many turns of the event loop
 OBJECT = RemoteObject("s3://bucket/a.tar", '"1"', 10 * PART_BYTES)
 
 
@@ -34,11 +36,14 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.mark.parametrize("is_held_before", [True, False])
-async def test_closed_file_keeps_its_number_until_its_parts_are_released(store: Store, is_held_before: bool) -> None:
+async def test_closed_file_keeps_its_number_until_its_parts_are_released(
+    store: Store, is_held_before: bool
+) -> None:
     """Readers that were granted parts may still open it, whether they got them before or after it was handed over."""
     parts = kept_in(store).residency.parts
     file = await parts.open(OBJECT, PART_BYTES, Reservation(store.space))
-    key, inode = file.partial.key, file.partial.inode
+    key = file.partial.key
+    inode = file.partial.inode
     for part in (3, 4):
         file.partial.done[part] = 0
         parts.arrived(file, part)
@@ -110,7 +115,9 @@ def opening_blocked(path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-async def test_part_whose_space_cannot_be_freed_is_counted_no_longer_than_its_file(store: Store, failing: int) -> None:
+async def test_part_whose_space_cannot_be_freed_is_counted_no_longer_than_its_file(
+    store: Store, failing: int
+) -> None:
     """Neither if it is the file's last part nor if another is evicted after it: otherwise, the cache would shrink."""
     parts = kept_in(store).residency.parts
     file = await filled(parts, store, 1, 2)
@@ -145,11 +152,15 @@ async def test_cancelled_eviction_of_a_part_ends_after_its_hole(store: Store) ->
     assert store.space.used_bytes == 0
 
 
-async def test_file_is_counted_whole_if_it_is_handed_over_during_the_check_of_its_parts(tmp_path: Path) -> None:
+async def test_file_is_counted_whole_if_it_is_handed_over_during_the_check_of_its_parts(
+    tmp_path: Path,
+) -> None:
     """A transfer of the whole object may begin while a part of an earlier daemon is compared with its checksum."""
     earlier = open_store(tmp_path)
     large = RemoteObject("s3://bucket/large.bin", '"1"', 2 * LARGE_PART_BYTES)
-    await filled(kept_in(earlier).residency.parts, earlier, 0, obj=large, part_bytes=LARGE_PART_BYTES)
+    await filled(
+        kept_in(earlier).residency.parts, earlier, 0, obj=large, part_bytes=LARGE_PART_BYTES
+    )
     earlier.close()
 
     store = open_store(tmp_path)

@@ -30,7 +30,8 @@ def test_plans_of_one_list_count_it_once() -> None:
 
 def test_positions_of_ended_plans_are_free_again() -> None:
     """A plan that would be too large next to another fits once that has ended."""
-    first, second = _listing(), _listing()
+    first = _listing()
+    second = _listing()
     room = 100
     memory = PlanMemory(2 * (first.memory_bytes + 64 * room))
     memory.begin(first)

@@ -41,10 +41,12 @@ def test_a_name_leads_to_the_version_learned_last(
     planner = Planner()
     for now_s, (name, found) in enumerate(learned):
         planner.learn(name, found, now_s)
-    assert (planner.key("url"), planner.checked_at_s("url")) == (key, len(learned) - 1)
+    assert planner.key("url") == key
+    assert planner.checked_at_s("url") == len(learned) - 1
     assert {each: planner.names(each) for each in names} == names
     planner.forget(key)
-    assert (planner.key("url"), planner.checked_at_s("url")) == ("url", float("-inf"))
+    assert planner.key("url") == "url"
+    assert planner.checked_at_s("url") == float("-inf")
 
 
 def test_old_names_of_missing_shards_are_forgotten() -> None:
@@ -54,16 +56,21 @@ def test_old_names_of_missing_shards_are_forgotten() -> None:
         names.learn(f"url{number}", f"key{number}", 1.0)
         names.learn_size(f"url{number}", 5)
     assert "11 remembered" in repr(names) or "10 remembered" in repr(names)
-    assert (names.key("url0"), names.names("key0")) == ("key0", {"key0", "url0"})
-    assert (names.key("url1"), names.names("key1")) == ("url1", {"key1"})
-    assert (names.key("url999"), names.size_bytes("url999")) == ("key999", 5)
+    assert names.key("url0") == "key0"
+    assert names.names("key0") == {"key0", "url0"}
+    assert names.key("url1") == "url1"
+    assert names.names("key1") == {"key1"}
+    assert names.key("url999") == "key999"
+    assert names.size_bytes("url999") == 5
 
 
 def manifests(memory_bytes: int = 10**6) -> Manifests:
     """Return lists of shards of users who may have all of s3://open/ fetched; s3://closed/ is for user 1."""
     rules = [AllowRule(prefix="s3://open/"), AllowRule(prefix="s3://closed/", uids=frozenset({1}))]
     nobody = cast(Any, None)
-    return Manifests(nobody, nobody, nobody, nobody, AllowList(rules), ListingLimits(1.0, memory_bytes))
+    return Manifests(
+        nobody, nobody, nobody, nobody, AllowList(rules), ListingLimits(1.0, memory_bytes)
+    )
 
 
 async def test_a_fingerprint_is_no_door() -> None:
@@ -88,7 +95,8 @@ async def test_a_fingerprint_is_no_door() -> None:
 
 async def test_lists_that_no_plan_names_take_bounded_memory() -> None:
     """The oldest ones are forgotten; the latest stays, whatever its size. A short list of many lists is not joined."""
-    known, lists = manifests(200_000), [Shards.of([ShardRef(f"s3://open/{number}.tar")]) for number in range(100)]
+    known = manifests(200_000)
+    lists = [Shards.of([ShardRef(f"s3://open/{number}.tar")]) for number in range(100)]
     for shards in lists:
         await known.admit(shards.packed, Peer(1))
     kept = [await known.known([shards.fingerprint], Peer(1)) is not None for shards in lists]
@@ -101,7 +109,13 @@ async def test_lists_that_no_plan_names_take_bounded_memory() -> None:
 @pytest.mark.parametrize("cut", [0, 10, -20])
 def test_packed_shards_are_the_same_or_refused(cut: int) -> None:
     """With whatever is known of them, in any characters; what was cut off or is too large is not taken."""
-    shards = Shards.of([ShardRef("s3://b/ü.tar", "v", 1, 2, 3), ShardRef("s3://b/b.tar"), ShardRef("c", None, 0, 0, 0)])
+    shards = Shards.of(
+        [
+            ShardRef("s3://b/ü.tar", "v", 1, 2, 3),
+            ShardRef("s3://b/b.tar"),
+            ShardRef("c", None, 0, 0, 0),
+        ]
+    )
     assert Shards.unpack(shards.packed) == shards
     assert list(shards)[::2] == [shards[0], shards[-1]]
     assert Shards.joined([Shards.of([]), *(Shards.of([ref]) for ref in shards)]) == shards
@@ -134,9 +148,24 @@ async def test_a_count_belongs_to_its_version(known: History) -> None:
 
 
 @pytest.mark.parametrize(
-    "row", [None, {}, [], "row", 5, [1, 2], ["v1", "10"], ["v1", True], ["v1", -1], ["v1", 2**63], ["\ud800", 1]]
+    "row",
+    [
+        None,
+        {},
+        [],
+        "row",
+        5,
+        [1, 2],
+        ["v1", "10"],
+        ["v1", True],
+        ["v1", -1],
+        ["v1", 2**63],
+        ["\ud800", 1],
+    ],
 )
-async def test_row_of_another_form_is_restored_from_the_sidecar(tmp_path: Path, row: object) -> None:
+async def test_row_of_another_form_is_restored_from_the_sidecar(
+    tmp_path: Path, row: object
+) -> None:
     """A cached shard's facts are known from its sidecar at once; those of any other shard are unknown."""
     store = open_store(tmp_path)
     await publish(store, "s3://b/a.tar", version="v1", samples=10)
@@ -152,7 +181,9 @@ async def test_row_of_another_form_is_restored_from_the_sidecar(tmp_path: Path, 
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(2**70),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2)
+    ),
     max_leaves=6,
 )
 listings = st.text(alphabet="eJxAB+/=\u00e9", max_size=40) | st.binary(max_size=80).map(
@@ -169,7 +200,10 @@ def test_any_row_is_a_version_with_a_count_or_a_value_error(row: object) -> None
     except ValueError:
         return
     assert found.version.encode() is not None
-    assert Shards.of([ShardRef("s3://b/a.tar", found.version, None, found.samples)])[0].samples == found.samples
+    assert (
+        Shards.of([ShardRef("s3://b/a.tar", found.version, None, found.samples)])[0].samples
+        == found.samples
+    )
 
 
 @given(values | listings)

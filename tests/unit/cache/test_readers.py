@@ -20,7 +20,12 @@ async def test_readers_of_one_name_and_user_are_one_job(tmp_path: Path) -> None:
     """Another user's job of that name is another; the job that was joined last comes last."""
     async with ground(tmp_path) as here:
         readers = here.parts().requesting.readers
-        added = [readers.add("train", 7), readers.add("eval", 7), readers.add("train", 8), readers.add("train", 7)]
+        added = [
+            readers.add("train", 7),
+            readers.add("eval", 7),
+            readers.add("train", 8),
+            readers.add("train", 7),
+        ]
         jobs = [(job.name, job.uid, job.sessions) for job in readers.jobs()]
         assert set(readers) == set(added)
     assert jobs == [("eval", 7, 1), ("train", 8, 1), ("train", 7, 2)]
@@ -36,7 +41,11 @@ async def test_jobs_that_have_ended_are_shown_up_to_a_number(tmp_path: Path) -> 
         readers.add("new", 7)
         names = [job.name for job in readers.jobs()]
         assert stays in set(readers)
-    assert names == ["stays", *(f"past-{number}" for number in range(PAST_JOBS, 2 * PAST_JOBS)), "new"]
+    assert names == [
+        "stays",
+        *(f"past-{number}" for number in range(PAST_JOBS, 2 * PAST_JOBS)),
+        "new",
+    ]
 
 
 def count_of_bills() -> int:

@@ -51,15 +51,22 @@ async def test_exactly_the_shards_that_nothing_keeps_are_evictable(  # noqa: C90
     """Leases, pins, removals that fail and damage of leased shards, in any order."""
     rng = random.Random(seed)
     kept = kept_in(store)
-    planner, pins, residency = kept.planner, kept.pins, kept.residency
+    planner = kept.planner
+    pins = kept.pins
+    residency = kept.residency
     leases: list[Shard] = []
     still_open: set[Shard] = set()
 
     def evictable() -> list[Shard]:
-        return [shard for shard in store.shards.values() if not shard.must_stay and shard not in still_open]
+        return [
+            shard
+            for shard in store.shards.values()
+            if not shard.must_stay and shard not in still_open
+        ]
 
     async def remove(key: str, *, fails: bool) -> None:
-        shard, is_pinned = store.shards[key], fails and rng.choice([True, False])
+        shard = store.shards[key]
+        is_pinned = fails and rng.choice([True, False])
         with residency.evicting(shard):
             del store.shards[key]
             check()
@@ -67,7 +74,9 @@ async def test_exactly_the_shards_that_nothing_keeps_are_evictable(  # noqa: C90
                 await pins.add([pin_on(key)])
             if fails:
                 store.shards[key] = shard
-        assert shard.pinned is is_pinned, "a pin that is added during a failing eviction keeps the shard"
+        assert shard.pinned is is_pinned, (
+            "a pin that is added during a failing eviction keeps the shard"
+        )
         if fails and not is_pinned:
             still_open.add(shard)
 
@@ -77,12 +86,16 @@ async def test_exactly_the_shards_that_nothing_keeps_are_evictable(  # noqa: C90
         assert sorted(keys or ()) == sorted(shard.key for shard in evictable())
         assert planner.schedule.victims(wanted_bytes + 1, NOW, 0.0) is None
         assert residency.leased == set(leases)
-        assert set(residency.pinned) == {shard.key for shard in store.shards.values() if shard.pinned}
+        assert set(residency.pinned) == {
+            shard.key for shard in store.shards.values() if shard.pinned
+        }
         assert store.space.pinned_bytes == SIZE_BYTES * len(residency.pinned)
 
     for _ in range(STEPS):
         key = rng.choice(KEYS)
-        match rng.choice(["publish", "retain", "retain", "release", "pin", "unpin", "remove", "stays", "damage"]):
+        match rng.choice(
+            ["publish", "retain", "retain", "release", "pin", "unpin", "remove", "stays", "damage"]
+        ):
             case "publish" if key not in store.shards:
                 store.restore(Shard(key, SIZE_BYTES, 0, 0.0))
                 residency.arrived(store.shards[key])
@@ -108,7 +121,9 @@ async def test_exactly_the_shards_that_nothing_keeps_are_evictable(  # noqa: C90
 
 def held(*leases: int) -> list[Shard]:
     """Return shards of 10 MB that are held so many times each."""
-    return [Shard(f"key-{number}", 10 * MB, 0, 0.0, leases=count) for number, count in enumerate(leases)]
+    return [
+        Shard(f"key-{number}", 10 * MB, 0, 0.0, leases=count) for number, count in enumerate(leases)
+    ]
 
 
 @dataclass(eq=False)
@@ -140,7 +155,9 @@ def waiting(
     """Return a shard on its way that one reader waits for which has that many shards in hand; nobody where None."""
     transfer = Transfer("name", ShardRef("s3://bucket/a.tar"), PriorityClass.PLANNED)
     if in_hand is not None:
-        transfer.waits.add(Wait(("job", 7), time.monotonic() if needed else None, holder=Keeper(in_hand, others)))
+        transfer.waits.add(
+            Wait(("job", 7), time.monotonic() if needed else None, holder=Keeper(in_hand, others))
+        )
     reservation = Reservation(Space(CAPACITY))
     reservation.grow(reserved_bytes)
     return KeyClaim(
@@ -217,7 +234,9 @@ async def test_only_the_claim_that_resolves_a_deadlock_gives_up(case: str) -> No
 async def test_the_deadlock_error_names_the_space_that_would_be_enough() -> None:
     """It counts the readers, and names the arithmetic and the options."""
     claims = [waiting(1), waiting(2)]
-    with pytest.raises(CapacityError, match=r"the cache's capacity is 35\.0 MB, 30\.0 MB of it .* 2 reader") as caught:
+    with pytest.raises(
+        CapacityError, match=r"the cache's capacity is 35\.0 MB, 30\.0 MB of it .* 2 reader"
+    ) as caught:
         check_progress(claims[1], claims, held(1, 1, 1), Space(35 * MB))
     assert "ranks x (shuffle_window + 1)" in caught.value.remedy
     assert "--capacity" in caught.value.remedy
@@ -226,7 +245,8 @@ async def test_the_deadlock_error_names_the_space_that_would_be_enough() -> None
 
 async def test_a_claim_without_waiting_readers_gives_up_first() -> None:
     """It is postponed; whoever has nothing to read may have its room."""
-    ahead, needed = waiting(None, reserved_bytes=10 * MB), waiting(1)
+    ahead = waiting(None, reserved_bytes=10 * MB)
+    needed = waiting(1)
     with pytest.raises(PostponedError):
         check_progress(ahead, [ahead, needed], held(1), Space(25 * MB))
     check_progress(needed, [ahead, needed], held(1), Space(25 * MB))

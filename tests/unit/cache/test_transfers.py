@@ -38,7 +38,9 @@ class Origin:
     async def read(self, *, ahead: bool) -> Shard | Arrival:
         """Return what a reader gets, of a transfer of its own or of one that was begun ahead of it."""
         async with asyncio.TaskGroup() as group:
-            transfers = Transfers(self.fetch, lambda: None, Planner({}), Counters(), Signal(), group)
+            transfers = Transfers(
+                self.fetch, lambda: None, Planner({}), Counters(), Signal(), group
+            )
             if ahead:
                 transfers.start("a", REF, PriorityClass.PLANNED)
             return await transfers.wait("a", REF, PriorityClass.PLANNED, Wait())
@@ -72,8 +74,11 @@ async def test_joining_a_failing_transfer_retries_once() -> None:
 
 
 @pytest.mark.parametrize(("tries", "exn"), [(3, AWAY), (1, NotFoundError("no such object"))])
-def test_a_shard_that_keeps_failing_is_not_prefetched_again(tries: int, exn: ShardcacheError) -> None:
-    """After an outage, the plan is fetched ahead as soon as anything arrives; one bad object only until it is given up.
+def test_a_shard_that_keeps_failing_is_not_prefetched_again(
+    tries: int, exn: ShardcacheError
+) -> None:
+    """After an outage, the plan is fetched ahead as soon as anything arrives; one bad object only
+    until it is given up.
 
     A missing one is asked for once, until a reader gets it.
     """

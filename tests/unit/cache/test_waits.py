@@ -25,8 +25,11 @@ from shardcache.store.partial import Partial
 from shardcache.store.shard import Facts, Shard, UnpublishedFiles
 from shardcache.transport.between.parts import PartSums
 
-URL, PART, SIZE = "s3://bucket/a.tar", 1000, 2500
-JOB, OTHER = ("job", 7), ("other", 7)
+URL = "s3://bucket/a.tar"
+PART = 1000
+SIZE = 2500
+JOB = ("job", 7)
+OTHER = ("other", 7)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +77,16 @@ def priority(transfer: Transfer) -> Priority:
     return KeyClaim(transfers=[transfer]).priority(lambda: 7.0)
 
 
-async def test_ready_bytes_grow_with_the_first_unfinished_part(transfer: Transfer, arrival: Arrival) -> None:
+async def test_ready_bytes_grow_with_the_first_unfinished_part(
+    transfer: Transfer, arrival: Arrival
+) -> None:
     """With what is written of it, whatever becomes of its request."""
-    unfinished, moved = transfer.unfinished, transfer.moved
-    first, again, second, last = read(), read(), read(), read()
+    unfinished = transfer.unfinished
+    moved = transfer.moved
+    first = read()
+    again = read()
+    second = read()
+    last = read()
     assert not arrival.can_serve(Wait(accepts_partial=True))
 
     unfinished.begin(0, first)
@@ -85,7 +94,9 @@ async def test_ready_bytes_grow_with_the_first_unfinished_part(transfer: Transfe
     second.written(900)
     assert arrival.ready_bytes == 0, "a later part does not begin the shard"
     first.written(300)
-    assert (arrival.ready_bytes, arrival.can_serve(Wait(accepts_partial=True)), moved.count) == (300, True, 2)
+    assert arrival.ready_bytes == 300
+    assert arrival.can_serve(Wait(accepts_partial=True)) is True
+    assert moved.count == 2
 
     unfinished.begin(0, again)  # the first request failed
     again.written(100)
@@ -100,7 +111,8 @@ async def test_ready_bytes_grow_with_the_first_unfinished_part(transfer: Transfe
     arrival.partial.mark_finished(PartSums(1, 0, 0))
     unfinished.begin(2, last)
     last.written(500)
-    assert (arrival.ready_bytes, arrival.can_serve(Wait(accepts_partial=True))) == (SIZE, False)
+    assert arrival.ready_bytes == SIZE
+    assert arrival.can_serve(Wait(accepts_partial=True)) is False
 
 
 async def test_files_without_samples_are_no_whole_shard(arrival: Arrival, tmp_path: Path) -> None:
@@ -113,7 +125,9 @@ async def test_files_without_samples_are_no_whole_shard(arrival: Arrival, tmp_pa
     arrival.publish(Shard("key", SIZE, 0, used_at_s=0.0, facts=facts), None)
     assert not lease.is_whole
 
-    indexed = UnpublishedFiles(tmp_path / "tar", tmp_path / "sidecar", 1, replace(facts, samples=40))
+    indexed = UnpublishedFiles(
+        tmp_path / "tar", tmp_path / "sidecar", 1, replace(facts, samples=40)
+    )
     arrival.offer_files(indexed)
     assert arrival.files_for(wait) is indexed
 
@@ -127,7 +141,9 @@ async def test_a_failed_arrival_is_not_offered(arrival: Arrival) -> None:
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/a.tar.gz", "s3://bucket/a.zip"])
-async def test_a_reader_of_a_smaller_copy_waits_for_its_publication(tmp_path: Path, url: str) -> None:
+async def test_a_reader_of_a_smaller_copy_waits_for_its_publication(
+    tmp_path: Path, url: str
+) -> None:
     """Its bytes are not those that have arrived: what is cached of a compressed file may be smaller than that."""
     layout = Layout(tmp_path)
     layout.partial.mkdir(parents=True)
@@ -145,12 +161,19 @@ async def test_a_reader_of_a_smaller_copy_waits_for_its_publication(tmp_path: Pa
     await waiting
 
 
-async def test_a_reader_of_an_arriving_shard_keeps_its_connections(transfer: Transfer, arrival: Arrival) -> None:
-    """While it reads a part, and while it waits for the next: the shard comes first until it is whole.
+async def test_a_reader_of_an_arriving_shard_keeps_its_connections(
+    transfer: Transfer, arrival: Arrival
+) -> None:
+    """While it reads a part, and while it waits for the next: the shard comes first until it is
+    whole.
 
-    A reader that asks ahead makes a download no more urgent; one that waits for the whole shard pauses no other.
+    A reader that asks ahead makes a download no more urgent; one that waits for the whole shard
+    pauses no other.
     """
-    ahead, whole, other, more = Wait(JOB), Wait(JOB, 5.0), Wait(OTHER, 6.0), Wait(JOB, 5.0)
+    ahead = Wait(JOB)
+    whole = Wait(JOB, 5.0)
+    other = Wait(OTHER, 6.0)
+    more = Wait(JOB, 5.0)
     transfer.waits = {ahead}
     assert priority(transfer) == Priority(PriorityClass.PLANNED, 7.0)
     transfer.waits = {whole, other}
@@ -158,7 +181,8 @@ async def test_a_reader_of_an_arriving_shard_keeps_its_connections(transfer: Tra
     transfer.waits = set()
     arrival.readers.append(JOB)
     reading = priority(transfer)
-    assert (reading.priority_class, reading.streamed) == (PriorityClass.WAITING, True)
+    assert reading.priority_class == PriorityClass.WAITING
+    assert reading.streamed is True
     transfer.waits = {more}  # as `Reader.more` waits
     assert priority(transfer) == Priority(PriorityClass.WAITING, 5.0, JOB, streamed=True)
 
@@ -174,7 +198,9 @@ def fill_a_turn() -> None:
 
 async def test_the_loop_runs_between_any_two_turns() -> None:
     """However many have long lists at the same moment, and however long their items take."""
-    turns, done, most_between = Turns(), 0, 0
+    turns = Turns()
+    done = 0
+    most_between = 0
 
     def work(_piece: object) -> None:
         nonlocal done
@@ -194,12 +220,14 @@ async def test_the_loop_runs_between_any_two_turns() -> None:
             for _ in range(8):
                 workers.create_task(turns.take(LONG[:320], work))
         watching.cancel()
-    assert (done, most_between) == (8 * 10, 1)
+    assert done == 8 * 10
+    assert most_between == 1
 
 
 async def test_a_short_list_does_not_wait_for_the_end_of_a_long_one() -> None:
     """A late caller has its turn after one of the others, not after all of them."""
-    turns, order = Turns(), []
+    turns = Turns()
+    order = []
 
     def work(_piece: object) -> None:
         order.append("long")

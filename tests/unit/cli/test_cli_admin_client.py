@@ -66,9 +66,14 @@ def test_lines_come_as_they_are_sent(tmp_path: Path) -> None:
     def serve(connection: socket.socket) -> None:
         connection.sendall(LINES + chunk(b'{"event": "resolved"}\n{"ev'))
         assert was_read.wait(GUARD_S)
-        connection.sendall(chunk(b'ent": "progress"}\n') + chunk(b'{"event": "done"}\n') + chunk(b""))
+        connection.sendall(
+            chunk(b'ent": "progress"}\n') + chunk(b'{"event": "done"}\n') + chunk(b"")
+        )
 
-    with answering(tmp_path / "s", serve) as daemon, closing(daemon.warm(["s3://b/a.tar"])) as events:
+    with (
+        answering(tmp_path / "s", serve) as daemon,
+        closing(daemon.warm(["s3://b/a.tar"])) as events,
+    ):
         assert next(events) == {"event": "resolved"}
         was_read.set()
         assert [event["event"] for event in events] == ["progress", "done"]
@@ -98,7 +103,10 @@ def test_a_caller_that_stops_early_closes_the_connection(tmp_path: Path) -> None
 )
 def test_a_connection_that_breaks_is_not_the_end_of_a_list(answer: bytes, tmp_path: Path) -> None:
     """A list that was cut off is not taken for a whole one."""
-    with answering(tmp_path / "s", sends(answer)) as daemon, pytest.raises(NoDaemonError, match="broke"):
+    with (
+        answering(tmp_path / "s", sends(answer)) as daemon,
+        pytest.raises(NoDaemonError, match="broke"),
+    ):
         list(daemon.shards(""))
 
 
@@ -116,7 +124,10 @@ def test_an_error_of_the_daemon_is_raised_without_control_characters(tmp_path: P
     """Its class, message and remedy arrive; what a terminal would obey does not."""
     error = b'{"error": {"code": "not_allowed", "message": "no\\u001b[2J", "remedy": "ask"}}'
     answer = body(error, b"HTTP/1.1 403 Forbidden\r\n")
-    with answering(tmp_path / "s", sends(answer)) as daemon, pytest.raises(NotAllowedError) as caught:
+    with (
+        answering(tmp_path / "s", sends(answer)) as daemon,
+        pytest.raises(NotAllowedError) as caught,
+    ):
         daemon.evict(["s3://b/a.tar"])
     assert "\x1b" not in caught.value.message
     assert caught.value.remedy == "ask"
@@ -126,7 +137,10 @@ def test_an_error_of_the_daemon_is_raised_without_control_characters(tmp_path: P
 def test_a_refusal_by_something_else_is_a_protocol_error(text: bytes, tmp_path: Path) -> None:
     """It says what came in place of the daemon's error."""
     answer = body(text, b"HTTP/1.1 502 Bad Gateway\r\n")
-    with answering(tmp_path / "s", sends(answer)) as daemon, pytest.raises(ProtocolError, match="502 Bad") as caught:
+    with (
+        answering(tmp_path / "s", sends(answer)) as daemon,
+        pytest.raises(ProtocolError, match="502 Bad") as caught,
+    ):
         daemon.status()
     assert "\x1b" not in str(caught.value)
 

@@ -35,7 +35,12 @@ def test_each_command_explains_itself(columns: int) -> None:
     page = " ".join(CliRunner().invoke(app, ["--help"], terminal_width=columns).output.split())
     assert "..." not in page.partition("Commands:")[2]
     for name, command in app.commands.items():
-        assert " ".join((command.short_help or command.help or "").split()).partition(". ")[0].rstrip(".") in page
+        assert (
+            " ".join((command.short_help or command.help or "").split())
+            .partition(". ")[0]
+            .rstrip(".")
+            in page
+        )
         ran = CliRunner().invoke(app, [name, "--help"], prog_name="shardcache")
         assert ran.exit_code == 0
         assert ran.output.startswith(f"Usage: shardcache {name} ")
@@ -56,7 +61,9 @@ def test_each_command_has_two_examples() -> None:
     }
     assert len(examples) > 25
     assert [path for path, lines in examples.items() if len(lines) < 2] == []
-    assert {line for lines in examples.values() for line in lines if "shardcache " not in line} == set()
+    assert {
+        line for lines in examples.values() for line in lines if "shardcache " not in line
+    } == set()
 
 
 def values_of_options(command: click.Command, path: str) -> Iterator[tuple[str, str]]:
@@ -78,14 +85,28 @@ def test_values_of_options_have_names_for_people() -> None:
 @pytest.mark.parametrize(
     ("missing", "program", "code", "remedy"),
     [
-        ("click", "from shardcache.__main__ import main; main()", 2, "pip install 'shardcache[daemon]'"),
-        ("moto", "from shardcache.cli.main import app; app(['demo'])", 1, "pip install 'shardcache[demo]'"),
+        (
+            "click",
+            "from shardcache.__main__ import main; main()",
+            2,
+            "pip install 'shardcache[daemon]'",
+        ),
+        (
+            "moto",
+            "from shardcache.cli.main import app; app(['demo'])",
+            1,
+            "pip install 'shardcache[demo]'",
+        ),
     ],
 )
-def test_missing_packages_are_named_with_their_extra(missing: str, program: str, code: int, remedy: str) -> None:
+def test_missing_packages_are_named_with_their_extra(
+    missing: str, program: str, code: int, remedy: str
+) -> None:
     """Where only the client is installed, there is no command line; without the extra, there is no demo."""
     program = f"import sys; sys.modules[{missing!r}] = None; {program}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.returncode == code
     assert missing in done.stderr
     assert remedy in done.stderr
@@ -94,7 +115,11 @@ def test_missing_packages_are_named_with_their_extra(missing: str, program: str,
 def test_serve_has_a_flag_for_each_setting() -> None:
     """A field of Settings needs no second declaration to become a flag with help; tables stay in the config file."""
     # click keeps the first help option that it makes, and for other tests that was also -h.
-    flags = {param.opts[0] for param in serve.get_params(click.Context(serve)) if "--help" not in param.opts}
+    flags = {
+        param.opts[0]
+        for param in serve.get_params(click.Context(serve))
+        if "--help" not in param.opts
+    }
     fields = {"--" + name.replace("_", "-") for name in Settings.model_fields if name != "origin"}
     assert flags == {"--config", "--private", "--json", *fields}
     assert all(field.description for field in Settings.model_fields.values())
@@ -109,14 +134,25 @@ def test_the_docs_list_every_check() -> None:
     """The table in the docs has each check's name, in the order of the report."""
     rows = re.findall(r"^\| (`[a-z]+\.[a-z0-9_]+`.*?) \|", DOCS.read_text(), re.MULTILINE)
     documented = [name for row in rows for name in re.findall(r"`(.*?)`", row)]
-    assert [name for name in documented if name not in FURTHER] == list(dict.fromkeys(name for name, _ in CHECKS))
+    assert [name for name in documented if name not in FURTHER] == list(
+        dict.fromkeys(name for name, _ in CHECKS)
+    )
     assert set(documented) >= FURTHER
 
 
 def test_a_list_of_nodes_may_be_longer_than_the_name_of_a_file(tmp_path: Path) -> None:
     """It is taken for a list, and not for a file that cannot be read."""
     nodes = ",".join(f"node{number:02d}=10.0.0.{number}" for number in range(1, 31))
-    command = ["cluster", "render", "--nodes", nodes, "--store", "http://10.0.9.9", "--out", str(tmp_path)]
+    command = [
+        "cluster",
+        "render",
+        "--nodes",
+        nodes,
+        "--store",
+        "http://10.0.9.9",
+        "--out",
+        str(tmp_path),
+    ]
     ran = CliRunner().invoke(app, command)
     assert ran.exit_code == 0, ran.output
     assert len(list(tmp_path.glob("*/nginx.conf"))) == 30

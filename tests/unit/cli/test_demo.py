@@ -11,14 +11,18 @@ SAMPLES = frozenset("abc")
 
 def leg(keys: str, *steps: int, promised: int = 2) -> list[dict[str, Any]]:
     """Return the reports of ranks that took these steps, whose samples, a letter each, the first one lists."""
-    ranks: list[dict[str, Any]] = [{"keys": "", "steps": each, "promised": promised, "waited_s": 0.1} for each in steps]
+    ranks: list[dict[str, Any]] = [
+        {"keys": "", "steps": each, "promised": promised, "waited_s": 0.1} for each in steps
+    ]
     ranks[0]["keys"] = keys
     return ranks
 
 
 def outcome(*legs: list[dict[str, Any]], origin_bytes: int = 100) -> DemoOutcome:
     """Return the outcome of a demo with one good epoch and one of these legs."""
-    return DemoOutcome(SAMPLES, 1, 100, [Epoch("job", 0, [leg("abca", 2, 2)]), Epoch("job", 1, legs)], origin_bytes)
+    return DemoOutcome(
+        SAMPLES, 1, 100, [Epoch("job", 0, [leg("abca", 2, 2)]), Epoch("job", 1, legs)], origin_bytes
+    )
 
 
 def test_reports_of_ranks_and_runs_are_joined_by_epoch() -> None:
@@ -29,8 +33,10 @@ def test_reports_of_ranks_and_runs_are_joined_by_epoch() -> None:
 
     stopped = [[row(0, "ab", 0.1), row(1, "a", 0.25)], [row(0, "c", 0.5), row(1, "", 0.0)]]
     first, second = epochs_of("job", [stopped, [[row(1, "bc", 0.25)]]])
-    assert ("".join(first.keys), len(first.legs)) == ("abc", 1)
-    assert ("".join(second.keys), second.steps) == ("abc", [[1, 1], [1]])
+    assert "".join(first.keys) == "abc"
+    assert len(first.legs) == 1
+    assert "".join(second.keys) == "abc"
+    assert second.steps == [[1, 1], [1]]
     assert [each.to_json(SAMPLES)["waited_s"] for each in (first, second)] == [0.5, 0.5]
 
 
@@ -47,18 +53,26 @@ WHOLE = leg("abca", 2, 2)
         ([leg("aaxy", 2, 2)], "2 lost, 2 unknown", ""),
         ([leg("abca", 2, 1)], "", "the ranks took 2, 1 steps"),
         ([leg("abca", 1, 1)], "", "1 steps, but the loader's length is 2"),
-        # Where a job resumed with other ranks, these share the remainder and its padding, whatever the first ones were.
+        # Where a job resumed with other ranks, these share the remainder and its padding, whatever
+        # the first ones were.
         ([leg("ab", 1, 1), leg("c", 1)], "", ""),
         ([leg("ab", 1, 1), leg("cc", 1, 1)], "", ""),
         ([leg("a", 1), leg("bc", 1, 1)], "", ""),
         ([leg("a", 1, 0), leg("bc", 2)], "", "the ranks took 1, 0 steps"),
     ],
 )
-def test_wrong_samples_and_steps_are_named(legs: list[Any], wrong_samples: str, wrong_steps: str) -> None:
+def test_wrong_samples_and_steps_are_named(
+    legs: list[Any], wrong_samples: str, wrong_steps: str
+) -> None:
     """Lost, foreign and repeated samples are told apart, padding allowed for, and unequal or unpromised steps named."""
     seen = outcome(*legs)
-    assert (seen.epochs[1].sample_problems(SAMPLES), seen.epochs[1].step_problem()) == (wrong_samples, wrong_steps)
-    assert seen.checks == {"exactly_once": not wrong_samples, "equal_steps": not wrong_steps, "fetched_once": True}
+    assert seen.epochs[1].sample_problems(SAMPLES) == wrong_samples
+    assert seen.epochs[1].step_problem() == wrong_steps
+    assert seen.checks == {
+        "exactly_once": not wrong_samples,
+        "equal_steps": not wrong_steps,
+        "fetched_once": True,
+    }
     assert seen.has_passed is not bool(wrong_samples or wrong_steps)
 
 

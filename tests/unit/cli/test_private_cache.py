@@ -10,7 +10,9 @@ import pytest
 from shardcache.cli.starting.private_cache import free_folder, remove_old_caches
 
 DAY_S = 86_400.0
-OWN, OTHER = "a" * 16, "b" * 16  # digests of credentials
+# digests of credentials
+OWN = "a" * 16
+OTHER = "b" * 16
 
 
 @pytest.fixture

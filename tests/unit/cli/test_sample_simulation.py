@@ -14,7 +14,10 @@ from shardcache.shared.lists import shardlist
 from shardcache.shared.protocol import ShardRef
 
 KIB = 1024
-SHARDS, SAMPLES, SAMPLE_BYTES, PART_BYTES = 8, 32, 64 * KIB, 128 * KIB
+SHARDS = 8
+SAMPLES = 32
+SAMPLE_BYTES = 64 * KIB
+PART_BYTES = 128 * KIB
 PAIRS = SAMPLES // 2  # parts of a shard, with two samples each
 SHARD_BYTES = SAMPLES * SAMPLE_BYTES
 WHOLE = SHARDS * SHARD_BYTES
@@ -43,7 +46,15 @@ def index(tmp_path: Path) -> Path:
 
 
 def simulated(index: Path, *flags: str) -> Result:
-    run = ("--global-shuffle", "--ranks", "2", "--epochs", str(EPOCHS), "--range-part-size", str(PART_BYTES))
+    run = (
+        "--global-shuffle",
+        "--ranks",
+        "2",
+        "--epochs",
+        str(EPOCHS),
+        "--range-part-size",
+        str(PART_BYTES),
+    )
     return CliRunner().invoke(app, ["simulate", str(index), *run, *flags])
 
 
@@ -104,7 +115,9 @@ def test_jobs_share_the_parts_that_are_cached(index: Path) -> None:
         (("--picture", "hits.svg"), "--tier and --picture"),
     ],
 )
-def test_options_without_meaning_are_refused(index: Path, flags: tuple[str, ...], wrong: str) -> None:
+def test_options_without_meaning_are_refused(
+    index: Path, flags: tuple[str, ...], wrong: str
+) -> None:
     ran = simulated(index, "--disk", "1GB", *flags)
     assert ran.exit_code == 2
     assert wrong in ran.output

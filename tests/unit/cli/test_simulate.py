@@ -13,7 +13,9 @@ from shardcache.cli.main import app
 from shardcache.shared.lists import shardlist
 from shardcache.shared.protocol import ShardRef
 
-SHARDS, SAMPLES, SHARD_BYTES = 64, 100, 10_000_000
+SHARDS = 64
+SAMPLES = 100
+SHARD_BYTES = 10_000_000
 WHOLE = SHARDS * SHARD_BYTES
 PRICES = '[[origin]]\nmatch = "s3://b/"\nprice_per_gb = 10\nprice_per_1000_requests = 2\n'
 RUN = ("--ranks", "2", "--workers", "2", "--epochs", "4", "--shuffle-window", "2")
@@ -72,17 +74,24 @@ def test_a_tier_takes_each_shard_store_bytes_once(index: Path) -> None:
     """The rest comes from the other nodes, of whose disks each holds an equal part of the dataset."""
     alone = figures(index, "--nodes", "4", "--disk", "100MB")
     tiered = figures(index, "--nodes", "4", "--disk", "100MB", "--tier")
-    ours, without = tiered["policies"]["shardcache"], alone["policies"]["shardcache"]["store_bytes"]
-    assert (ours["store_bytes"], tiered["tier_disk_bytes"]) == (WHOLE, WHOLE // 4)
+    ours = tiered["policies"]["shardcache"]
+    without = alone["policies"]["shardcache"]["store_bytes"]
+    assert ours["store_bytes"] == WHOLE
+    assert tiered["tier_disk_bytes"] == WHOLE // 4
     assert ours["between_nodes_bytes"] == without * 3 / 4 > WHOLE
-    fetches, parts = without // SHARD_BYTES, 2 * SHARDS
-    assert ours["requests"] == 2 * fetches + READS + parts, "version and permission for each fetch, a version per read"
+    fetches = without // SHARD_BYTES
+    parts = 2 * SHARDS
+    assert ours["requests"] == 2 * fetches + READS + parts, (
+        "version and permission for each fetch, a version per read"
+    )
 
 
 def test_fixed_groups_of_shards_stay_on_their_node(index: Path) -> None:
     """With `canonical_nodes`, a node's disk for its part takes nearly everything once."""
     store = [
-        figures(index, "--nodes", "4", "--disk", "210MB", "--canonical-nodes", canonical)["policies"]["shardcache"]
+        figures(index, "--nodes", "4", "--disk", "210MB", "--canonical-nodes", canonical)[
+            "policies"
+        ]["shardcache"]
         for canonical in ("1", "4")
     ]
     assert store[1]["store_bytes"] < 1.1 * WHOLE < store[0]["store_bytes"]
@@ -124,7 +133,8 @@ def test_workers_repeat_the_visits_of_their_rank_and_fetch_nothing_more(index: P
     assert processes["disk_bytes"] == threads["disk_bytes"]
     assert processes["first_batch_s"] == threads["first_batch_s"]
     for name in ("shardcache", "MIN", "LRU"):
-        one, three = threads["policies"][name], processes["policies"][name]
+        one = threads["policies"][name]
+        three = processes["policies"][name]
         assert three["store_bytes"] == one["store_bytes"]
         assert three["requests"] == one["requests"] + 2 * VISITS
 
@@ -156,7 +166,9 @@ def test_sidecars_take_space_on_the_disk(index: Path) -> None:
     refs = [ShardRef(f"s3://b/{number}.tar", "v", SHARD_BYTES, 5_000) for number in range(SHARDS)]
     index.write_text(shardlist.write(refs))
     disk_bytes = WHOLE + 2 * SHARD_BYTES
-    assert figures(index, "--disk", str(disk_bytes))["policies"]["shardcache"]["store_bytes"] > WHOLE
+    assert (
+        figures(index, "--disk", str(disk_bytes))["policies"]["shardcache"]["store_bytes"] > WHOLE
+    )
 
 
 @pytest.mark.parametrize(
@@ -206,7 +218,9 @@ def test_a_disk_of_the_reported_size_keeps_all(index: Path, flags: tuple[str, ..
         (None, ("--disk", "10.1MB"), "the shard takes 10.4 MB", "raise --disk"),
     ],
 )
-def test_errors_say_what_to_do(index: Path, text: str | None, flags: tuple[str, ...], wrong: str, remedy: str) -> None:
+def test_errors_say_what_to_do(
+    index: Path, text: str | None, flags: tuple[str, ...], wrong: str, remedy: str
+) -> None:
     """An index without numbers, and a disk without room for what readers hold."""
     if text is not None:
         index.write_text(text)

@@ -18,7 +18,9 @@ RANKS = [Topology(rank, 2) for rank in range(2)]
 
 
 def manifest(*counts: int | None) -> Manifest:
-    return Manifest.of(ShardRef(f"{number}.tar", samples=count) for number, count in enumerate(counts))
+    return Manifest.of(
+        ShardRef(f"{number}.tar", samples=count) for number, count in enumerate(counts)
+    )
 
 
 def test_a_drawn_seed_gives_way_to_that_of_a_state() -> None:

@@ -89,12 +89,16 @@ def _tier(nodes: str) -> Tier:
 
 
 def _keys(shards: int, parts: int) -> list[str]:
-    urls = [f"https://data.s3.eu-central-1.amazonaws.com/set/train-{shard:06d}.tar" for shard in range(shards)]
+    urls = [
+        f"https://data.s3.eu-central-1.amazonaws.com/set/train-{shard:06d}.tar"
+        for shard in range(shards)
+    ]
     return [key_of(url, part * PART_BYTES, PART_BYTES) for url in urls for part in range(parts)]
 
 
 @pytest.mark.parametrize(
-    ("nodes", "limit"), [("10.0.0.{1..8}", 1.1), pytest.param("10.[0-3].0.[0-249]", 1.25, marks=pytest.mark.slow)]
+    ("nodes", "limit"),
+    [("10.0.0.{1..8}", 1.1), pytest.param("10.[0-3].0.[0-249]", 1.25, marks=pytest.mark.slow)],
 )
 def test_owners_have_little_more_than_the_mean(nodes: str, limit: float) -> None:
     """Of 8,192 shards of 256 MiB, on eight nodes as on a thousand; none owns nothing."""
@@ -103,12 +107,17 @@ def test_owners_have_little_more_than_the_mean(nodes: str, limit: float) -> None
     assert loads.min() > 0.5
 
 
-@pytest.mark.parametrize(("nodes", "moved"), [("10.0.0.{1..8}", 0), ("10.[10-50].0.[231-255]", 1 / 8)])
+@pytest.mark.parametrize(
+    ("nodes", "moved"), [("10.0.0.{1..8}", 0), ("10.[10-50].0.[231-255]", 1 / 8)]
+)
 @pytest.mark.slow
 def test_a_node_that_leaves_moves_few_parts_but_its_own(nodes: str, moved: float) -> None:
     """None, except that the ring of 1,024 nodes has more points per node than that of 1,025."""
-    tier, keys = _tier(nodes), _keys(64, 32)
-    before, after = (Ring(replace(tier, nodes=tier.nodes[:count])).owners(keys) for count in (None, -1))
+    tier = _tier(nodes)
+    keys = _keys(64, 32)
+    before, after = (
+        Ring(replace(tier, nodes=tier.nodes[:count])).owners(keys) for count in (None, -1)
+    )
     assert (before != after)[before != len(tier.nodes) - 1].mean() <= moved
 
 
@@ -116,7 +125,9 @@ def test_a_node_that_leaves_moves_few_parts_but_its_own(nodes: str, moved: float
 def test_the_time_limits_of_the_tier_follow_from_the_stall_timeout(stall_timeout_s: float) -> None:
     """An owner answers before the daemon stops asking, and a worker is gone before the store has had its time."""
     limits = time_limits(stall_timeout_s)
-    assert limits["connect_ms"] < 1000 * QUESTION_STALL_SHARE * stall_timeout_s > limits["answer_ms"]
+    assert (
+        limits["connect_ms"] < 1000 * QUESTION_STALL_SHARE * stall_timeout_s > limits["answer_ms"]
+    )
     assert limits["lease_ms"] < limits["store_ms"] < limits["front_ms"]
 
 

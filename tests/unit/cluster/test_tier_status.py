@@ -11,7 +11,9 @@ from shardcache.cluster.tier_status import ask
 from shardcache.shared.front import PEERS
 
 
-@pytest.mark.parametrize("page", [{}, [], 7, {"node": "one"}, {"digest": "x"}, {"digest": ["x"], "peers": 1}])
+@pytest.mark.parametrize(
+    "page", [{}, [], 7, {"node": "one"}, {"digest": "x"}, {"digest": ["x"], "peers": 1}]
+)
 async def test_another_server_counts_as_down(page: object) -> None:
     """Its JSON is not a node's view of the cluster; the report says so and can be shown."""
 

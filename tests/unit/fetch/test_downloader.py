@@ -29,7 +29,9 @@ from support.programs.guard import GUARD_S
 
 URL = "s3://b/a.tar"
 BUSY = OriginUnavailableError("busy", url=URL, remedy="wait")
-REPLACED, CORRUPT, MISSING = ShardChangedError("replaced"), CorruptShardError("corrupt"), NotFoundError("missing")
+REPLACED = ShardChangedError("replaced")
+CORRUPT = CorruptShardError("corrupt")
+MISSING = NotFoundError("missing")
 
 
 class Script:
@@ -52,28 +54,37 @@ class Script:
     [
         ([BUSY, BUSY], 3, None),
         ([BUSY] * 5, 3, "busy.*after 3 attempts"),
-        *(([permanent], 1, permanent.message) for permanent in (AccessDeniedError("no"), MISSING, REPLACED)),
+        *(
+            ([permanent], 1, permanent.message)
+            for permanent in (AccessDeniedError("no"), MISSING, REPLACED)
+        ),
     ],
 )
 async def test_unavailable_origins_are_requested_again(
     failures: list[ShardcacheError], calls: int, error: str | None
 ) -> None:
-    """Failures fewer than the attempts stay invisible, but counted; the last one's error says how many there were.
+    """Failures fewer than the attempts stay invisible, but counted; the last one's error says how
+    many there were.
 
     Denied, missing and replaced objects are requested once.
     """
-    script, counters = Script(*failures), Counters()
+    script = Script(*failures)
+    counters = Counters()
     attempts = Retry(3, counters, Backoff(base_s=0, cap_s=0)).call(URL, script)
     if error is None:
         assert await attempts == "done"
     else:
         with pytest.raises(type(failures[0]), match=error) as failed:
             await attempts
-        assert (failed.value.url, failed.value.remedy) == (failures[0].url, failures[0].remedy)
-    assert (script.calls, counters.retries) == (calls, calls - 1)
+        assert failed.value.url == failures[0].url
+        assert failed.value.remedy == failures[0].remedy
+    assert script.calls == calls
+    assert counters.retries == calls - 1
 
 
-async def test_time_that_the_store_asks_for_passes_before_the_next_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_time_that_the_store_asks_for_passes_before_the_next_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The pause is at least that of Retry-After, and a minute at most."""
     pauses: list[float] = []
 
@@ -82,8 +93,11 @@ async def test_time_that_the_store_asks_for_passes_before_the_next_attempt(monke
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
     asked = [OriginBusyError("busy", url=URL) for _ in range(3)]
-    asked[0].retry_after_s, asked[1].retry_after_s = 7, 86400
-    assert await Retry(4, Counters(), Backoff(base_s=0, cap_s=0)).call(URL, Script(*asked)) == "done"
+    asked[0].retry_after_s = 7
+    asked[1].retry_after_s = 86400
+    assert (
+        await Retry(4, Counters(), Backoff(base_s=0, cap_s=0)).call(URL, Script(*asked)) == "done"
+    )
     assert pauses == [7, 60, 0]
 
 
@@ -105,7 +119,9 @@ async def test_url_that_failed_last_is_the_last_of_the_failing_ones() -> None:
 async def test_a_failing_part_is_reported_while_other_parts_of_its_url_arrive() -> None:
     """Its report ends with its own request, not with that of another part."""
     retry = Retry(3, Counters(), Backoff(base_s=0, cap_s=0))
-    script, repeated, gate = Script(BUSY), asyncio.Event(), asyncio.Event()
+    script = Script(BUSY)
+    repeated = asyncio.Event()
+    gate = asyncio.Event()
 
     async def fails_once() -> str:
         if script.calls:
@@ -124,14 +140,25 @@ async def test_a_failing_part_is_reported_while_other_parts_of_its_url_arrive() 
     assert not retry.failing
 
 
-@given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True), st.floats(0.001, 10), st.floats(0.001, 100))
+@given(
+    st.integers(1, 10_000),
+    st.floats(0, 1, exclude_max=True),
+    st.floats(0.001, 10),
+    st.floats(0.001, 100),
+)
 def test_pauses_lie_below_a_bound_that_doubles_up_to_the_cap(
     failures: int, uniform: float, base_s: float, cap_s: float
 ) -> None:
     """Full jitter: anything from nothing to min(cap, base x 2^(failures - 1))."""
     backoff = Backoff(base_s, cap_s)
     bound_s = backoff.pause_s(failures, 1.0)
-    assert 0 == backoff.pause_s(failures, 0.0) <= backoff.pause_s(failures, uniform) <= bound_s <= cap_s
+    assert (
+        0
+        == backoff.pause_s(failures, 0.0)
+        <= backoff.pause_s(failures, uniform)
+        <= bound_s
+        <= cap_s
+    )
     assert backoff.pause_s(failures + 1, 1.0) in (bound_s, 2 * bound_s, cap_s)
     assert backoff.pause_s(1, 1.0) == min(base_s, cap_s)
 
@@ -201,8 +228,11 @@ def test_other_bytes_the_second_time_are_damage() -> None:
 def test_a_training_process_gets_log_lines_by_logging_alone() -> None:
     """Nothing goes to its stdout, where its own output is: a program may pipe that to another one."""
     script = "from shardcache.fetch import etags; etags.log.warning('no longer compared', origin='s3://bucket')"
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=GUARD_S, check=True)
-    assert (ran.stdout, ran.stderr) == ("", "no longer compared (origin=s3://bucket)\n")
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=GUARD_S, check=True
+    )
+    assert ran.stdout == ""
+    assert ran.stderr == "no longer compared (origin=s3://bucket)\n"
 
 
 async def test_a_store_whose_etags_are_something_else_costs_no_reading(tmp_path: Path) -> None:
@@ -218,7 +248,8 @@ async def test_a_store_whose_etags_are_something_else_costs_no_reading(tmp_path:
 
 async def test_the_bytes_of_the_file_are_what_counts(tmp_path: Path) -> None:
     """The digest is that of the whole file; an object with a real checksum, or none, is left alone."""
-    etags, path = Etags(), tmp_path / "a.part"
+    etags = Etags()
+    path = tmp_path / "a.part"
     path.write_bytes(DATA)
     with pytest.raises(CorruptShardError, match=f"{DIGEST:032x}"):
         await etags.verify(obj(), path)

@@ -88,9 +88,18 @@ def taught(times_s: list[float], *, share: float = 0.02, size_bytes: int = SIZE)
     [
         ([1.0] * 99, None),  # of fewer than a hundred, the slowest is no tail
         ([1.0] * 100, 1.0),
-        ([1000.0 + second for second in range(1, 1001)], 1990.0),  # the nearest-rank 99th percentile
-        ([1.0] * 980 + [30.0] * 20, 5.0),  # with two of a hundred at 30 s, five times the median is late as well
-        ([0.001] * 200, 0.05),  # where parts take milliseconds, a second request would cost more than it saves
+        (
+            [1000.0 + second for second in range(1, 1001)],
+            1990.0,
+        ),  # the nearest-rank 99th percentile
+        (
+            [1.0] * 980 + [30.0] * 20,
+            5.0,
+        ),  # with two of a hundred at 30 s, five times the median is late as well
+        (
+            [0.001] * 200,
+            0.05,
+        ),  # where parts take milliseconds, a second request would cost more than it saves
     ],
 )
 def test_a_part_is_late_after_the_time_that_one_of_a_hundred_takes(
@@ -122,7 +131,11 @@ def test_a_part_is_compared_with_parts_of_its_size() -> None:
 @pytest.mark.parametrize(
     ("received_bytes", "others", "due_s"),
     [
-        (SIZE // 2, [SIZE / 4] * 8, 4.0),  # on a saturated link, the rest comes before a second request would bring all
+        (
+            SIZE // 2,
+            [SIZE / 4] * 8,
+            4.0,
+        ),  # on a saturated link, the rest comes before a second request would bring all
         (SIZE // 2, [SIZE / 2] * 8, 2.0),
         (0, [SIZE / 4] * 8, 1.0),  # one that hangs is late whatever the others do
         (SIZE // 2, [1.0] * 8, 5.0),  # and so is any in the end
@@ -173,19 +186,37 @@ def test_requests_for_many_small_parts_are_hedged_as_well() -> None:
         (SIZE // 4, 1.0, 1.0, [], None),
         (SIZE // 10, 0.9, 1.0, [], None),
         (SIZE // 10, 1.0, 1.0, [10.0, 10.0], None),  # all are slow: so is the object store's link
-        (SIZE // 30, 1.0, 1.0, [30.0, 30.0], 29.0),  # but this one would take longer than the stall time-out
+        (
+            SIZE // 30,
+            1.0,
+            1.0,
+            [30.0, 30.0],
+            29.0,
+        ),  # but this one would take longer than the stall time-out
         (SIZE // 10, 30.0, 200.0, [], None),
-        (0, 99.0, 1.0, [], None),  # its owner waits for the object store as well, up to five stall time-outs
+        (
+            0,
+            99.0,
+            1.0,
+            [],
+            None,
+        ),  # its owner waits for the object store as well, up to five stall time-outs
         (0, 100.0, 1.0, [], 100.0),
     ],
 )
 def test_a_part_from_the_tier_is_late_if_it_will_take_five_times_as_long_as_others(
-    received_bytes: int, elapsed_s: float, usual_s: float, others_s: list[float], left_s: float | None
+    received_bytes: int,
+    elapsed_s: float,
+    usual_s: float,
+    others_s: list[float],
+    left_s: float | None,
 ) -> None:
     """Its rate tells, as soon as it has taken as long as they do, at a stall time-out of 20 s."""
     rates = [SIZE / other_s for other_s in others_s]
     for share, expected_s in ((0.02, left_s), (0.0, None)):
-        found_s = taught([usual_s], share=share).left_s(SIZE, received_bytes, elapsed_s, usual_s, rates, 20.0)
+        found_s = taught([usual_s], share=share).left_s(
+            SIZE, received_bytes, elapsed_s, usual_s, rates, 20.0
+        )
         assert found_s == (None if expected_s is None else pytest.approx(expected_s, rel=0.01))
 
 

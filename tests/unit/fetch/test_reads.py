@@ -123,7 +123,8 @@ def read_of(size_bytes: int, purse: Purse) -> PausableRead:
 @leaping
 async def test_a_grant_that_is_used_up_interrupts_and_its_debt_is_paid_first() -> None:
     """40 of 100 bytes granted and 55 come: 15 are owed, 45 to come are wanted with them; the end wants nothing."""
-    purse, calls = Purse(40, 10, 50), []
+    purse = Purse(40, 10, 50)
+    calls = []
     read = read_of(100, purse)
     async with read.stall_timeout():
         with read.interruptible(lambda: calls.append(1)):
@@ -142,7 +143,8 @@ async def test_a_grant_that_is_used_up_interrupts_and_its_debt_is_paid_first() -
 @leaping
 async def test_a_halted_read_pauses_until_it_has_a_slot_again() -> None:
     """The clock that notices stalls does not run meanwhile, and runs again afterwards."""
-    purse, calls = Purse(math.inf), []
+    purse = Purse(math.inf)
+    calls = []
     read = read_of(100, purse)
     with pytest.raises(OriginUnavailableError, match="nothing was received"):
         async with read.stall_timeout():
@@ -224,7 +226,9 @@ async def test_a_slow_answer_may_take_longer_than_the_limit() -> None:
             read.received(1)
     assert sum(counts) == 5
     with pytest.raises(OriginUnavailableError, match="only 2000 bytes were received for 20 s"):
-        async with (trickle := PausableRead("s3://b/a.tar", LIMIT_S, size_bytes=10**9)).stall_timeout():
+        async with (
+            trickle := PausableRead("s3://b/a.tar", LIMIT_S, size_bytes=10**9)
+        ).stall_timeout():
             for _ in range(5):
                 trickle.received(1000)
                 await asyncio.sleep(0.9 * LIMIT_S)

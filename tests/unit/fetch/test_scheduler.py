@@ -15,7 +15,8 @@ from shardcache.fetch.limits.slot_claims import WAITING, Claim, Priority
 from support.programs.guard import GUARD_S
 from support.programs.still_loop import leaping, pass_time, still, turns
 
-PLANNED, WARM = Priority(2), Priority(3)
+PLANNED = Priority(2)
+WARM = Priority(3)
 
 
 class Work:
@@ -48,11 +49,19 @@ class Users:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def start(
-        self, name: str, priority: Priority, *, origin: str = "", pausable: bool = False, after: str = ""
+        self,
+        name: str,
+        priority: Priority,
+        *,
+        origin: str = "",
+        pausable: bool = False,
+        after: str = "",
     ) -> None:
         """Let a task ask for a slot, for a download of its own or for that of the task before it."""
         self.priorities[name] = priority
-        self.claims[name] = Claim(self.claims[after].ask_priority if after else lambda: self.priorities[name], origin)
+        self.claims[name] = Claim(
+            self.claims[after].ask_priority if after else lambda: self.priorities[name], origin
+        )
         self._ends[name] = asyncio.get_running_loop().create_future()
         self._tasks[name] = asyncio.create_task(self._use(name, pausable))
         await turns()
@@ -97,7 +106,13 @@ async def test_the_urgent_overtake_and_equals_go_by_deadline_and_arrival() -> No
     """Lowest class first, then the earliest deadline, then the first to arrive."""
     users = Users(1)
     soon = Priority(2, 5.0)
-    priorities = {"held": Priority(0), "warm": WARM, "late": Priority(2, 9.0), "soon1": soon, "soon2": soon}
+    priorities = {
+        "held": Priority(0),
+        "warm": WARM,
+        "late": Priority(2, 9.0),
+        "soon1": soon,
+        "soon2": soon,
+    }
     for name, priority in (priorities | {"waiting": Priority(WAITING)}).items():
         await users.start(name, priority)
     expected = ["held", "waiting", "soon1", "soon2", "late", "warm"]
@@ -241,7 +256,9 @@ async def test_arriving_shards_of_a_client_share_equally() -> None:
     """Whichever reader began to wait first: each will soon have read what has arrived."""
     users = Users(3)
     for name, after in (("a0", ""), ("a1", "a0"), ("a2", "a0"), ("a3", "a0"), ("b0", "")):
-        await users.start(name, Priority(WAITING, float(name[0] == "b"), streamed=True), after=after)
+        await users.start(
+            name, Priority(WAITING, float(name[0] == "b"), streamed=True), after=after
+        )
         users.slots.record_time(users.claims["a0"], 1, 1.0)
     await users.finish("a0")
     assert users.holding == {"a1", "a2", "b0"}
@@ -293,7 +310,9 @@ async def test_a_busy_origin_gets_fewer_requests_and_others_as_many() -> None:
     await users.finish("c", OriginBusyError("503"))
     assert users.slots.loads() == [OriginLoad("busy", connections=1, limit=2, throttled=1)]
     texts = ["busy throttles to 2 of 4 connections", "1 of 4 connections"]
-    assert [(limit.text, limit.holds) for limit in users.slots.limits()] == [(text, False) for text in texts]
+    assert [(limit.text, limit.holds) for limit in users.slots.limits()] == [
+        (text, False) for text in texts
+    ]
     for name in "ef":
         await users.start(name, PLANNED, origin="busy")
     for name in "xyz":
@@ -314,12 +333,16 @@ async def test_a_waiting_reader_takes_a_slot_of_its_own_busy_origin() -> None:
     assert users.holding == {"warm", "waiting"}
 
 
-PRIORITIES = st.builds(Priority, st.integers(0, 3), st.integers(0, 3).map(float), st.sampled_from([None, "a", "b"]))
+PRIORITIES = st.builds(
+    Priority, st.integers(0, 3), st.integers(0, 3).map(float), st.sampled_from([None, "a", "b"])
+)
 STEPS = st.lists(st.one_of(st.tuples(PRIORITIES, st.booleans()), st.integers(0, 20)), max_size=40)
 
 
 @given(st.integers(1, 4), STEPS)
-async def test_rules_hold_whatever_comes_and_goes(count: int, steps: list[tuple[Priority, bool] | int]) -> None:
+async def test_rules_hold_whatever_comes_and_goes(
+    count: int, steps: list[tuple[Priority, bool] | int]
+) -> None:
     """Never too many at once or paused, no free slot while one queues, none waits whose turn a lesser one has."""
     users = Users(count)
     for number, step in enumerate(steps):
@@ -342,12 +365,15 @@ def check(users: Users, count: int) -> None:
     assert len(users.holding) == min(count, len(alive))
     assert len(paused) <= count
     if any(users.priorities[name].waiting for name in queued) and len(paused) < count:
-        assert not any(name in users.works and not users.priorities[name].waiting for name in users.holding)
+        assert not any(
+            name in users.works and not users.priorities[name].waiting for name in users.holding
+        )
 
 
 async def test_origins_in_use_and_the_last_ones_are_remembered() -> None:
     """Of any number of hosts a fixed number of rows is kept, with what was learnt about those that stay."""
-    slots, busy = Scheduler(3), Claim(lambda: PLANNED, "busy")
+    slots = Scheduler(3)
+    busy = Claim(lambda: PLANNED, "busy")
     async with slots.hold(busy):
         for number in range(600):
             with suppress(OriginBusyError):

@@ -45,7 +45,12 @@ def test_the_proxy_is_the_one_that_the_sdk_chooses(
 
 def test_retry_after_is_a_number_of_seconds_or_a_date() -> None:
     in_a_minute = formatdate(time.time() + 60, usegmt=True)
-    for given, shortest_s, longest_s in (("7", 7, 7), (in_a_minute, 55, 60), ("soon", 0, 0), (formatdate(0), 0, 0)):
+    for given, shortest_s, longest_s in (
+        ("7", 7, 7),
+        (in_a_minute, 55, 60),
+        ("soon", 0, 0),
+        (formatdate(0), 0, 0),
+    ):
         error = error_of(503, "busy", "s3://b/k", {"retry-after": given})
         assert isinstance(error, OriginBusyError)
         assert shortest_s <= error.retry_after_s <= longest_s

@@ -18,7 +18,11 @@ SHARD = {
 
 @pytest.mark.parametrize(
     "listed",
-    [{"version": 2, "shards": [SHARD] * 1_000}, {f"{number}.tar": 1 for number in range(10)}, ["0.tar"]],
+    [
+        {"version": 2, "shards": [SHARD] * 1_000},
+        {f"{number}.tar": 1 for number in range(10)},
+        ["0.tar"],
+    ],
     ids=["mds", "counts", "names"],
 )
 def test_lists_of_short_values_are_parsed(listed: object) -> None:
@@ -26,7 +30,9 @@ def test_lists_of_short_values_are_parsed(listed: object) -> None:
     assert parsed_json(json.dumps(listed, separators=(",", ":")).encode("utf-8-sig")) == listed
 
 
-@pytest.mark.parametrize("data", [b"[" + b"[]," * 1_000 + b"[]]", b"[" + b"1," * 1_000 + b"1]", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "data", [b"[" + b"[]," * 1_000 + b"[]]", b"[" + b"1," * 1_000 + b"1]", b"[" * 100_000]
+)
 def test_files_of_brackets_are_no_lists(data: bytes) -> None:
     """They would take tens of times their size."""
     with pytest.raises(ValueError, match=r"too short|nested|Expecting"):

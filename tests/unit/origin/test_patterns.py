@@ -27,15 +27,27 @@ def test_a_numeric_range_counts_with_its_zeros(first: int, last: int, width: int
 def test_alternatives_and_ranges_multiply() -> None:
     """Several braces give every combination, the last running fastest; nested ones are as many as in a shell."""
     names = ("train-0", "train-1", "val-0", "val-1")
-    assert expand_braces("s3://b/{train,val}-{0..1}.tar") == [f"s3://b/{name}.tar" for name in names]
-    nested = {"s3://b/{x,y{1,2}}-{0..9}.tar": 30, "s3://b/{a{0..9},b}.tar": 11, "s3://b/a,b{0..9}": 10}
+    assert expand_braces("s3://b/{train,val}-{0..1}.tar") == [
+        f"s3://b/{name}.tar" for name in names
+    ]
+    nested = {
+        "s3://b/{x,y{1,2}}-{0..9}.tar": 30,
+        "s3://b/{a{0..9},b}.tar": 11,
+        "s3://b/a,b{0..9}": 10,
+    }
     assert {pattern: len(expand_braces(pattern)) for pattern in nested} == nested
 
 
 @pytest.mark.parametrize(
     "pattern",
     [
-        *("", "s3://b/{000..", "s3://b/{}.tar", "s3://b/{x}.tar", "s3://b/0}.tar"),  # would be asked for literally
+        *(
+            "",
+            "s3://b/{000..",
+            "s3://b/{}.tar",
+            "s3://b/{x}.tar",
+            "s3://b/0}.tar",
+        ),  # would be asked for literally
         "s3://b/{000000000..999999999}.tar",  # these would take minutes to expand
         "s3://b/" + "{a,b}" * 30,
         "s3://b/" + "{" * 40 + "a,b" + "}" * 40,
@@ -51,10 +63,18 @@ def test_braces_that_expand_to_nothing_or_too_much_are_an_error(pattern: str) ->
 @pytest.mark.parametrize(
     ("pattern", "yes", "no"),
     [
-        ("s3://b/*.tar", ["s3://b/a.tar", "s3://b/.tar"], ["s3://b/x/a.tar", "s3://b/a.tarx", "s3://bb/a.tar"]),
+        (
+            "s3://b/*.tar",
+            ["s3://b/a.tar", "s3://b/.tar"],
+            ["s3://b/x/a.tar", "s3://b/a.tarx", "s3://bb/a.tar"],
+        ),
         ("s3://b/**/a.tar", ["s3://b/a.tar", "s3://b/x/y/a.tar"], ["s3://b/xa.tar"]),
         ("s3://b/**", ["s3://b/a", "s3://b/x/y"], ["s3://c/a"]),
-        ("s3://b/?[ab][!c].tar", ["s3://b/xad.tar"], ["s3://b/xac.tar", "s3://b/xcd.tar", "s3://b//ad.tar"]),
+        (
+            "s3://b/?[ab][!c].tar",
+            ["s3://b/xad.tar"],
+            ["s3://b/xac.tar", "s3://b/xcd.tar", "s3://b//ad.tar"],
+        ),
         ("s3://b/a[!x]c", ["s3://b/abc"], ["s3://b/a/c"]),
         ("s3://b/[0-4-].tar", ["s3://b/3.tar", "s3://b/-.tar"], ["s3://b/5.tar"]),
         ("s3://b/a[+-9]c", ["s3://b/a5c"], ["s3://b/a/c"]),
@@ -103,7 +123,10 @@ def test_many_stars_take_no_time(star: str) -> None:
     ("pattern", "reason"),
     [
         *((f"s3://bucket/{part * 50_000}", "more than 2048 characters") for part in ("*a", "[")),
-        ("s3://b/[9-0].tar", "invalid glob"),  # bash and regular expressions disagree on what it says
+        (
+            "s3://b/[9-0].tar",
+            "invalid glob",
+        ),  # bash and regular expressions disagree on what it says
     ],
 )
 def test_a_glob_longer_than_any_url_is_refused(pattern: str, reason: str) -> None:

@@ -37,7 +37,9 @@ async def test_an_origin_serves_all_urls_of_its_protocol_and_table() -> None:
 
 def test_the_longest_match_rules() -> None:
     """Tables may nest in any order; where none matches the defaults hold."""
-    tables = [OriginTable.model_validate({"match": match}) for match in ("s3://a/", "s3://a/b/", "s3://")]
+    tables = [
+        OriginTable.model_validate({"match": match}) for match in ("s3://a/", "s3://a/b/", "s3://")
+    ]
     origins = Origins(tables, max_connections=4)
     urls = ("s3://a/b/x.tar", "s3://a/x.tar", "s3://z/x.tar", "gs://a/x.tar")
     assert [origins.table(url).match for url in urls] == ["s3://a/b/", "s3://a/", "s3://", ""]
@@ -52,7 +54,11 @@ def test_s3_settings_are_accepted_where_s3_urls_match(match: str) -> None:
 
 @pytest.mark.parametrize(
     ("match", "name", "value"),
-    [("https://data/", "anon", True), ("oss://lab/", "endpoint_url", "http://x"), ("az://lab/", "profile", "lab")],
+    [
+        ("https://data/", "anon", True),
+        ("oss://lab/", "endpoint_url", "http://x"),
+        ("az://lab/", "profile", "lab"),
+    ],
 )
 def test_settings_of_other_protocols_are_refused(match: str, name: str, value: object) -> None:
     """They would be ignored."""
@@ -92,7 +98,13 @@ def test_an_open_breaker_admits_one_probe_per_rest() -> None:
     """Even if nothing is ever heard of the probe; its failure starts another rest, its success closes the breaker."""
     breaker = Breaker(max_failures=1, pause_s=10)
     breaker.failed(0.0)
-    assert [breaker.admit(now_s) for now_s in (5.0, 10.0, 10.1, 19.9, 20.0)] == [False, True, False, False, True]
+    assert [breaker.admit(now_s) for now_s in (5.0, 10.0, 10.1, 19.9, 20.0)] == [
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
     breaker.failed(25.0)
     assert [breaker.admit(now_s) for now_s in (30.1, 34.9, 35.0)] == [False, False, True]
     breaker.succeeded()

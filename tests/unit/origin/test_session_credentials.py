@@ -59,7 +59,9 @@ def test_own_keys_are_not_among_them() -> None:
         assert kept(handed) == []
 
 
-@pytest.mark.parametrize(("is_private", "uid"), [(False, UID), (True, UID + 1)], ids=["the node's", "another user's"])
+@pytest.mark.parametrize(
+    ("is_private", "uid"), [(False, UID), (True, UID + 1)], ids=["the node's", "another user's"]
+)
 def test_only_the_users_own_private_daemon_takes_credentials(is_private: bool, uid: int) -> None:
     """Whoever hands over none is served."""
     handed = SessionCredentials({}, is_private=is_private)

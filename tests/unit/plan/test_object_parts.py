@@ -20,7 +20,9 @@ from shardcache.plan.object_parts import runs
         ([0, 1, 2, 3, 4, 5, 6], [range(4), range(4, 7)]),
     ],
 )
-def test_neighbours_are_one_run_in_whatever_order_they_are_wanted(parts: list[int], expected: list[range]) -> None:
+def test_neighbours_are_one_run_in_whatever_order_they_are_wanted(
+    parts: list[int], expected: list[range]
+) -> None:
     """Up to the longest run; the run with the part that is wanted first comes first."""
     assert runs(parts, 4) == expected
 

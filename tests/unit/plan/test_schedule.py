@@ -29,7 +29,9 @@ class Job:
         """Yield its reads, as the job of this number."""
         start_s = self.start_s
         for number, epoch in enumerate(self.epochs):
-            times_s = [start_s + position * self.seconds_per_shard for position in range(len(epoch) + 1)]
+            times_s = [
+                start_s + position * self.seconds_per_shard for position in range(len(epoch) + 1)
+            ]
             for position, shard in enumerate(epoch):
                 end_s = times_s[min(position + self.window, len(epoch))]
                 yield Read(times_s[position], job, number, position, shard, end_s)
@@ -55,7 +57,9 @@ def least_fetches(jobs: Sequence[Job], capacity: int) -> int:
     return min(states.values())
 
 
-def _successors(state: frozenset[str], shard: str, in_hand: set[str], capacity: int) -> Iterator[frozenset[str]]:
+def _successors(
+    state: frozenset[str], shard: str, in_hand: set[str], capacity: int
+) -> Iterator[frozenset[str]]:
     if shard in state:
         yield state
     elif len(state) < capacity:
@@ -85,7 +89,8 @@ def jobs(draw: st.DrawFn) -> list[Job]:
 def test_fetches_are_as_few_as_possible(some_jobs: list[Job], spare: int) -> None:
     """On small timelines of equal shards, each job with several in hand, exhaustive search finds nothing better."""
     capacity = sum(job.window for job in some_jobs) + spare
-    reads, least = all_reads(some_jobs), least_fetches(some_jobs, capacity)
+    reads = all_reads(some_jobs)
+    least = least_fetches(some_jobs, capacity)
     assert len(Replay(reads, capacity, declare_first_epochs=True).fetched) == least
     assert len([*misses(reads, furthest_next(reads), capacity)]) == least
 
@@ -94,7 +99,8 @@ TWENTY = [f"shard-{number}" for number in range(20)]
 
 
 @pytest.mark.parametrize(
-    ("capacity", "window"), [(2, 1), (5, 1), (10, 1), (19, 1), (20, 1), (5, 4), (10, 4), (19, 8), (20, 8)]
+    ("capacity", "window"),
+    [(2, 1), (5, 1), (10, 1), (19, 1), (20, 1), (5, 4), (10, 4), (19, 8), (20, 8)],
 )
 def test_each_epoch_hits_the_shards_that_the_cache_keeps(capacity: int, window: int) -> None:
     """Whatever its order: with W leased at a time, a cache of C shards saves C fetches an epoch, less W at most."""
@@ -120,7 +126,8 @@ def test_two_known_epochs_are_nearly_as_good_as_all(seed: int, count: int, capac
     def fetches(known_epochs: int) -> int:
         order.seed(seed)
         some_jobs = [
-            Job([order.sample(shards, 16) for _ in range(6)], 5.3 * number, 1 + number / 100) for number in range(count)
+            Job([order.sample(shards, 16) for _ in range(6)], 5.3 * number, 1 + number / 100)
+            for number in range(count)
         ]
         return len(Replay(all_reads(some_jobs), capacity, known_epochs=known_epochs).fetched)
 
@@ -229,7 +236,11 @@ class AnyTimeline(RuleBasedStateMachine):
         self.now_s += passed_s
         self.schedule.tick(self.now_s)
 
-    @rule(number=st.integers(0, 3), plan=st.lists(SHARDS, max_size=8), pace_s=st.sampled_from([None, 0.5, 2.0]))
+    @rule(
+        number=st.integers(0, 3),
+        plan=st.lists(SHARDS, max_size=8),
+        pace_s=st.sampled_from([None, 0.5, 2.0]),
+    )
     def declare(self, number: int, plan: list[str], pace_s: float | None) -> None:
         self.empty(self.sessions.get(number, Session()))
         self.schedule.declare(number, pace_s)
@@ -247,7 +258,9 @@ class AnyTimeline(RuleBasedStateMachine):
     @rule(data=st.data(), event=st.sampled_from(["waits", "reads"]), skipped=st.integers(-2, 2))
     def go_on(self, data: st.DataObject, event: str, skipped: int) -> None:
         """A session waits for a position or takes it, beside what it has; it may skip some, or take one again."""
-        number = data.draw(st.sampled_from([number for number, session in self.sessions.items() if session.plan]))
+        number = data.draw(
+            st.sampled_from([number for number, session in self.sessions.items() if session.plan])
+        )
         session = self.sessions[number]
         position = max(0, min(session.cursor + skipped, len(session.plan) - 1))
         shard = session.plan[position]
@@ -261,7 +274,9 @@ class AnyTimeline(RuleBasedStateMachine):
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
         """A session is done with any of the shards in its hands."""
-        number = data.draw(st.sampled_from([number for number, session in self.sessions.items() if session.hand]))
+        number = data.draw(
+            st.sampled_from([number for number, session in self.sessions.items() if session.hand])
+        )
         session = self.sessions[number]
         position = session.hand.pop(data.draw(st.integers(0, len(session.hand) - 1)))
         self.schedule.done(number, position)
@@ -289,11 +304,16 @@ class AnyTimeline(RuleBasedStateMachine):
             self.hold(shard)
             self.drop(shard)
 
-    @rule(wanted_bytes=st.integers(1, 12), needed_in_s=st.sampled_from([-math.inf, 0.0, 1.0, 3.0, 1e9]))
+    @rule(
+        wanted_bytes=st.integers(1, 12),
+        needed_in_s=st.sampled_from([-math.inf, 0.0, 1.0, 3.0, 1e9]),
+    )
     def evict(self, wanted_bytes: int, needed_in_s: float) -> None:
         """A decision is made, checked against every resident, and carried out."""
         needed_at_s = self.now_s + needed_in_s
-        allowed = {s for s in self.sizes if not self.held[s] and self.schedule.next_use_s(s) > needed_at_s}
+        allowed = {
+            s for s in self.sizes if not self.held[s] and self.schedule.next_use_s(s) > needed_at_s
+        }
         victims = self.schedule.victims(wanted_bytes, needed_at_s, lead_s=math.inf)
         if victims is None:
             assert sum(self.sizes[shard] for shard in allowed) < wanted_bytes
@@ -302,11 +322,17 @@ class AnyTimeline(RuleBasedStateMachine):
         assert len(set(victims)) == len(victims)
         assert allowed.issuperset(victims), "only what is free and needed later"
         assert freed_bytes >= wanted_bytes
-        assert all(freed_bytes - self.sizes[shard] < wanted_bytes for shard in victims), "none without need"
+        assert all(freed_bytes - self.sizes[shard] < wanted_bytes for shard in victims), (
+            "none without need"
+        )
         furthest = max(map(self.schedule.next_use_s, allowed))
-        if max(self.sizes[shard] for shard in allowed) == min(self.sizes[shard] for shard in allowed):
+        if max(self.sizes[shard] for shard in allowed) == min(
+            self.sizes[shard] for shard in allowed
+        ):
             assert self.schedule.next_use_s(victims[0]) == furthest
-            spared_s = max(map(self.schedule.next_use_s, allowed.difference(victims)), default=-math.inf)
+            spared_s = max(
+                map(self.schedule.next_use_s, allowed.difference(victims)), default=-math.inf
+            )
             assert min(map(self.schedule.next_use_s, victims)) >= spared_s, "the furthest"
         for shard in victims:
             self.schedule.gone(shard)
@@ -315,7 +341,9 @@ class AnyTimeline(RuleBasedStateMachine):
     @invariant()
     def the_soonest_missing_shard_is_named(self) -> None:
         """No missing shard is needed before the one that is to be fetched next."""
-        planned = {shard for session in self.sessions.values() for shard in session.plan[session.cursor :]}
+        planned = {
+            shard for session in self.sessions.values() for shard in session.plan[session.cursor :]
+        }
         missing = {shard: self.schedule.next_use_s(shard) for shard in planned - self.sizes.keys()}
         found = self.schedule.next_missing(self.sizes.__contains__)
         if found is None:

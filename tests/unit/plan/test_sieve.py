@@ -43,10 +43,17 @@ class Paper:
 
 
 @examples(200)
-@given(st.lists(st.tuples(st.sampled_from(["use", "evict", "discard"]), st.sampled_from("abcdefgh")), max_size=80))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["use", "evict", "discard"]), st.sampled_from("abcdefgh")),
+        max_size=80,
+    )
+)
 def test_the_order_is_that_of_the_paper(steps: list[tuple[str, str]]) -> None:
     """However keys come, are used and go, the next to go is the one that the published algorithm evicts."""
-    sieve, paper, here = Sieve(), Paper(), set[str]()
+    sieve = Sieve()
+    paper = Paper()
+    here = set[str]()
     for step, key in steps:
         if step == "discard":
             sieve.gone(key)

@@ -9,7 +9,9 @@ from shardcache.plan.timeline import Timeline
 
 SHARDS = st.sampled_from("abcdefg")
 PLANS = st.lists(
-    st.tuples(st.lists(SHARDS, max_size=8), st.integers(0, 8), st.sampled_from([0.5, 1.0, 7.0])), min_size=1, max_size=4
+    st.tuples(st.lists(SHARDS, max_size=8), st.integers(0, 8), st.sampled_from([0.5, 1.0, 7.0])),
+    min_size=1,
+    max_size=4,
 )
 Plans = list[tuple[list[str], int, float]]
 
@@ -55,7 +57,9 @@ def test_next_use_is_the_soonest_of_any_session(plans: Plans, shard: str) -> Non
 
 
 @given(PLANS, st.sets(SHARDS), st.sets(SHARDS))
-def test_a_session_is_covered_until_its_first_missing_shard(plans: Plans, here: set[str], coming: set[str]) -> None:
+def test_a_session_is_covered_until_its_first_missing_shard(
+    plans: Plans, here: set[str], coming: set[str]
+) -> None:
     """A shard on its way does not count as cached, although it is cared for."""
     found = timeline_of(plans).covered_until_s(0, (here | coming).__contains__, coming - here)
     plan, at, _ = plans[0]
@@ -73,7 +77,8 @@ def test_a_shard_is_needed_under_each_of_its_names() -> None:
 
 def test_the_pace_follows_a_change() -> None:
     """After some shards at another speed, the old speed is as good as forgotten."""
-    timeline, now_s = timeline_of([([str(number) for number in range(40)], 0, 1.0)]), 0.0
+    timeline = timeline_of([([str(number) for number in range(40)], 0, 1.0)])
+    now_s = 0.0
     for position in range(20):
         timeline.reads(0, position)
         now_s += 10.0
@@ -104,7 +109,9 @@ def test_a_reader_that_mixes_shards_takes_the_first_ones_in_quick_succession() -
     timeline.tick(now_s + 16.0)
     timeline.done(0, 1)
     timeline.reads(0, 5)
-    assert use_s(timeline, "g") == pytest.approx(now_s + 16.0 + 8.0 + 8.0 / 3), "the third measure counts a third"
+    assert use_s(timeline, "g") == pytest.approx(now_s + 16.0 + 8.0 + 8.0 / 3), (
+        "the third measure counts a third"
+    )
 
 
 def test_the_next_epoch_of_a_reader_that_mixes_shards_begins_at_the_pace_of_the_last() -> None:
@@ -212,7 +219,9 @@ def test_a_session_that_hangs_recedes_and_comes_back() -> None:
 
 
 @given(PLANS, st.floats(0.0, 20.0), st.integers(0, 9))
-def test_shards_ahead_are_the_plan_from_the_cursor_on(plans: Plans, until_s: float, most: int) -> None:
+def test_shards_ahead_are_the_plan_from_the_cursor_on(
+    plans: Plans, until_s: float, most: int
+) -> None:
     """In reading order, each at its own time, no further than was asked for; of who has no plan, nothing."""
     timeline = timeline_of(plans)
     for session, (shards, cursor, pace_s) in enumerate(plans):

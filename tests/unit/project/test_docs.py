@@ -23,7 +23,9 @@ _INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _SHELL = {"sh", "bash", "console", "shell"}
 _ENDS = {"|", "||", "&", "&&", ";", ">", "<", "2>", ">>"}
 # What comes before the word where it names a package, a user, a unit or a namespace.
-_NOT_RUN = re.compile(r"^-(?!-$)|install|namespace|secret|restart|status|stop|start|enable|daemonset|upgrade|user")
+_NOT_RUN = re.compile(
+    r"^-(?!-$)|install|namespace|secret|restart|status|stop|start|enable|daemonset|upgrade|user"
+)
 
 
 def lines_to_type(page: str) -> Iterator[str]:
@@ -46,7 +48,9 @@ def commands(line: str) -> Iterator[list[str]]:
         return
     for place, word in enumerate(words):
         before = words[place - 1] if place else ""
-        if (word == "shardcache" or word.endswith("bin/shardcache")) and not _NOT_RUN.search(before):
+        if (word == "shardcache" or word.endswith("bin/shardcache")) and not _NOT_RUN.search(
+            before
+        ):
             rest = words[place + 1 :]
             end = next((at for at, each in enumerate(rest) if each in _ENDS), len(rest))
             yield [each.rstrip(";") for each in rest[:end]]
@@ -56,14 +60,19 @@ def complaint(args: list[str]) -> str:
     """Return what click has against arguments of `shardcache`; "" for nothing."""
     name, *rest = args
     if name not in app.commands:
-        return "" if name.startswith("-") or not re.fullmatch(r"[a-z]+", name) else "no such command"
+        return (
+            "" if name.startswith("-") or not re.fullmatch(r"[a-z]+", name) else "no such command"
+        )
     command: click.Command = app.commands[name]
     if isinstance(command, click.Group):
         below = command.commands.get(rest[0] if rest else "")
         if below is None:
             return "no such command" if rest else ""
-        command, rest = below, rest[1:]
-    context = click.Context(command, info_name=name, parent=click.Context(app), **command.context_settings)
+        command = below
+        rest = rest[1:]
+    context = click.Context(
+        command, info_name=name, parent=click.Context(app), **command.context_settings
+    )
     try:
         command.make_parser(context).parse_args(rest)
     except click.NoSuchOption as exn:
@@ -75,16 +84,29 @@ def complaint(args: list[str]) -> str:
 
 def test_commands_take_what_the_documents_give_them() -> None:
     """Every `shardcache COMMAND --option` in README and docs is one that the command line knows."""
-    told = [(page.name, args) for page in PAGES for line in lines_to_type(page.read_text()) for args in commands(line)]
+    told = [
+        (page.name, args)
+        for page in PAGES
+        for line in lines_to_type(page.read_text())
+        for args in commands(line)
+    ]
     calls = [(page, args) for page, args in told if args]
     assert len(calls) > 80
-    assert [(page, " ".join(args), wrong) for page, args in calls if (wrong := complaint(args))] == []
+    assert [
+        (page, " ".join(args), wrong) for page, args in calls if (wrong := complaint(args))
+    ] == []
 
 
 def test_extras_of_the_documents_exist() -> None:
     """Every `pip install` of this project names extras that it has."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
-    named = [found for page in PAGES for found in re.findall(r"(?:'\.|shardcache)\[([\w,]+)\]", page.read_text())]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ].keys()
+    named = [
+        found
+        for page in PAGES
+        for found in re.findall(r"(?:'\.|shardcache)\[([\w,]+)\]", page.read_text())
+    ]
     assert len(named) > 5
     assert {extra for found in named for extra in found.split(",")} - extras == set()
 
@@ -92,8 +114,17 @@ def test_extras_of_the_documents_exist() -> None:
 def test_variables_of_the_documents_exist() -> None:
     """No document names a SHARDCACHE_ variable that nothing reads."""
     known = {f"SHARDCACHE_{name.upper()}" for name in Settings.model_fields}
-    known |= {"SHARDCACHE_CONFIG", "SHARDCACHE_JOB", "SHARDCACHE_DIRECT_DIR", "SHARDCACHE_TUNE_MALLOC"}
-    named = {name for page in PAGES for name in re.findall(r"\bSHARDCACHE_[A-Z_]*[A-Z]\b", page.read_text())}
+    known |= {
+        "SHARDCACHE_CONFIG",
+        "SHARDCACHE_JOB",
+        "SHARDCACHE_DIRECT_DIR",
+        "SHARDCACHE_TUNE_MALLOC",
+    }
+    named = {
+        name
+        for page in PAGES
+        for name in re.findall(r"\bSHARDCACHE_[A-Z_]*[A-Z]\b", page.read_text())
+    }
     assert named - known == set()
 
 
@@ -120,7 +151,10 @@ def test_python_of_the_documents_is_python() -> None:
         for tree in trees:
             calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
             given += [
-                kw.arg or "" for call in calls if getattr(call.func, "id", "") == "ShardDataset" for kw in call.keywords
+                kw.arg or ""
+                for call in calls
+                if getattr(call.func, "id", "") == "ShardDataset"
+                for kw in call.keywords
             ]
         for sentence in re.findall(r"`ShardDataset\(([^`]*)\)`", text):
             given += re.findall(r"(\w+)=", sentence)
@@ -131,7 +165,9 @@ def test_python_of_the_documents_is_python() -> None:
 def written() -> set[str]:
     """Return the names of all tests, and of the classes of those that hypothesis writes."""
     texts = (path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
-    return {name for text in texts for name in re.findall(r"(?:def|class) (test_\w+|Any\w+)\(", text)}
+    return {
+        name for text in texts for name in re.findall(r"(?:def|class) (test_\w+|Any\w+)\(", text)
+    }
 
 
 def test_each_promise_has_a_test() -> None:
@@ -146,12 +182,16 @@ def test_each_promise_has_a_test() -> None:
 def test_tests_that_a_page_names_exist() -> None:
     """A page that names a test as its proof has one."""
     pages = (path.read_text() for path in (ROOT / "docs").glob("*.md"))
-    assert {name for page in pages for name in re.findall(r"`(test_\w+)`", page)} - written() == set()
+    assert {
+        name for page in pages for name in re.findall(r"`(test_\w+)`", page)
+    } - written() == set()
 
 
 def test_installed_files_name_no_page_of_the_repository() -> None:
     """A docstring or message that names a page of docs/ sends users of a wheel to a folder that they do not have."""
-    paths = [path for package in ("shardcache", "client") for path in (ROOT / package).rglob("*.py")]
+    paths = [
+        path for package in ("shardcache", "client") for path in (ROOT / package).rglob("*.py")
+    ]
     assert len(paths) > 100
     assert [str(path) for path in paths if re.search(r"\bdocs/|\w\.md\b", path.read_text())] == []
 
@@ -159,7 +199,11 @@ def test_installed_files_name_no_page_of_the_repository() -> None:
 def test_the_architecture_names_files_and_functions_that_exist() -> None:
     """Whoever follows its map arrives: each file is there, and has what the page says is in it."""
     page = (ROOT / "docs" / "architecture.md").read_text()
-    sources = [path for folder in ("shardcache", "client", "tests") for path in (ROOT / folder).rglob("*.py")]
+    sources = [
+        path
+        for folder in ("shardcache", "client", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
 
     def named(name: str) -> list[str]:
         return [path.read_text() for path in sources if f"/{path}".endswith(f"/{name}")]

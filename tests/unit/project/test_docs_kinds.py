@@ -34,7 +34,10 @@ def lists() -> dict[str, list[str]]:
     """Return the pages of each kind, from the lists of the front page and of the pages on them."""
     front = (DOCS / "index.md").read_text()
     found = re.findall(r"```\{toctree\}\n:caption: (.+)\n(?::.*\n)*\n((?:[\w/-]+\n)+)```", front)
-    return {kind: [each for page in pages.split() for each in (page, *pages_below(page))] for kind, pages in found}
+    return {
+        kind: [each for page in pages.split() for each in (page, *pages_below(page))]
+        for kind, pages in found
+    }
 
 
 def pages_below(page: str) -> list[str]:
@@ -63,7 +66,10 @@ def test_page_says_first_whom_it_is_for(page: str) -> None:
 def test_guide_says_what_its_reader_can_do_at_its_end(page: str) -> None:
     """In its first paragraph, too."""
     first = " ".join((DOCS / f"{page}.md").read_text().split("\n\n")[1].split())
-    assert re.search(r"(?:After (?:it|them)|[Aa]t (?:the|its) end|In ten minutes|Each answer|Find the row)\b", first)
+    assert re.search(
+        r"(?:After (?:it|them)|[Aa]t (?:the|its) end|In ten minutes|Each answer|Find the row)\b",
+        first,
+    )
 
 
 @pytest.mark.parametrize("page", lists()["Tutorials"])
@@ -74,7 +80,9 @@ def test_tutorial_leads_on(page: str) -> None:
 
 
 @pytest.mark.parametrize(("page", "title", "picture"), PICTURED)
-def test_explanation_has_a_picture_and_a_screen_of_words(page: str, title: str, picture: str) -> None:
+def test_explanation_has_a_picture_and_a_screen_of_words(
+    page: str, title: str, picture: str
+) -> None:
     """Whoever has looked at the picture reads on without scrolling."""
     text = section(f"docs/{page}.md", title)
     assert f"](pictures/{picture}.svg)" in text

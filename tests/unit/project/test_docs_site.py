@@ -171,7 +171,9 @@ class Site:
 
     def text(self, page: str, anchor: str) -> str:
         """Return what a list says of the name with an anchor, and the name itself."""
-        found = re.search(rf'<dt id="{re.escape(anchor)}">(.*?</dt><dd>.*?)</dd>', self[page], re.DOTALL)
+        found = re.search(
+            rf'<dt id="{re.escape(anchor)}">(.*?</dt><dd>.*?)</dd>', self[page], re.DOTALL
+        )
         assert found is not None, f"{page}.html has nothing at #{anchor}"
         return " ".join(unescape(re.sub(r"<[^>]+>", "", found[1])).split())
 
@@ -207,7 +209,11 @@ def every_option(command: click.Command = app, name: str = "") -> Iterator[tuple
     else:
         for param in command.get_params(click.Context(command)):
             if isinstance(param, click.Option) and "--help" not in param.opts:
-                yield name, f"{name}-{param.opts[0].lstrip('-')}", " ".join([*param.opts, *param.secondary_opts])
+                yield (
+                    name,
+                    f"{name}-{param.opts[0].lstrip('-')}",
+                    " ".join([*param.opts, *param.secondary_opts]),
+                )
 
 
 def test_every_command_and_option_is_on_its_page(site: Site) -> None:
@@ -244,13 +250,21 @@ def test_keys_of_allow_rules_are_on_the_page() -> None:
 
 def test_every_public_name_is_on_its_page(site: Site) -> None:
     """Every name that can be imported from the client is described, the dataset with each of its arguments."""
-    assert [name for name in shardcache_client.__all__ if f'id="shardcache_client.{name}"' not in site["python"]] == []
+    assert [
+        name
+        for name in shardcache_client.__all__
+        if f'id="shardcache_client.{name}"' not in site["python"]
+    ] == []
     text = unescape(re.sub(r"<[^>]+>", "", site["python"]))
     dataset = text.partition("class ShardDataset")[2].partition("Batches of similar length")[0]
     described = dataset.partition("Parameters:")[2].partition("Raises:")[0]
-    assert [name for name in arguments_of_dataset() if not re.search(rf"\b{name}\b", described)] == []
+    assert [
+        name for name in arguments_of_dataset() if not re.search(rf"\b{name}\b", described)
+    ] == []
     signature = dataset.partition("Parameters:")[0]
-    assert [name for name in arguments_of_dataset() if not re.search(rf"\b{name}: ", signature)] == []
+    assert [
+        name for name in arguments_of_dataset() if not re.search(rf"\b{name}: ", signature)
+    ] == []
     assert "shuffle_window: int | None = None," in signature
 
 
@@ -260,7 +274,11 @@ def arguments_of_dataset() -> set[str]:
 
 def test_every_error_is_on_its_page(site: Site) -> None:
     """Each class of error can be looked up by its name, and what to do by its class."""
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ShardcacheError)]
+    kinds = [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, ShardcacheError)
+    ]
     assert len(kinds) > 30
     for kind in kinds:
         entry = site.text("errors", kind.__name__.lower())
@@ -275,9 +293,15 @@ def test_search_finds_the_page_for_the_words_of_users(site: Site) -> None:
         for word, answer in SEARCHED.items():
             page.open(f"{(site.folder / 'search.html').as_uri()}?q={quote(word)}")
             found = page.until(FOUND % word)
-            first = [result for result in found[:3] if result == answer or result.startswith(f"{answer}#")]
+            first = [
+                result
+                for result in found[:3]
+                if result == answer or result.startswith(f"{answer}#")
+            ]
             assert first, (word, found[:3])
-            assert not {"architecture.html", "changelog.html", "contributing.html"} & {*found[:2]}, (word, found)
+            assert not {"architecture.html", "changelog.html", "contributing.html"} & {
+                *found[:2]
+            }, (word, found)
 
 
 @pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium")
@@ -285,7 +309,9 @@ def test_axe_finds_nothing_on_any_page(site: Site) -> None:
     """Names, roles, contrast and keyboards: each page in one of the looks, wide and narrow, light and dark."""
     axe = (files("axe_core_python") / "axe.min.js").read_text()
     not_written = {site.folder / "genindex.html", site.folder / "search.html"}
-    pages = sorted(set(site.folder.glob("*.html")) - not_written) + sorted(site.folder.glob("cookbook/**/*.html"))
+    pages = sorted(set(site.folder.glob("*.html")) - not_written) + sorted(
+        site.folder.glob("cookbook/**/*.html")
+    )
     assert len(pages) > 50
     with chromium() as browser, tab(browser) as page:
         for path, (width, dark) in zip(pages, itertools.cycle(LOOKS), strict=False):
@@ -293,6 +319,12 @@ def test_axe_finds_nothing_on_any_page(site: Site) -> None:
             page.open(path.as_uri())
             page.until(f"document.readyState === 'complete' && location.href === '{path.as_uri()}'")
             page.evaluate(axe)
-            found = page.evaluate("axe.run(document, {resultTypes: ['violations']}).then((all) => all.violations)")
-            assert [(each["id"], each["nodes"][0]["html"]) for each in found] == [], (path, width, dark)
+            found = page.evaluate(
+                "axe.run(document, {resultTypes: ['violations']}).then((all) => all.violations)"
+            )
+            assert [(each["id"], each["nodes"][0]["html"]) for each in found] == [], (
+                path,
+                width,
+                dark,
+            )
             assert page.evaluate("document.documentElement.scrollWidth") <= width, (path, width)

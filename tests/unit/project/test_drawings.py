@@ -26,7 +26,9 @@ def test_pictures_are_what_the_script_draws(drawn: Path) -> None:
     names = {path.name for path in drawn.iterdir()}
     simulated = {"hit-rates.svg"}
     assert {path.name for path in PICTURES.glob("*.svg")} == names | simulated
-    assert [name for name in names if (PICTURES / name).read_text() != (drawn / name).read_text()] == []
+    assert [
+        name for name in names if (PICTURES / name).read_text() != (drawn / name).read_text()
+    ] == []
 
 
 @pytest.mark.slow
@@ -41,7 +43,9 @@ def test_pictures_have_a_title_a_description_and_dark_colours(drawn: Path) -> No
     """Screen readers read the first two, and a page in the dark has no white sheet on it."""
     for path in drawn.iterdir():
         picture = ElementTree.fromstring(path.read_text())
-        texts = [picture.findtext(f"{{http://www.w3.org/2000/svg}}{name}") for name in ("title", "desc")]
+        texts = [
+            picture.findtext(f"{{http://www.w3.org/2000/svg}}{name}") for name in ("title", "desc")
+        ]
         assert all(texts), path.name
         assert "prefers-color-scheme: dark" in path.read_text(), path.name
 
@@ -50,6 +54,8 @@ def test_every_drawing_is_on_a_page(drawn: Path) -> None:
     """With words in place of the picture for those who do not see it."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     shown = {
-        name for page in pages for name in re.findall(r"!\[[^]]+\]\(\S*pictures/([\w-]+\.svg)\)", page.read_text())
+        name
+        for page in pages
+        for name in re.findall(r"!\[[^]]+\]\(\S*pictures/([\w-]+\.svg)\)", page.read_text())
     }
     assert {path.name for path in drawn.iterdir()} - shown == set()

@@ -14,7 +14,12 @@ def found(folder: Path, text: str) -> list[str]:
 
 
 LONG_FUNCTION = "def long():\n" + "    step()\n" * 50
-DEEP = "def deep():\n" + "".join(" " * 4 * depth + "if x:\n" for depth in range(1, 6)) + " " * 24 + "step()\n"
+DEEP = (
+    "def deep():\n"
+    + "".join(" " * 4 * depth + "if x:\n" for depth in range(1, 6))
+    + " " * 24
+    + "step()\n"
+)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,11 @@ def resources(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     """Return the names and objects of a kustomization's own files; others are patches, which are no whole objects."""
     listed = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
     files = [folder / name for name in listed if name.endswith(".yaml")]
-    return [(str(file.relative_to(KUBERNETES)), thing) for file in files for thing in objects_of(file.read_text())]
+    return [
+        (str(file.relative_to(KUBERNETES)), thing)
+        for file in files
+        for thing in objects_of(file.read_text())
+    ]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -21,10 +21,22 @@ WORKFLOW = ROOT / ".github" / "workflows" / "release.yml"
 def run_step(name: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Run the shell commands of a step of the workflow, in a folder, as GitHub does."""
     jobs: dict[str, Any] = yaml.safe_load(WORKFLOW.read_text())["jobs"]
-    (script,) = [step["run"] for job in jobs.values() for step in job["steps"] if step.get("name", "").startswith(name)]
-    given = {**os.environ, "GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "o/shardcache", **env}
+    (script,) = [
+        step["run"]
+        for job in jobs.values()
+        for step in job["steps"]
+        if step.get("name", "").startswith(name)
+    ]
+    given = {
+        **os.environ,
+        "GITHUB_SERVER_URL": "https://github.com",
+        "GITHUB_REPOSITORY": "o/shardcache",
+        **env,
+    }
     command = ["bash", "-e", "-o", "pipefail", "-c", script]
-    return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=given, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.slow
@@ -32,7 +44,14 @@ def test_github_takes_the_workflow_and_the_forms_of_issues() -> None:
     """They have the form that GitHub's schemas demand."""
     forms = (ROOT / ".github" / "ISSUE_TEMPLATE").iterdir()
     for schema, files in (("github-workflows", [WORKFLOW]), ("github-issue-forms", forms)):
-        command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *files]
+        command = [
+            sys.executable,
+            "-m",
+            "check_jsonschema",
+            "--builtin-schema",
+            f"vendor.{schema}",
+            *files,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
 
@@ -69,7 +88,9 @@ def test_one_version_is_written_everywhere() -> None:
         "deploy/kubernetes/examples/tier/kustomization.yaml": r"newTag: (.+)$",
     }
     for file, pattern in written.items():
-        assert set(re.findall(pattern, (ROOT / file).read_text(), re.MULTILINE)) == {__version__}, file
+        assert set(re.findall(pattern, (ROOT / file).read_text(), re.MULTILINE)) == {__version__}, (
+            file
+        )
 
 
 # The Dockerfile
@@ -78,14 +99,24 @@ def test_one_version_is_written_everywhere() -> None:
 def test_the_linter_of_dockerfiles_has_nothing_to_say() -> None:
     """hadolint finds no bad habit in the Dockerfile."""
     hadolint = Path(sysconfig.get_path("scripts")) / "hadolint"
-    done = subprocess.run([hadolint, "--no-color", ROOT / "Dockerfile"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [hadolint, "--no-color", ROOT / "Dockerfile"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
 
 
 def test_copied_files_are_sent_to_the_build() -> None:
     """Files that the Dockerfile copies from the project exist, and are not left out by .dockerignore."""
-    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    lines = [line.split()[1:] for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("COPY")]
+    sent = {
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
+    lines = [
+        line.split()[1:]
+        for line in (ROOT / "Dockerfile").read_text().splitlines()
+        if line.startswith("COPY")
+    ]
     copied = {name for line in lines if not line[0].startswith("--from") for name in line[:-1]}
     assert copied == sent
     assert all((ROOT / name).exists() for name in copied)
@@ -96,4 +127,6 @@ def test_the_image_has_no_web_server_without_a_target() -> None:
     stages = re.split(r"^FROM .* AS ", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)[1:]
     names = [stage.split()[0] for stage in stages]
     assert names[-1] == "daemon"
-    assert [name for name, stage in zip(names, stages, strict=True) if "apt-get" in stage] == ["tier"]
+    assert [name for name, stage in zip(names, stages, strict=True) if "apt-get" in stage] == [
+        "tier"
+    ]

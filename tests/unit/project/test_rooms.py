@@ -14,7 +14,9 @@ def rooms() -> list[str]:
     """Return the packages of daemon and client, and those within the cache."""
     found = []
     for folder in ("shardcache", "shardcache/cache", "client/shardcache_client"):
-        found += [str(path.parent.relative_to(ROOT)) for path in (ROOT / folder).glob("*/__init__.py")]
+        found += [
+            str(path.parent.relative_to(ROOT)) for path in (ROOT / folder).glob("*/__init__.py")
+        ]
     return sorted(found)
 
 

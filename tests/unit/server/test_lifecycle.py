@@ -22,11 +22,18 @@ WELL = {"error": None, "silent_s": 0.0}
 
 def test_the_variables_are_taken_out() -> None:
     """No process that the daemon starts may speak for it, and a watchdog of another process is not ours."""
-    env = {"NOTIFY_SOCKET": "/run/n", "WATCHDOG_USEC": "6000000", "WATCHDOG_PID": "7", "PATH": "/bin"}
+    env = {
+        "NOTIFY_SOCKET": "/run/n",
+        "WATCHDOG_USEC": "6000000",
+        "WATCHDOG_PID": "7",
+        "PATH": "/bin",
+    }
     assert repr(ServiceNotifier.take(dict(env), 7)) == "ServiceNotifier('/run/n', every 2 s)"
     assert repr(ServiceNotifier.take(env, 8)) == "ServiceNotifier('/run/n', every 10 s)"
     assert env == {"PATH": "/bin"}
-    assert repr(ServiceNotifier.take({"WATCHDOG_USEC": "0"}, 7)) == "ServiceNotifier(None, every 10 s)"
+    assert (
+        repr(ServiceNotifier.take({"WATCHDOG_USEC": "0"}, 7)) == "ServiceNotifier(None, every 10 s)"
+    )
 
 
 @contextmanager
@@ -45,7 +52,9 @@ async def test_only_the_living_feed_the_watchdog(form: str, tmp_path: Path) -> N
     address = form.format(tmp_path)
     with manager_at(address) as hear:
         async with asyncio.TaskGroup() as group:
-            watching = group.create_task(ServiceNotifier(address, watchdog_s=0.03).watch(lambda: ways[-1]))
+            watching = group.create_task(
+                ServiceNotifier(address, watchdog_s=0.03).watch(lambda: ways[-1])
+            )
             assert await asyncio.to_thread(hear) == {"STATUS": "Well.", "WATCHDOG": "1"}
             ways.pop()
             while "WATCHDOG" in (told := await asyncio.to_thread(hear)):
@@ -58,7 +67,8 @@ async def test_a_long_start_asks_for_time(tmp_path: Path) -> None:
     """While the folder is searched the manager is told to wait; what is found, or raised, comes through."""
     address = str(tmp_path / "notify")
     with manager_at(address) as hear:
-        manager, go_on = ServiceNotifier(address, watchdog_s=0.03), threading.Event()
+        manager = ServiceNotifier(address, watchdog_s=0.03)
+        go_on = threading.Event()
         async with asyncio.TaskGroup() as group:
             work = group.create_task(manager.keep_alive_during("Searching.", go_on.wait))
             told = await asyncio.to_thread(hear)
@@ -67,7 +77,11 @@ async def test_a_long_start_asks_for_time(tmp_path: Path) -> None:
         assert told == {"STATUS": "Searching.", "EXTEND_TIMEOUT_USEC": "30000000"}
         with pytest.raises(ZeroDivisionError):
             await manager.keep_alive_during("Searching.", lambda: 1 // 0)
-    for deaf in (ServiceNotifier(), ServiceNotifier(str(tmp_path / "gone")), ServiceNotifier("not an address")):
+    for deaf in (
+        ServiceNotifier(),
+        ServiceNotifier(str(tmp_path / "gone")),
+        ServiceNotifier("not an address"),
+    ):
         await deaf.notify(READY=1)  # nobody hears it, which does no harm
 
 
@@ -83,8 +97,10 @@ class Hanging(CacheFolder):
 
 async def test_a_disk_that_hangs_counts_as_silent(tmp_path: Path) -> None:
     """An error would be an answer; what never comes back shows as seconds that grow, and ends with the answer."""
-    store, folder = open_store(tmp_path), Hanging()
-    held, store.folder = store.folder, folder
+    store = open_store(tmp_path)
+    folder = Hanging()
+    held = store.folder
+    store.folder = folder
     health = health_of(store)
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(health.run())

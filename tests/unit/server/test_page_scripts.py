@@ -35,7 +35,14 @@ def job(name: str = "a", **facts: Any) -> dict[str, Any]:
 
 def wait(job: str = "a", for_s: float = 2.0, reason: str = DOWNLOADING) -> dict[str, Any]:
     """Return one reader's present wait."""
-    return {"job": job, "uid": 0, "readers": 1, "for_s": for_s, "url": "s3://b/1.tar", "reason": reason}
+    return {
+        "job": job,
+        "uid": 0,
+        "readers": 1,
+        "for_s": for_s,
+        "url": "s3://b/1.tar",
+        "reason": reason,
+    }
 
 
 def moment(*jobs: dict[str, Any], waits: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
@@ -80,7 +87,12 @@ def test_summary_is_judged_by_the_last_30_seconds(tmp_path: Path) -> None:
     [
         (0.0, (), "well", "No reader is waiting (2 readers, 1 job)."),
         (0.05, (wait(for_s=0.9),), "well", "No reader is waiting (2 readers, 1 job)."),
-        (0.06, (wait(for_s=1.0, reason="checking: x"),), "waiting", "1 of 2 readers is waiting: checking."),
+        (
+            0.06,
+            (wait(for_s=1.0, reason="checking: x"),),
+            "waiting",
+            "1 of 2 readers is waiting: checking.",
+        ),
         (0.2, (), "waiting", "1 of 1 job is short of data."),
         (0.33, (wait(for_s=10.0),), "stalled", f"1 of 1 job is short of data: {DOWNLOADING}."),
         (0.5, (), "stalled", "1 of 1 job is short of data."),
@@ -103,13 +115,20 @@ def test_job_without_readers_is_not_short_of_data(tmp_path: Path) -> None:
 
 def test_job_that_reads_its_index_is_waiting(tmp_path: Path) -> None:
     """Its store is named."""
-    listing = wait(for_s=12.0, reason="listing the shards of s3://bucket; attempt 1 of 10: no answer")
+    listing = wait(
+        for_s=12.0, reason="listing the shards of s3://bucket; attempt 1 of 10: no answer"
+    )
     (found,) = judged(tmp_path, moment(job(waiting_share=0.4, sessions=1), waits=(listing,)))
     assert found["level"] == "stalled"
-    assert found["text"] == "1 of 1 job is short of data: listing the shards of s3://bucket; attempt 1 of 10."
+    assert (
+        found["text"]
+        == "1 of 1 job is short of data: listing the shards of s3://bucket; attempt 1 of 10."
+    )
 
 
-@pytest.mark.parametrize(("read_bytes", "saved"), [(0, "–"), (11_400_000, "–"), (31_400_000, "20.0 MB")])
+@pytest.mark.parametrize(
+    ("read_bytes", "saved"), [(0, "–"), (11_400_000, "–"), (31_400_000, "20.0 MB")]
+)
 def test_saved_is_a_dash_until_it_is_positive(tmp_path: Path, read_bytes: int, saved: str) -> None:
     """The words beside it say nothing else: what was fetched ahead has not been saved, nor lost."""
     counters = Counters()
@@ -117,7 +136,12 @@ def test_saved_is_a_dash_until_it_is_positive(tmp_path: Path, read_bytes: int, s
     counters.bills.add_read("s3://b/1.tar", read_bytes, None)
     bill = counters.bills.to_json()
     cache = {"used_bytes": 0, "capacity_bytes": 1, "shards": 0}
-    page = moment() | {"cache": cache, "counters": counters.to_json(), "pins": {"shards": 0}, "bill": bill}
+    page = moment() | {
+        "cache": cache,
+        "counters": counters.to_json(),
+        "pins": {"shards": 0},
+        "bill": bill,
+    }
     (found,) = judged(tmp_path, page)
     assert [row[1:] for row in found["figures"] if row[0] == "Saved"] == [[saved, bill["text"]]]
     assert ("saved" in bill["text"]) is (saved != "–")

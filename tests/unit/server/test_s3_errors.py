@@ -26,7 +26,10 @@ from shardcache.server.s3.error_documents import S3Error
         (ShardcacheError, 500, "InternalError"),
     ],
 )
-def test_clients_repeat_what_may_succeed_later(error: type[ShardcacheError], status: int, code: str) -> None:
+def test_clients_repeat_what_may_succeed_later(
+    error: type[ShardcacheError], status: int, code: str
+) -> None:
     """SDKs send a request again upon 5xx: a store that refuses one, such as an invalid token, would refuse it again."""
     answer = S3Error.of(error("what went wrong", url="s3://bucket/key"))
-    assert (answer.status, answer.code) == (status, code)
+    assert answer.status == status
+    assert answer.code == code

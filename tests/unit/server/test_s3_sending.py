@@ -13,7 +13,10 @@ MEMORY = Path("/dev/shm")
 def test_bytes_of_a_cache_in_memory_are_read_from_memory() -> None:
     """Its filesystem refuses the flag by which others say that a read would wait for the disk."""
     is_memory = mount_of(MEMORY).is_memory
-    with tempfile.TemporaryFile(dir=MEMORY) as file, closing(Sender(1.0, is_memory=is_memory)) as sender:
+    with (
+        tempfile.TemporaryFile(dir=MEMORY) as file,
+        closing(Sender(1.0, is_memory=is_memory)) as sender,
+    ):
         file.write(b"0123456789")
         file.flush()
         assert sender.read_from_memory(file.fileno(), 2, 3) == b"234"

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from shardcache.server.s3.error_documents import S3Error
 from shardcache.server.s3.signatures import Signature, SignedRequest
 
-# "Authenticating Requests: Using the Authorization Header", and "Query Parameters", in the S3 API reference.
+# "Authenticating Requests: Using the Authorization Header", and "Query Parameters", in the S3 API
+# reference.
 AWS_SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 AWS_HOST = "examplebucket.s3.amazonaws.com"
 AWS_NOW_S = calendar.timegm((2013, 5, 24, 0, 0, 0))
@@ -143,11 +144,23 @@ def test_a_presigned_url_is_valid_as_long_as_it_says() -> None:
         ("Bearer token", "AuthorizationHeaderMalformed"),
         ("AWS4-HMAC-SHA256", "AuthorizationHeaderMalformed"),
         ("AWS4-HMAC-SHA256 Credential=a/b/c", "AuthorizationHeaderMalformed"),
-        ("AWS4-HMAC-SHA256 Credential=AKIA/20130524/us-east-1/iam/aws4_request", "AuthorizationHeaderMalformed"),
+        (
+            "AWS4-HMAC-SHA256 Credential=AKIA/20130524/us-east-1/iam/aws4_request",
+            "AuthorizationHeaderMalformed",
+        ),
         (f"AWS4-HMAC-SHA256 Credential={AWS_CREDENTIAL}", "AuthorizationHeaderMalformed"),
-        (f"AWS4-HMAC-SHA256 Credential={AWS_CREDENTIAL},SignedHeaders=x-amz-date,Signature=00", "AccessDenied"),
-        (f"AWS4-HMAC-SHA256 Credential={AWS_CREDENTIAL},SignedHeaders=host,Signature=é", "SignatureDoesNotMatch"),
-        (f"AWS4-HMAC-SHA256 Credential={AWS_CREDENTIAL},SignedHeaders=host", "AuthorizationHeaderMalformed"),
+        (
+            f"AWS4-HMAC-SHA256 Credential={AWS_CREDENTIAL},SignedHeaders=x-amz-date,Signature=00",
+            "AccessDenied",
+        ),
+        (
+            f"AWS4-HMAC-SHA256 Credential={AWS_CREDENTIAL},SignedHeaders=host,Signature=é",
+            "SignatureDoesNotMatch",
+        ),
+        (
+            f"AWS4-HMAC-SHA256 Credential={AWS_CREDENTIAL},SignedHeaders=host",
+            "AuthorizationHeaderMalformed",
+        ),
         (
             f"AWS4-HMAC-SHA256 Credential={AWS_CREDENTIAL},Signature=00,SignedHeaders=host",
             "AuthorizationHeaderMalformed",
@@ -213,24 +226,38 @@ def test_a_signing_key_is_for_one_day(auth: type[_AuthOfDay], is_valid: bool) ->
 
 
 @given(name=PATHS, value=PATHS, presigned_s=st.sampled_from([None, 60]))
-def test_requests_signed_by_botocore_are_accepted(name: str, value: str, presigned_s: int | None) -> None:
+def test_requests_signed_by_botocore_are_accepted(
+    name: str, value: str, presigned_s: int | None
+) -> None:
     """Paths, queries and headers of any text, signed in the headers or in the url."""
     query = f"?prefix={quote(value, safe='')}&list-type=2&empty"
     url = f"http://127.0.0.1:9099/bucket/{quote(name, safe='/~')}{'' if presigned_s else query}"
     request = signed_by_botocore(url, presigned_s, **{"X-Amz-Meta-Odd": "  two   words "})
     assert check(request, SECRET, time.time()).access_key == KEY
-    assert code_of(request._replace(path=f"{request.path}x"), SECRET, time.time()) == "SignatureDoesNotMatch"
+    assert (
+        code_of(request._replace(path=f"{request.path}x"), SECRET, time.time())
+        == "SignatureDoesNotMatch"
+    )
 
 
 @pytest.mark.parametrize(
     ("sent_path", "sent_query"),
-    [("/bucket/a=b+c,d", "prefix=a/b"), ("/bucket/%61=b%2Bc%2cd", "prefix=a%2fb"), ("/bucket/a%3Db%2Bc%2Cd", "")],
+    [
+        ("/bucket/a=b+c,d", "prefix=a/b"),
+        ("/bucket/%61=b%2Bc%2cd", "prefix=a%2fb"),
+        ("/bucket/a%3Db%2Bc%2Cd", ""),
+    ],
 )
-def test_the_documented_encoding_is_accepted_for_whatever_was_sent(sent_path: str, sent_query: str) -> None:
+def test_the_documented_encoding_is_accepted_for_whatever_was_sent(
+    sent_path: str, sent_query: str
+) -> None:
     """SDKs sign the encoded form of what they send in another one."""
     query = "?prefix=a%2Fb" if sent_query else ""
     request = signed_by_botocore(f"http://127.0.0.1:9099/bucket/a%3Db%2Bc%2Cd{query}")
-    assert check(request._replace(path=sent_path, query=sent_query), SECRET, time.time()).access_key == KEY
+    assert (
+        check(request._replace(path=sent_path, query=sent_query), SECRET, time.time()).access_key
+        == KEY
+    )
 
 
 @pytest.mark.parametrize(("signed", "is_valid"), [("a%20b", True), ("a%2Bb", False)])

@@ -34,7 +34,9 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield server, client
 
 
-def test_client_gets_exactly_the_bytes(file_fd: int, pair: tuple[socket.socket, socket.socket]) -> None:
+def test_client_gets_exactly_the_bytes(
+    file_fd: int, pair: tuple[socket.socket, socket.socket]
+) -> None:
     server, client = pair
 
     async def run() -> None:
@@ -69,7 +71,9 @@ def test_client_that_reads_nothing_does_not_delay_another(file_fd: int) -> None:
     asyncio.run(run())
 
 
-def test_withdrawn_send_ends_where_it_is(file_fd: int, pair: tuple[socket.socket, socket.socket]) -> None:
+def test_withdrawn_send_ends_where_it_is(
+    file_fd: int, pair: tuple[socket.socket, socket.socket]
+) -> None:
     server, client = pair
 
     async def run() -> None:
@@ -87,7 +91,9 @@ def test_withdrawn_send_ends_where_it_is(file_fd: int, pair: tuple[socket.socket
     asyncio.run(run())
 
 
-def test_send_withdrawn_at_once_ends_too(file_fd: int, pair: tuple[socket.socket, socket.socket]) -> None:
+def test_send_withdrawn_at_once_ends_too(
+    file_fd: int, pair: tuple[socket.socket, socket.socket]
+) -> None:
     server, _ = pair
 
     async def run() -> None:
@@ -100,7 +106,9 @@ def test_send_withdrawn_at_once_ends_too(file_fd: int, pair: tuple[socket.socket
     asyncio.run(run())
 
 
-def test_disconnected_client_is_an_error(file_fd: int, pair: tuple[socket.socket, socket.socket]) -> None:
+def test_disconnected_client_is_an_error(
+    file_fd: int, pair: tuple[socket.socket, socket.socket]
+) -> None:
     server, client = pair
     client.close()
 
@@ -114,7 +122,9 @@ def test_disconnected_client_is_an_error(file_fd: int, pair: tuple[socket.socket
     asyncio.run(run())
 
 
-def test_file_that_ends_too_soon_is_an_error(file_fd: int, pair: tuple[socket.socket, socket.socket]) -> None:
+def test_file_that_ends_too_soon_is_an_error(
+    file_fd: int, pair: tuple[socket.socket, socket.socket]
+) -> None:
     server, client = pair
 
     async def run() -> None:
@@ -167,7 +177,9 @@ def test_descriptor_that_cannot_be_polled_ends_its_own_send_alone(
     asyncio.run(run())
 
 
-def test_socket_can_be_used_again_after_a_send(file_fd: int, pair: tuple[socket.socket, socket.socket]) -> None:
+def test_socket_can_be_used_again_after_a_send(
+    file_fd: int, pair: tuple[socket.socket, socket.socket]
+) -> None:
     server, client = pair
 
     async def run() -> None:

@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from shardcache.daemon.garbage_collection import creating_long_lived_objects, make_full_collections_rare
+from shardcache.daemon.garbage_collection import (
+    creating_long_lived_objects,
+    make_full_collections_rare,
+)
 from shardcache.server.audit import Audit
 from shardcache.server.process.process_load import LoopLag
 from shardcache.telemetry.metrics import OTHERS, Histogram, Histograms
@@ -23,18 +26,33 @@ BOUNDS = (0.1, 1.0, 10.0)
 def test_readers_in_any_order_begin_an_epoch_once() -> None:
     """Some are an epoch ahead of others; another job and another user of its name have epochs of their own."""
     audit = Audit()
-    readers = [(0, (0, 0)), (0, (0, 1)), (1, (0, 0)), (0, (1, 0)), (1, (1, 0)), (1, (0, 1)), (2, (0, 1))]
+    readers = [
+        (0, (0, 0)),
+        (0, (0, 1)),
+        (1, (0, 0)),
+        (0, (1, 0)),
+        (1, (1, 0)),
+        (1, (0, 1)),
+        (2, (0, 1)),
+    ]
     with capture_logs() as lines:
         for epoch, reader in readers:
             audit.note_plan(JOB, epoch, reader)
         audit.note_plan(("eval", 0), 0, (0, 0))
         audit.note_plan(("train", 1000), 0, (0, 0))
-    assert [(line["uid"], line["epoch"]) for line in lines] == [(0, 0), (0, 1), (0, 2), (0, 0), (1000, 0)]
+    assert [(line["uid"], line["epoch"]) for line in lines] == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (0, 0),
+        (1000, 0),
+    ]
 
 
 def test_a_reader_that_begins_again_begins_for_all() -> None:
     """The job was started again; its other readers join that run."""
-    audit, begun = Audit(), []
+    audit = Audit()
+    begun = []
     for worker in (0, 1, 2, 0, 1, 2, 2):
         with capture_logs() as lines:
             audit.note_plan(JOB, 0, (0, worker))
@@ -68,7 +86,9 @@ def test_ever_more_labels_share_one_histogram() -> None:
     histograms = Histograms(BOUNDS)
     for number in range(1000):
         histograms.of(f"https://host-{number}").observe(1.0)
-    counts = {label: histogram.cumulative()[-1] for label, histogram in histograms.by_label().items()}
+    counts = {
+        label: histogram.cumulative()[-1] for label, histogram in histograms.by_label().items()
+    }
     assert len(counts) == 65
     assert counts["https://host-0"] == 1
     assert counts[OTHERS] == 1000 - 64

@@ -47,16 +47,21 @@ async def socket_path(tmp_path: Path) -> AsyncIterator[Path]:
     """Socket of a server in this process, over a real cache with faulty manifests."""
     settings = Settings.load({"cache_dir": str(tmp_path / "cache"), "capacity": "1GB"})
     store = open_store(tmp_path / "cache")
-    origins, indexers = Origins([], max_connections=4), Indexers(1)
+    origins = Origins([], max_connections=4)
+    indexers = Indexers(1)
     with tempfile.TemporaryDirectory() as folder, closing(socket.socket(socket.AF_UNIX)) as sock:
         path = Path(folder) / "s.sock"
         sock.bind(str(path))
         sock.listen()
         sock.setblocking(False)
         async with asyncio.TaskGroup() as group:
-            cache = Cache(settings, store, origins, Downloader(settings, Counters()), indexers, group)
+            cache = Cache(
+                settings, store, origins, Downloader(settings, Counters()), indexers, group
+            )
             cache.manifests = cast(Manifests, FaultyManifests(cache.manifests))
-            async with serving(cache, [sock], lambda: Limits.of_unix_socket(settings), TcpListener()):
+            async with serving(
+                cache, [sock], lambda: Limits.of_unix_socket(settings), TcpListener()
+            ):
                 yield path
             cache.stop()
         await indexers.close()
@@ -69,7 +74,9 @@ async def asked(question: Callable[[], Any]) -> Any:
     return await asyncio.to_thread(question)
 
 
-async def test_unexpected_error_answers_its_request_and_the_session_goes_on(socket_path: Path, tmp_path: Path) -> None:
+async def test_unexpected_error_answers_its_request_and_the_session_goes_on(
+    socket_path: Path, tmp_path: Path
+) -> None:
     """The reader waits for no time limit, is told where to look, and its next request is answered."""
     (tmp_path / "a.tar").write_bytes(b"")
 
@@ -90,7 +97,9 @@ async def test_unexpected_error_answers_its_request_of_the_admin_api(socket_path
 
     def ask() -> tuple[int, Any]:
         with closing(UnixConnection(socket_path)) as connection:
-            connection.request("POST", "/v1/warm", json.dumps({"urls": ["file:///fault.tar"]}).encode())
+            connection.request(
+                "POST", "/v1/warm", json.dumps({"urls": ["file:///fault.tar"]}).encode()
+            )
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read())
 

@@ -25,7 +25,11 @@ def use(variables: dict[str, str], patch: pytest.MonkeyPatch) -> None:
         (_AWS, "AWS_SECRET_ACCESS_KEY", "another"),
         (_AWS, "AWS_ACCESS_KEY_ID", "another"),
         (_AWS, "AWS_SESSION_TOKEN", "another"),
-        ({"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret"}, "AWS_SECRET_ACCESS_KEY", "another"),
+        (
+            {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret"},
+            "AWS_SECRET_ACCESS_KEY",
+            "another",
+        ),
         ({"HF_TOKEN": "one"}, "HF_TOKEN", "another"),
         ({"HUGGING_FACE_HUB_TOKEN": "one"}, "HUGGING_FACE_HUB_TOKEN", "another"),
         ({"AZURE_STORAGE_SAS_TOKEN": "one"}, "AZURE_STORAGE_SAS_TOKEN", "another"),
@@ -40,7 +44,11 @@ def use(variables: dict[str, str], patch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_renewed_secret_names_the_same_daemon(
-    variables: dict[str, str], name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str],
+    name: str,
+    value: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is handed over, all of it, and every variable with which it is used."""
     use(variables, monkeypatch)
@@ -67,7 +75,11 @@ def test_renewed_secret_names_the_same_daemon(
     ],
 )
 def test_another_place_names_another_daemon(
-    variables: dict[str, str], name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str],
+    name: str,
+    value: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One url would be two objects in one cache."""
     use(variables, monkeypatch)
@@ -76,15 +88,21 @@ def test_another_place_names_another_daemon(
     assert environment_digest(tmp_path) != before
 
 
-@pytest.mark.parametrize("name", ["AZURE_OPENAI_API_KEY", "GOOGLE_API_KEY", "AWS_BEARER_TOKEN_BEDROCK"])
-def test_keys_of_other_services_name_no_daemon(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", ["AZURE_OPENAI_API_KEY", "GOOGLE_API_KEY", "AWS_BEARER_TOKEN_BEDROCK"]
+)
+def test_keys_of_other_services_name_no_daemon(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No store is read with them."""
     before = environment_digest(tmp_path)
     monkeypatch.setenv(name, "key")
     assert environment_digest(tmp_path) == before
 
 
-def test_key_file_is_handed_over_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_file_is_handed_over_by_its_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Wherever it is; it may be visible to its process alone. Formatting makes no other key."""
     key = {"type": "service_account", "private_key": "secret"}
     digests = []
@@ -108,7 +126,9 @@ def test_file_without_a_key_counts_by_its_path(text: str | None, tmp_path: Path)
     assert handed_labels(environment) == {}
 
 
-@pytest.mark.parametrize("bad", ["line break\n", "two\r\nlines", "t\u00f6ken", "\udcff", "nul\0", "t" * 8193])
+@pytest.mark.parametrize(
+    "bad", ["line break\n", "two\r\nlines", "t\u00f6ken", "\udcff", "nul\0", "t" * 8193]
+)
 @pytest.mark.parametrize("name", [*_AWS, "AZURE_STORAGE_SAS_TOKEN"])
 def test_secret_that_no_request_can_have_is_not_handed_over(name: str, bad: str) -> None:
     """Requests with it would fail for the jobs of other secrets, too."""
@@ -127,7 +147,11 @@ def test_token_of_the_hub_that_no_request_can_have_is_not_handed_over(bad: str) 
 
 def test_secrets_are_not_shown() -> None:
     """Neither the daemon's name nor a `repr` has one."""
-    environment = {**_AWS, "HF_TOKEN": "secret", "AZURE_STORAGE_CONNECTION_STRING": _STRING.replace("one", "secret")}
+    environment = {
+        **_AWS,
+        "HF_TOKEN": "secret",
+        "AZURE_STORAGE_CONNECTION_STRING": _STRING.replace("one", "secret"),
+    }
     assert "secret" not in repr(handed_labels(environment)).replace("secret of Azure", "")
 
 

@@ -41,7 +41,12 @@ def test_secrets_of_urls_are_left_out(text: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        *("s3://b/a=1&b=2.tar", "https://h/a?versionId=x&part=2", "s3://b/signature/token=x.tar", "az://c@d/e?x#sig"),
+        *(
+            "s3://b/a=1&b=2.tar",
+            "https://h/a?versionId=x&part=2",
+            "s3://b/signature/token=x.tar",
+            "az://c@d/e?x#sig",
+        ),
         *("http://h:80/a@b", "http://[::1]:80/a@b", "s3://arn:aws:s3:u:1:accesspoint/x/a@b"),
     ],
 )
@@ -102,7 +107,9 @@ def test_redaction_takes_linear_time(part: str) -> None:
 @pytest.mark.parametrize("form", first_quick(["text", "json"]))
 def test_log_lines_and_tracebacks_hold_no_secrets(form: str) -> None:
     """No parts of urls, and no values of variables, ours and libraries'; a reason cannot begin a line of its own."""
-    done = subprocess.run([sys.executable, "-c", _LOGGING, form], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _LOGGING, form], capture_output=True, text=True, check=True
+    )
     assert done.stderr.count("REDACTED") >= 4
     assert "fail" in done.stderr
     assert "MARK" not in done.stderr
@@ -110,12 +117,16 @@ def test_log_lines_and_tracebacks_hold_no_secrets(form: str) -> None:
     assert "\nb" not in done.stderr
     if form == "json":
         ours, librarys = map(json.loads, done.stderr.splitlines())
-        assert (ours["event"], librarys["logger"], librarys["level"]) == ("broken", "lib", "error")
+        assert ours["event"] == "broken"
+        assert librarys["logger"] == "lib"
+        assert librarys["level"] == "error"
 
 
 def test_excerpt_is_printable_redacted_and_short() -> None:
     """Its end stays, where an error says how often was tried; a secret is not cut into one that is not recognized."""
-    found = excerpt("\x1b[2J\u202e\udc80 https://h/a?sig=" + "s" * 480 + " \u2028 " + "x" * 10**6 + " (end)")
+    found = excerpt(
+        "\x1b[2J\u202e\udc80 https://h/a?sig=" + "s" * 480 + " \u2028 " + "x" * 10**6 + " (end)"
+    )
     assert found.isprintable()
     assert len(found) == 500
     assert found.startswith(r"\x1b[2J\u202e\udc80 https://h/a?sig=REDACTED \u2028 x")

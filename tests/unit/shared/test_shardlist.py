@@ -23,7 +23,9 @@ def _is_fetched(name: str) -> bool:
     return True
 
 
-names = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1).filter(_is_fetched)
+names = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1).filter(
+    _is_fetched
+)
 shards = st.lists(
     st.builds(
         ShardRef,
@@ -38,7 +40,9 @@ shards = st.lists(
 
 
 @given(shards, st.sampled_from([None, "s3://b/train", "s3://b/train/", "s3://b/", "s3://other/"]))
-def test_index_file_is_read_back_as_written(written: list[ShardRef], relative_to: str | None) -> None:
+def test_index_file_is_read_back_as_written(
+    written: list[ShardRef], relative_to: str | None
+) -> None:
     """Whatever the keys look like, the index gives the same shards where it was said to lie."""
     text = shardlist.write(written, relative_to)
     place = (relative_to or "s3://anywhere/at/all").rstrip("/") + "/index.json"
@@ -49,7 +53,9 @@ def test_index_has_the_fields_that_wids_reads() -> None:
     """The fields that `wids.ShardListDataset` (webdataset 0.2.111) demands or sums up, under its names."""
     index = json.loads(shardlist.write([ShardRef("s3://b/train/a.tar", ETAG, 2048, 10)]))
     assert index["wids_version"] == 1
-    assert index["shardlist"] == [{"url": "s3://b/train/a.tar", "nsamples": 10, "filesize": 2048, "etag": ETAG}]
+    assert index["shardlist"] == [
+        {"url": "s3://b/train/a.tar", "nsamples": 10, "filesize": 2048, "etag": ETAG}
+    ]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +84,9 @@ def test_shards_below_the_index_are_named_relative_to_it(url: str, named: str) -
         ("https://h/a.tar", 'W/"abc"', 'W/"abc"'),
     ],
 )
-def test_an_etag_is_compared_as_its_store_gives_it(url: str, written: str, version: str | None) -> None:
+def test_an_etag_is_compared_as_its_store_gives_it(
+    url: str, written: str, version: str | None
+) -> None:
     """With or without quotes in the file, it is in the form of that origin's versions."""
     index = json.dumps({"shardlist": [{"url": url, "etag": written}]})
     assert list(parse_index("s3://b/index.json", index.encode())) == [ShardRef(url, version)]
@@ -99,18 +107,27 @@ INDEX = {"wids_version": 1, "shardlist": [{"url": "a.tar"}]}
     [
         *((data, "not an index") for data in (b"", b"[]", b"{}", b"\xff", b"null")),
         *((b'{"shardlist": %b}' % shards, "not an index") for shards in (b"[1]", b"3")),
-        (json.dumps(INDEX | {"datasets": [{"source_url": "s3://b/more.json"}]}).encode(), "further datasets"),
+        (
+            json.dumps(INDEX | {"datasets": [{"source_url": "s3://b/more.json"}]}).encode(),
+            "further datasets",
+        ),
         (json.dumps(INDEX | {"wids_version": 2}).encode(), "wids_version 2"),
         (b'{"shardlist": [{"url": "a.tar"}], "shardlist": [{"url": "b.tar"}]}', "more than one"),
         *(
-            (json.dumps({"shardlist": [{"url": "a.tar", "nsamples": 10} | {name: value}]}).encode(), name)
+            (
+                json.dumps(
+                    {"shardlist": [{"url": "a.tar", "nsamples": 10} | {name: value}]}
+                ).encode(),
+                name,
+            )
             for name, values in VALUES.items()
             for value in values
         ),
     ],
 )
 def test_file_that_is_not_an_index_is_an_error_with_a_remedy(data: bytes, reason: str) -> None:
-    """Any other JSON, or none, says what an index looks like; half of a dataset would be lost in silence.
+    """Any other JSON, or none, says what an index looks like; half of a dataset would be lost in
+    silence.
 
     A count that is guessed at would train on another dataset: the error names the field.
     """

@@ -36,7 +36,10 @@ def test_signature_is_no_part_of_an_objects_url(query: str, until_s: float | Non
     assert is_signed(url)
     assert without_signature(url) == stored_url(url) == PLACE
     assert expiry_s(url) == until_s
-    assert without_signature(f"{PLACE}?versionId=1&{query}&download=true") == f"{PLACE}?versionId=1&download=true"
+    assert (
+        without_signature(f"{PLACE}?versionId=1&{query}&download=true")
+        == f"{PLACE}?versionId=1&download=true"
+    )
     assert without_signature(f"{url}&") == PLACE
 
 
@@ -60,7 +63,10 @@ def test_other_urls_are_not_signed(url: str) -> None:
 
 def test_signed_and_bare_url_are_two_places() -> None:
     """What a signature permits is nothing that a url without one may read."""
-    first, second = (f"{PLACE}?{AWS4}", f"{PLACE}?{AWS4.replace('=0a', '=0b')}")
+    first = f"{PLACE}?{AWS4}"
+    second = f"{PLACE}?{AWS4.replace('=0a', '=0b')}"
     assert place_of(first, is_file=True) == place_of(second, is_file=True)
     assert place_of(first, is_file=True) not in (place_of(PLACE, is_file=True), PLACE)
-    assert place_of(f"{PLACE}.gz?{AWS4}", is_file=True) != place_of(f"{PLACE}.gz?{AWS4}", is_file=False)
+    assert place_of(f"{PLACE}.gz?{AWS4}", is_file=True) != place_of(
+        f"{PLACE}.gz?{AWS4}", is_file=False
+    )

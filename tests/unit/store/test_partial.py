@@ -53,12 +53,16 @@ def test_parts_in_any_order_make_the_whole(layout: Layout) -> None:
     """Parts land where they belong, in space taken before the first; the checksums are those of the pieces."""
     partial = Partial.open(layout, OBJECT, PART_BYTES)
     stat = partial.path.stat()
-    assert (stat.st_size, stat.st_blocks * 512 >= len(DATA)) == (len(DATA), True), "a disk may fill up later"
+    assert (stat.st_size, stat.st_blocks * 512 >= len(DATA)) == (len(DATA), True), (
+        "a disk may fill up later"
+    )
     assert partial.missing() == [0, 1, 2, 3, 4, 5]
     write_some(partial, 5, 0, 3, 1, 4, 2)
     assert partial.missing() == []
     assert partial.path.read_bytes() == DATA
-    assert partial.crcs() == [checksums.crc32c(DATA[at : at + PART_BYTES]) for at in range(0, len(DATA), PART_BYTES)]
+    assert partial.crcs() == [
+        checksums.crc32c(DATA[at : at + PART_BYTES]) for at in range(0, len(DATA), PART_BYTES)
+    ]
 
 
 def test_finished_bytes_are_those_of_the_object(layout: Layout) -> None:
@@ -122,7 +126,8 @@ def test_file_that_readers_may_still_open_is_told_from_the_next_one(layout: Layo
     # A transfer of the whole gives up none.
     write_some(third, 2)
     whole = Partial.open(layout, OBJECT, PART_BYTES, granted_inodes={third.inode})
-    assert (whole.inode, list(whole.done)) == (third.inode, [2])
+    assert whole.inode == third.inode
+    assert list(whole.done) == [2]
 
 
 def test_journal_of_parts_that_come_and_go_stays_short(layout: Layout) -> None:
@@ -155,8 +160,11 @@ URL = "s3://bucket/train-000000.tar.gz"
 PIECE_BYTES = 1 << 14
 COMPRESS: dict[Codec, Callable[[bytes], bytes]] = {
     Codec.GZIP: gzip.compress,
-    # With a content checksum, as the zstd program writes; without one, zstd cannot tell damage from data.
-    Codec.ZSTD: lambda data: zstd.compress(data, options={zstd.CompressionParameter.checksum_flag: 1}),
+    # With a content checksum, as the zstd program writes; without one, zstd cannot tell damage from
+    # data.
+    Codec.ZSTD: lambda data: zstd.compress(
+        data, options={zstd.CompressionParameter.checksum_flag: 1}
+    ),
     Codec.BZIP2: bz2.compress,
     Codec.XZ: lzma.compress,
 }
@@ -184,7 +192,9 @@ def dst(tmp_path: Path) -> Path:
     return tmp_path / "shard.tar"
 
 
-def run(compressed: bytes, dst: Path, codec: Codec, reserve: Callable[[int], None] | None = None) -> list[int]:
+def run(
+    compressed: bytes, dst: Path, codec: Codec, reserve: Callable[[int], None] | None = None
+) -> list[int]:
     """Inflate some bytes into `dst` and return the checksums."""
     src = dst.with_suffix(".part")
     src.write_bytes(compressed)
@@ -263,7 +273,12 @@ def test_data_other_than_a_compressed_tar_is_an_error(dst: Path, codec: Codec) -
 def test_a_bomb_is_stopped_at_the_limit(dst: Path, codec: Codec) -> None:
     """A small file that would fill the disk writes no byte past what was granted."""
     with pytest.raises(CapacityError):
-        run(COMPRESS[codec](bytes(4 << 20)), dst, codec, Reservation(dst, limit_bytes=10 * PIECE_BYTES))
+        run(
+            COMPRESS[codec](bytes(4 << 20)),
+            dst,
+            codec,
+            Reservation(dst, limit_bytes=10 * PIECE_BYTES),
+        )
     assert dst.stat().st_size <= 10 * PIECE_BYTES
 
 

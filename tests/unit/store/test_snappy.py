@@ -44,7 +44,9 @@ def test_incompressible_data_is_decompressed(source: Path) -> None:
     ("start", "error"),
     [(STATES_1_BYTE, CorruptShardError), (STATES_2_GIB, UnsupportedShardError)],
 )
-def test_file_is_refused_by_its_size_before_it_is_read(source: Path, start: bytes, error: type[Exception]) -> None:
+def test_file_is_refused_by_its_size_before_it_is_read(
+    source: Path, start: bytes, error: type[Exception]
+) -> None:
     """One that is larger than its data can be when compressed, or whose data is larger than the limit."""
     source.write_bytes(start)
     os.truncate(source, FILE_BYTES)

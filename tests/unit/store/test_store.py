@@ -67,8 +67,12 @@ async def test_a_published_shard_is_found_again(store: Store, reopen: Callable[[
     assert list(again.shards) == [second.key, first.key]
     assert again.space.used_bytes == used_bytes
     facts = await again.facts(again.shards[first.key])
-    assert (facts.url, facts.samples, facts.size_bytes) == (URL, 20, first.size_bytes)
-    assert store.layout.tar(first.key).stat().st_mode & 0o222 == 0, "a mapped reader must never see bytes change"
+    assert facts.url == URL
+    assert facts.samples == 20
+    assert facts.size_bytes == first.size_bytes
+    assert store.layout.tar(first.key).stat().st_mode & 0o222 == 0, (
+        "a mapped reader must never see bytes change"
+    )
 
 
 async def test_a_half_published_shard_is_swept(store: Store, reopen: Callable[[], Store]) -> None:
@@ -86,7 +90,11 @@ async def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
     """Only what the daemon itself named is ever counted or removed."""
     store = open_store(tmp_path)
     store.close()
-    foreign = [store.layout.shards / "ab" / "mine.tar", store.layout.partial / "notes.txt", tmp_path / "README"]
+    foreign = [
+        store.layout.shards / "ab" / "mine.tar",
+        store.layout.partial / "notes.txt",
+        tmp_path / "README",
+    ]
     for path in foreign:
         path.write_text("precious")
     open_store(tmp_path).close()
@@ -101,12 +109,16 @@ async def test_a_shard_that_is_mapped_is_not_removed(store: Store) -> None:
     used_bytes = store.space.used_bytes
     removing = asyncio.create_task(store.remove(shard))
     await asyncio.sleep(0)
-    assert shard.key in store.known_keys() - store.shards.keys(), "it is not taken for one that reappeared"
+    assert shard.key in store.known_keys() - store.shards.keys(), (
+        "it is not taken for one that reappeared"
+    )
     assert not await removing
-    assert (store.space.used_bytes, list(store.shards)) == (used_bytes, [shard.key])
+    assert store.space.used_bytes == used_bytes
+    assert list(store.shards) == [shard.key]
     mapped.close()
     assert await store.remove(shard)
-    assert (store.space.used_bytes, list(store.shards)) == (0, [])
+    assert store.space.used_bytes == 0
+    assert list(store.shards) == []
 
 
 async def cancelled_during(removal: Coroutine[Any, Any, bool], path: Path) -> None:
@@ -141,7 +153,9 @@ async def test_cancelled_removal_of_a_leftover_ends_after_the_files_are_gone(sto
     assert store.space.used_bytes == 0
 
 
-async def test_a_flipped_bit_is_found_and_set_aside(store: Store, reopen: Callable[[], Store]) -> None:
+async def test_a_flipped_bit_is_found_and_set_aside(
+    store: Store, reopen: Callable[[], Store]
+) -> None:
     """`check` names the file and the place; quarantine takes the shard out of service and keeps it counted."""
     shard = await publish(store, URL, samples=200)
     tar = store.layout.tar(shard.key)
@@ -167,14 +181,18 @@ async def test_a_flipped_bit_is_found_and_set_aside(store: Store, reopen: Callab
 
 
 @pytest.mark.parametrize("suffix", [TAR, SIDECAR])
-async def test_a_file_of_the_wrong_size_is_not_served(suffix: str, store: Store, reopen: Callable[[], Store]) -> None:
+async def test_a_file_of_the_wrong_size_is_not_served(
+    suffix: str, store: Store, reopen: Callable[[], Store]
+) -> None:
     """A tar or a sidecar that was cut behind the daemon's back is noticed at the first use."""
     shard = await publish(store, URL)
     path = store.layout.tar(shard.key).with_suffix(suffix)
     path.chmod(0o640)
     os.truncate(path, 512)
     again = reopen()
-    with pytest.raises(CorruptShardError, match="512 bytes instead of" if suffix == TAR else "sidecar"):
+    with pytest.raises(
+        CorruptShardError, match="512 bytes instead of" if suffix == TAR else "sidecar"
+    ):
         await again.facts(again.shards[shard.key])
 
 
@@ -261,12 +279,18 @@ async def test_a_folder_without_a_number_is_taken_over_with_its_shards(
 @pytest.mark.parametrize(
     ("content", "message", "remedy"),
     [
-        (f"{FORMAT + 1}".encode(), f"has format {FORMAT + 1}.* formats up to {FORMAT}", "newer release .* --cache-dir"),
+        (
+            f"{FORMAT + 1}".encode(),
+            f"has format {FORMAT + 1}.* formats up to {FORMAT}",
+            "newer release .* --cache-dir",
+        ),
         (b"", "does not contain a number", "is a cache folder"),
         (b"\xff\xfe", "does not contain a number", "is a cache folder"),
     ],
 )
-def test_a_newer_folder_is_left_alone(tmp_path: Path, content: bytes, message: str, remedy: str) -> None:
+def test_a_newer_folder_is_left_alone(
+    tmp_path: Path, content: bytes, message: str, remedy: str
+) -> None:
     """So is one that is perhaps no cache: the error says what to do; nothing has been made or removed."""
     (tmp_path / "format").write_bytes(content)
     with pytest.raises(CacheFormatError, match=message) as caught:
@@ -275,7 +299,9 @@ def test_a_newer_folder_is_left_alone(tmp_path: Path, content: bytes, message: s
     assert [path.name for path in tmp_path.iterdir()] == ["format"]
 
 
-@pytest.mark.parametrize("content", first_quick([b"", b"\xff\xfe", b"one", b"1_0", b"1\n1\n", b"-1", b"\0" * 4096], 2))
+@pytest.mark.parametrize(
+    "content", first_quick([b"", b"\xff\xfe", b"one", b"1_0", b"1\n1\n", b"-1", b"\0" * 4096], 2)
+)
 async def test_damaged_format_file_of_a_cache_is_written_again(
     store: Store, reopen: Callable[[], Store], content: bytes
 ) -> None:
@@ -313,7 +339,9 @@ def test_number_of_a_later_release_is_believed_unless_its_copy_is_of_this_one(
     assert layout.format.read_bytes() == b"2\n"
 
 
-async def test_damaged_copy_of_the_format_is_written_again(store: Store, reopen: Callable[[], Store]) -> None:
+async def test_damaged_copy_of_the_format_is_written_again(
+    store: Store, reopen: Callable[[], Store]
+) -> None:
     """Where the file itself is right, the shards are served."""
     shard = await publish(store, URL)
     store.layout.format_copy.write_bytes(b"3\n")

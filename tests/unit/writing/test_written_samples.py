@@ -27,27 +27,44 @@ from shardcache.writing.sample_tar import END, Sample, header, sample_of
 from shardcache.writing.shard_cuts import Cut, ShardNames, cut
 
 URL = "s3://bucket/train/"
-CODECS: Mapping[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstd.compress, ".bz2": bz2.compress}
+CODECS: Mapping[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".zst": zstd.compress,
+    ".bz2": bz2.compress,
+}
 
 
 def packed(*samples: Sample) -> bytes:
     return b"".join(piece for sample in samples for piece in sample.tar()) + END
 
 
-@given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=300), st.integers(0, 2**34))
+@given(
+    st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=300),
+    st.integers(0, 2**34),
+)
 def test_headers_are_those_of_tarfile(name: str, size_bytes: int) -> None:
     """Whatever the name and size, the quick header is byte for byte that of the standard library."""
     info = tarfile.TarInfo(name)
     info.size = size_bytes
-    assert header(name.encode(), size_bytes) == info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+    assert header(name.encode(), size_bytes) == info.tobuf(
+        tarfile.GNU_FORMAT, "utf-8", "surrogateescape"
+    )
     if len(name.encode()) <= 100:
         parse_header(header(name.encode(), size_bytes))
 
 
-@given(st.lists(st.tuples(st.text("abcö", min_size=1, max_size=90), st.binary(max_size=2000)), max_size=5))
-def test_tars_are_read_by_tarfile_and_have_the_size_foretold(members: list[tuple[str, bytes]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.text("abcö", min_size=1, max_size=90), st.binary(max_size=2000)), max_size=5
+    )
+)
+def test_tars_are_read_by_tarfile_and_have_the_size_foretold(
+    members: list[tuple[str, bytes]],
+) -> None:
     """tarfile finds names and contents; the size that shards are cut by is exact."""
-    samples = [Sample(f"{number}-{key}", (("bin", data),)) for number, (key, data) in enumerate(members)]
+    samples = [
+        Sample(f"{number}-{key}", (("bin", data),)) for number, (key, data) in enumerate(members)
+    ]
     data = packed(*samples)
     assert len(data) == sum(sample.size_bytes for sample in samples) + len(END)
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
@@ -145,7 +162,10 @@ def test_foreign_shards_are_distinguished_from_own() -> None:
 
 def test_a_journal_is_resumed_with_its_own_settings_alone() -> None:
     """Its shards come back; another size, another format or half a journal is an error that names it."""
-    journal = Journal({"shard_size_bytes": 10, "input": "jsonl 1f"}, {"shard-000000.tar": ShardRecord(9, "etag", 3)})
+    journal = Journal(
+        {"shard_size_bytes": 10, "input": "jsonl 1f"},
+        {"shard-000000.tar": ShardRecord(9, "etag", 3)},
+    )
     assert resume(journal.to_json(), journal.settings, URL) == journal
     with pytest.raises(ConfigError, match=r"shard_size_bytes: 10 then, 11 now"):
         resume(journal.to_json(), journal.settings | {"shard_size_bytes": 11}, URL)
@@ -162,12 +182,22 @@ def options(**changes: Any) -> WriteOptions:
 
 LINES = b'{"text": "a"}\n' * 1_234
 UNUSABLE: dict[str, tuple[str, bytes, str]] = {
-    **{f"{codec}, cut short": (f"a.jsonl{codec}", pack(LINES)[:-4], "ends early") for codec, pack in CODECS.items()},
-    **{f"{codec} in name alone": (f"a.jsonl{codec}", LINES, "cannot be decompressed") for codec in CODECS},
+    **{
+        f"{codec}, cut short": (f"a.jsonl{codec}", pack(LINES)[:-4], "ends early")
+        for codec, pack in CODECS.items()
+    },
+    **{
+        f"{codec} in name alone": (f"a.jsonl{codec}", LINES, "cannot be decompressed")
+        for codec in CODECS
+    },
     "no JSON": ("a.jsonl", LINES + b"{", "line 1,234, .* it is not JSON"),
     "no such field": ("a.jsonl", LINES + b'{"a": 1}', "line 1,234, .* no field 'text'"),
     "a field of another type": ("a.jsonl", LINES + b'{"text": 1}', "line 1,234, .* not a text"),
-    "half a surrogate pair": ("a.jsonl", LINES + b'{"text": "\\udcff"}', "line 1,234, .* half a surrogate pair"),
+    "half a surrogate pair": (
+        "a.jsonl",
+        LINES + b'{"text": "\\udcff"}',
+        "line 1,234, .* half a surrogate pair",
+    ),
     "a number for a line": ("a.jsonl", LINES + b"7", "line 1,234, .* no field"),
     "no parquet": ("a.parquet", LINES, "not a readable parquet file"),
 }
@@ -179,7 +209,9 @@ def test_input_that_cannot_be_used_is_named(tmp_path: Path, name: str) -> None:
     file, data, reason = UNUSABLE[name]
     path = tmp_path / file
     path.write_bytes(data)
-    found = recognize([str(path)], options(field=None if path.suffix == ".parquet" else "text"), tmp_path)
+    found = recognize(
+        [str(path)], options(field=None if path.suffix == ".parquet" else "text"), tmp_path
+    )
     with pytest.raises(InputError, match=reason) as caught:
         source = open_source(found.kind, found.arguments)
         positions = [position for _, position in source.sized_positions()]
@@ -204,7 +236,11 @@ def test_input_that_cannot_be_used_is_named(tmp_path: Path, name: str) -> None:
     ids=str,
 )
 def test_inputs_that_cannot_be_read_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], changes: dict[str, Any], reason: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    names: list[str],
+    changes: dict[str, Any],
+    reason: str,
 ) -> None:
     """A missing path, kinds that do not mix, an option of another format, an empty folder, a loop of links."""
     monkeypatch.chdir(tmp_path)
@@ -222,12 +258,18 @@ def test_inputs_that_cannot_be_read_are_named(
     [
         ("parquet", "pyarrow", {"files": [], "columns": {}, "seed": None}),
         pytest.param(
-            *("datasets", "datasets", {"name": "hf:name", "split": None, "columns": {}, "seed": None}),
+            *(
+                "datasets",
+                "datasets",
+                {"name": "hf:name", "split": None, "columns": {}, "seed": None},
+            ),
             marks=pytest.mark.slow,
         ),
     ],
 )
-def test_a_missing_package_is_named_with_its_extra(kind: str, package: str, arguments: dict[str, Any]) -> None:
+def test_a_missing_package_is_named_with_its_extra(
+    kind: str, package: str, arguments: dict[str, Any]
+) -> None:
     """The base installation has neither pyarrow nor datasets: the error says what to install."""
     code = (
         f"import sys; sys.modules[{package!r}] = None\n"
@@ -242,7 +284,9 @@ def test_a_missing_package_is_named_with_its_extra(kind: str, package: str, argu
 
 def test_a_text_that_is_not_utf_8_is_an_error() -> None:
     """Arrow does not check texts when it reads them."""
-    text = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")])
+    text = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")]
+    )
     table = pa.table({"text": text})
     with pytest.raises(InputError, match="not UTF-8"):
         list(samples_of_rows(table, columns_of(table.schema, {}, "a.parquet"), range(1)))

@@ -1,4 +1,5 @@
-"""Records which of our files run while `$TRACED/on` exists; on PYTHONPATH, each Python process imports it at its start.
+"""Records which of our files run while `$TRACED/on` exists; on PYTHONPATH, each Python process
+imports it at its start.
 
 Each process writes the list to `$TRACED/<pid>.files` when `$TRACED/off` appears.
 """

@@ -16,7 +16,9 @@ def getaddrinfo(host: str | bytes | None, port: Any, *args: Any, **options: Any)
     places = json.loads(os.environ.get(VARIABLE, "{}")).get(name)
     if places is None:
         return _real(host, port, *args, **options)
-    return [found for address, at in places for found in _real(address, at or port, *args, **options)]
+    return [
+        found for address, at in places for found in _real(address, at or port, *args, **options)
+    ]
 
 
 if __name__ == "sitecustomize":

@@ -31,7 +31,10 @@ class InPairs:
 
 
 def epoch_of(
-    stage: InPairs | None = None, start: Resume | None = None, quota: int | None = None, **fields: Any
+    stage: InPairs | None = None,
+    start: Resume | None = None,
+    quota: int | None = None,
+    **fields: Any,
 ) -> StagedEpoch:
     """Return an epoch of 20 places."""
     form = StagedForm("0" * 16, fields.pop("deal", DEAL), stage, 7, {}, **fields)
@@ -67,7 +70,9 @@ def test_quota_ends_the_epoch(stage: InPairs | None) -> None:
     """Of samples, however many of them a stage makes an item of."""
     epoch = epoch_of(stage, quota=6)
     assert len(list(epoch.items(odd_places()))) == (6 if stage is None else 3)
-    assert (epoch.is_read, epoch.reached.samples, epoch.samples_left(epoch.reached)) == (True, 6, 0)
+    assert epoch.is_read is True
+    assert epoch.reached.samples == 6
+    assert epoch.samples_left(epoch.reached) == 0
 
 
 def test_quota_is_known_to_be_filled_before_the_last_item_is_taken() -> None:
@@ -94,15 +99,23 @@ def test_quota_counts_what_was_given_before(stage: InPairs | None) -> None:
 def test_step_of_a_state_is_the_last_that_begins_at_or_before_its_place() -> None:
     """Later ones were begun for what is read ahead."""
     epoch = epoch_of(deal=ShardDeal(5))
-    epoch.begun_steps += [StepPlace(0, 0, 0), StepPlace(0, 1, 4), StepPlace(0, 2, 6), StepPlace(0, 3, 9)]
+    epoch.begun_steps += [
+        StepPlace(0, 0, 0),
+        StepPlace(0, 1, 4),
+        StepPlace(0, 2, 6),
+        StepPlace(0, 3, 9),
+    ]
     assert next(epoch.items(odd_places(5))) == "sample 5"
     assert epoch.reached == Reached(Mark(6), 0, StepPlace(0, 2, 6))
 
 
 @pytest.mark.parametrize(
-    ("fields", "is_in_step"), [({}, True), ({"leaves_out": True}, False), ({"deal": ShardDeal(5)}, False)]
+    ("fields", "is_in_step"),
+    [({}, True), ({"leaves_out": True}, False), ({"deal": ShardDeal(5)}, False)],
 )
-def test_ranks_are_in_step_if_their_places_are_known_to_be_the_same(fields: dict[str, Any], is_in_step: bool) -> None:
+def test_ranks_are_in_step_if_their_places_are_known_to_be_the_same(
+    fields: dict[str, Any], is_in_step: bool
+) -> None:
     """By a stage that keeps them so, of counted samples of which none is left out."""
     state = epoch_of(InPairs(), **fields).state(Reached(), ended=False, over=False)
     assert state.in_step == is_in_step

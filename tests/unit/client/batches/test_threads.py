@@ -144,6 +144,8 @@ from shardcache_client.batches.threads import made_by_threads
 batches = made_by_threads(lambda check: (number for number in range(10**9)), lambda number: number, threads=2, ahead=4)
 print(next(batches))
 """
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=GUARD_S, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=GUARD_S, check=True
+    )
     assert ran.stdout == "0\n"
     assert ran.stderr == ""

@@ -82,7 +82,10 @@ def test_value_without_arrays_arrives(value: Any) -> None:
 def test_arrays_and_tensors_arrive_from_a_worker_process() -> None:
     """All in one block of memory, whatever their order and alignment; they can be written."""
     array = np.arange(12, dtype=np.int16).reshape(3, 4)
-    value = [{"odd": torch.arange(3, dtype=torch.uint8), "wide": torch.arange(4.0)}, {"array": array, "f": array.T}]
+    value = [
+        {"odd": torch.arange(3, dtype=torch.uint8), "wide": torch.arange(4.0)},
+        {"array": array, "f": array.T},
+    ]
     first, second = sent(value)
     assert first["odd"].tolist() == [0, 1, 2]
     assert first["wide"].tolist() == [0, 1, 2, 3]

@@ -37,7 +37,9 @@ def test_threads_are_chosen_if_all_of_them_and_training_hold_the_lock_for_half_o
     workers: int, making: float, training: float, kind: str
 ) -> None:
     """At most. Each thread holds it for as long as the worker process did."""
-    seen = ObservedLockUse(workers, making=held(making), steps=held(training), step_s=1.0, passed_s=1.0)
+    seen = ObservedLockUse(
+        workers, making=held(making), steps=held(training), step_s=1.0, passed_s=1.0
+    )
     assert seen.kind == kind
 
 
@@ -50,7 +52,10 @@ def test_few_samples_of_the_workers_decide_nothing(making: int) -> None:
 
 def test_few_samples_of_the_steps_decide_nothing() -> None:
     """Unless steps are so short that they do not matter."""
-    assert ObservedLockUse(2, making=held(0.0), steps=held(0.0, 99), step_s=1.0, passed_s=10.0).kind is None
+    assert (
+        ObservedLockUse(2, making=held(0.0), steps=held(0.0, 99), step_s=1.0, passed_s=10.0).kind
+        is None
+    )
     quick = ObservedLockUse(2, making=held(0.0), steps=held(0.0, 0), step_s=1.0, passed_s=30.0)
     assert quick.kind == "threads"
 
@@ -62,7 +67,10 @@ def test_loop_that_has_not_ended_a_step_decides_nothing() -> None:
 
 def test_wait_for_the_first_batches_does_not_hide_what_steps_hold() -> None:
     """Later, they may come one after another."""
-    assert ObservedLockUse(2, making=held(0.0), steps=held(0.9), step_s=1.0, passed_s=10.0).kind == "processes"
+    assert (
+        ObservedLockUse(2, making=held(0.0), steps=held(0.9), step_s=1.0, passed_s=10.0).kind
+        == "processes"
+    )
 
 
 @pytest.mark.parametrize(

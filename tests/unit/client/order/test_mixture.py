@@ -24,7 +24,8 @@ from support.shards.dealt import Dealt, Place, crew, mixtures, shares, source, w
 
 def test_a_mixture_of_one_is_read_like_the_dataset() -> None:
     """With its order, which is that of a SampleDeal."""
-    counts, shuffle = [7, 0, 31, 12, 5], Shuffle(11, 3, 2)
+    counts = [7, 0, 31, 12, 5]
+    shuffle = Shuffle(11, 3, 2)
     alone = SampleDeal(counts, shuffle, "pad", 4, 40)
     sources = (source("a", counts, shuffle),)
     mixture = MixtureDeal(sources, weights_of(None, sources), 40, "pad", 4)
@@ -44,8 +45,14 @@ def test_an_epoch_is_each_sample_once_without_weights() -> None:
 weightings = st.integers(1, 9).flatmap(
     lambda number: st.dictionaries(
         st.integers(1, 200),
-        st.lists(st.floats(1e-6, 1e3) | st.integers(0, 9), min_size=number, max_size=number).filter(any),
-    ).flatmap(lambda later: st.tuples(st.just(later), st.lists(st.floats(1e-6, 1), min_size=number, max_size=number)))
+        st.lists(st.floats(1e-6, 1e3) | st.integers(0, 9), min_size=number, max_size=number).filter(
+            any
+        ),
+    ).flatmap(
+        lambda later: st.tuples(
+            st.just(later), st.lists(st.floats(1e-6, 1), min_size=number, max_size=number)
+        )
+    )
 )
 
 
@@ -71,7 +78,9 @@ def bound(dealt: Dealt) -> Fraction:
     return Fraction(1) if is_pair else Fraction(399, 100)
 
 
-cuts = st.builds(Partition, st.integers(1, 12), st.sampled_from([None, "pad", "drop"]), st.integers(1, 4))
+cuts = st.builds(
+    Partition, st.integers(1, 12), st.sampled_from([None, "pad", "drop"]), st.integers(1, 4)
+)
 
 
 @pytest.mark.slow
@@ -98,7 +107,9 @@ def test_proportions_hold_in_what_each_former_reader_has_left(
 @pytest.mark.slow
 @examples(40)
 @given(mixtures(), st.integers(1, 12), st.integers(1, 4), st.integers(1, 3))
-def test_proportions_hold_in_each_part_of_a_global_batch(dealt: Dealt, world_size: int, size: int, spans: int) -> None:
+def test_proportions_hold_in_each_part_of_a_global_batch(
+    dealt: Dealt, world_size: int, size: int, spans: int
+) -> None:
     """Each span of the epoch gives a batch an equal part: a rank's part of a batch has the errors of all of them."""
     deal = ElasticDeal(dealt.deal("pad"), world_size * size * spans, spans)
     for read in shares(deal, dealt.shards, 0, deal.partition(Topology(0, world_size))):
@@ -115,30 +126,42 @@ def test_proportions_hold_in_each_part_of_a_global_batch(dealt: Dealt, world_siz
 @example(40, ({50: [0.6, 0, 0.4], 60: [1, 0.01, 0]}, [0.985, 0.01, 0.005]))
 @example(3, ({3: [1.0, 34.0, 1.0, 1.0]}, [1.0, 1.0, 1.0, 1.0]))
 @example(3, ({epoch: [1.0, 1e-6, 1.0, 1.0] for epoch in range(1, 100, 2)}, [1e-6, 1.0, 1e-6, 1.0]))
-@example(1, ({epoch: [0.99 - epoch / 1e6, 0.01, 0.001] for epoch in range(1, 200)}, [1, 0.01, 0.001]))
-def test_numbers_are_those_of_the_weights(samples: int, weightings: tuple[dict[int, list[float]], list[float]]) -> None:
-    """Over the first 1 to 200 epochs, whatever the weights of each: no rounding adds up, and none is taken back.
+@example(
+    1, ({epoch: [0.99 - epoch / 1e6, 0.01, 0.001] for epoch in range(1, 200)}, [1, 0.01, 0.001])
+)
+def test_numbers_are_those_of_the_weights(
+    samples: int, weightings: tuple[dict[int, list[float]], list[float]]
+) -> None:
+    """Over the first 1 to 200 epochs, whatever the weights of each: no rounding adds up, and none
+    is taken back.
 
-    A rare source comes as often as its weight says, also if no epoch alone would have a sample of it.
+    A rare source comes as often as its weight says, also if no epoch alone would have a sample of
+    it.
     """
     later, weights = weightings
     by_epoch = {0: weights} | later
     sources = [source(str(number), [1]) for number in range(len(weights))]
     schedule = weights_of(by_epoch, sources).quotas(samples)
-    bound, grows = Fraction(0), 2 if later else 1
+    bound = Fraction(0)
+    grows = 2 if later else 1
     for _division in range((len(weights) - 1).bit_length()):
         bound = bound * grows + Fraction(1, 2)
     bound += Fraction(1, 10**9)
-    taken, due = [0] * len(weights), [Fraction(0)] * len(weights)
+    taken = [0] * len(weights)
+    due = [Fraction(0)] * len(weights)
     for epoch in range(200):
         weights = by_epoch.get(epoch, weights)
-        numbers, total = schedule.turns(epoch), sum(map(Fraction, weights))
+        numbers = schedule.turns(epoch)
+        total = sum(map(Fraction, weights))
         assert schedule.starts(epoch) == tuple(taken)
         assert sum(numbers) == samples
         assert min(numbers) >= 0
         assert not any(more for more, weight in zip(numbers, weights, strict=True) if not weight)
         taken = [before + more for before, more in zip(taken, numbers, strict=True)]
-        due = [before + samples * Fraction(more) / total for before, more in zip(due, weights, strict=True)]
+        due = [
+            before + samples * Fraction(more) / total
+            for before, more in zip(due, weights, strict=True)
+        ]
         assert all(abs(count - each) <= bound for count, each in zip(taken, due, strict=True))
 
 
@@ -168,6 +191,8 @@ def test_weights_that_say_nothing_are_refused(weights: Weights, said: str) -> No
 
 def test_the_order_of_a_mixture_is_pinned() -> None:
     """It stays so in later releases."""
-    mixed = Dealt([[7, 0, 31], [12, 5], [4]], [Shuffle(11, 3), None, Shuffle(2, 1)], [[5, 3, 1]], 50)
+    mixed = Dealt(
+        [[7, 0, 31], [12, 5], [4]], [Shuffle(11, 3), None, Shuffle(2, 1)], [[5, 3, 1]], 50
+    )
     read = shares(mixed.deal("pad", 4), mixed.shards, 5, Partition(4, "pad", 4))
     assert hashlib.sha256(json.dumps(read).encode()).hexdigest()[:16] == "6dedad15a960d7aa"

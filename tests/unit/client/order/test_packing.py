@@ -59,7 +59,9 @@ def test_blocks_have_from_one_token_to_the_limit(lengths: list[int], window: int
     assert all(1 <= size <= MAX_TOKENS for size in sizes)
 
 
-samples_of_sources = st.lists(st.tuples(st.integers(1, MAX_TOKENS), st.sampled_from("abc")), max_size=60)
+samples_of_sources = st.lists(
+    st.tuples(st.integers(1, MAX_TOKENS), st.sampled_from("abc")), max_size=60
+)
 
 
 @given(samples_of_sources, windows)
@@ -76,11 +78,15 @@ def test_sources_apart_share_no_block(samples: list[tuple[int, str]], window: in
         assert len({sources[number] for number in block}) == 1
 
 
-@pytest.mark.parametrize(("corpora", "window"), [(("c4", "wikipedia"), 512), (("c4", "wikipedia", "flan"), 1536)])
+@pytest.mark.parametrize(
+    ("corpora", "window"), [(("c4", "wikipedia"), 512), (("c4", "wikipedia", "flan"), 1536)]
+)
 def test_blocks_of_sources_apart_are_full(corpora: Sequence[str], window: int) -> None:
     """Of texts in blocks of 8,192 tokens, at most 3 % is padding."""
     shuffled = random.Random(1)
-    samples = [(length, corpus) for corpus in corpora for length in draw_lengths(corpus, 8_000, 8_192)]
+    samples = [
+        (length, corpus) for corpus in corpora for length in draw_lengths(corpus, 8_000, 8_192)
+    ]
     shuffled.shuffle(samples)
     lengths = [length for length, _ in samples]
 
@@ -302,7 +308,8 @@ def test_ranks_with_equally_many_samples_have_one_for_each_block(
 def test_rank_that_has_read_everything_does_not_make_groups_smaller() -> None:
     """The others fill as many blocks as they can; it divides its samples among as many."""
     window = 12
-    few, many = [1] * window, [MAX_TOKENS // 2] * 10 * window
+    few = [1] * window
+    many = [MAX_TOKENS // 2] * 10 * window
 
     packed, _ = in_step([few, many], MAX_TOKENS, window)
 

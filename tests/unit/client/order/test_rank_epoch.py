@@ -22,7 +22,9 @@ from support.shards.dealt import Dealt, datasets, mixtures, walk
 
 def manifest_of(counts: Iterable[int]) -> Manifest:
     """Return a manifest of shards with so many samples."""
-    return Manifest.of(ShardRef(f"{number}.tar", samples=count) for number, count in enumerate(counts))
+    return Manifest.of(
+        ShardRef(f"{number}.tar", samples=count) for number, count in enumerate(counts)
+    )
 
 
 def dealt_to(share: Share, counts: list[int]) -> RankEpoch:
@@ -58,7 +60,9 @@ def shares(draw: st.DrawFn) -> Given:
 
 
 @given(shares(), st.data())
-def test_any_places_are_those_of_reading_from_the_beginning(given: Given, data: st.DataObject) -> None:
+def test_any_places_are_those_of_reading_from_the_beginning(
+    given: Given, data: st.DataObject
+) -> None:
     """Of a dataset, a mixture or global batches; in any order of asking."""
     share, counts, _ = given
     whole = walk(share, counts)
@@ -121,5 +125,7 @@ def test_an_endless_epoch_is_entered_anywhere() -> None:
     dealt = Dealt([[7, 0, 5]], [None], samples=10**15)
     epoch = dealt_to(dealt.deal().share(0, Topology()), [7, 0, 5])
     last = 10**15 - 1
-    assert epoch.between(last, 10**15) == [divmod(last % 12, 7) if last % 12 < 7 else (2, last % 12 - 7)]
+    assert epoch.between(last, 10**15) == [
+        divmod(last % 12, 7) if last % 12 < 7 else (2, last % 12 - 7)
+    ]
     assert next(epoch.visits(last)).end == 10**15

@@ -26,7 +26,9 @@ def shards_of(epoch: UncountedEpoch, share: int = 0) -> list[int]:
 
 
 @given(numbers, shuffles, numbers, st.integers(0, 3))
-def test_each_shard_is_in_one_share(shards: int, shuffle: Shuffle | None, world_size: int, epoch: int) -> None:
+def test_each_shard_is_in_one_share(
+    shards: int, shuffle: Shuffle | None, world_size: int, epoch: int
+) -> None:
     """Of all ranks, some of which have none if there are more of them than shards."""
     ranks = epochs_of(ShardDeal(shards, shuffle), world_size, epoch)
     assert sorted(chain(*map(shards_of, ranks))) == list(range(shards))
@@ -46,7 +48,9 @@ def test_reader_with_a_quota_meets_every_shard_in_its_shares(
 
 
 @given(numbers, shuffles, numbers)
-def test_shards_of_a_quota_come_equally_often(shards: int, shuffle: Shuffle | None, world_size: int) -> None:
+def test_shards_of_a_quota_come_equally_often(
+    shards: int, shuffle: Shuffle | None, world_size: int
+) -> None:
     """To each reader, in as many shares as there are readers, even if there are fewer shards than readers."""
     for epoch in epochs_of(ShardDeal(shards, shuffle, samples_per_epoch=5), world_size, 0):
         counts = Counter(chain(*(shards_of(epoch, share) for share in range(world_size))))
@@ -75,7 +79,9 @@ def test_shards_from_a_step_on_are_those_that_are_held_there_and_the_later_ones(
 
 
 @given(numbers, shuffles)
-def test_shards_after_a_share_are_those_of_the_following_shares(shards: int, shuffle: Shuffle | None) -> None:
+def test_shards_after_a_share_are_those_of_the_following_shares(
+    shards: int, shuffle: Shuffle | None
+) -> None:
     """Endlessly, in their order."""
     epoch = UncountedEpoch(ShardDeal(shards, shuffle, samples_per_epoch=5), Topology(0, 2), 0)
     following = list(chain(*(shards_of(epoch, share) for share in (2, 3, 4))))
@@ -85,7 +91,8 @@ def test_shards_after_a_share_are_those_of_the_following_shares(shards: int, shu
 def test_samples_are_mixed_if_they_are_shuffled_with_a_window() -> None:
     """With a window of 0, those of a shard stay in file order."""
     mixed = {
-        window: UncountedEpoch(ShardDeal(3, Shuffle(window=window)), Topology(), 0).is_mixed for window in (0, 1, 8)
+        window: UncountedEpoch(ShardDeal(3, Shuffle(window=window)), Topology(), 0).is_mixed
+        for window in (0, 1, 8)
     }
     assert mixed == {0: False, 1: True, 8: True}
     assert not UncountedEpoch(ShardDeal(3), Topology(), 0).is_mixed

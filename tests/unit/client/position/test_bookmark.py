@@ -105,7 +105,9 @@ def test_a_loader_that_loads_its_workers(bookmark: Bookmark, persistent: bool) -
     workers = forked(bookmark)
     for number, worker in enumerate(workers):
         worker.load(saved(number), in_worker=True)
-        assert worker.next_epoch == EPOCH, "asked at once for its state, it has the one that was loaded"
+        assert worker.next_epoch == EPOCH, (
+            "asked at once for its state, it has the one that was loaded"
+        )
     assert begin(workers, 17) == IN_THE_MIDDLE
     for epoch in (EPOCH + 1, EPOCH + 2):
         assert begin(workers if persistent else forked(bookmark), 17) == from_the_beginning(epoch)
@@ -189,7 +191,9 @@ def test_workers_that_begin_at_any_time_read_the_same_epoch(bookmark: Bookmark) 
     assert join(last, 31, 1, 2).epoch == 2
 
 
-def test_persistent_worker_that_starts_late_begins_with_the_first_iteration(bookmark: Bookmark) -> None:
+def test_persistent_worker_that_starts_late_begins_with_the_first_iteration(
+    bookmark: Bookmark,
+) -> None:
     """The other has begun its second by then, and a state was loaded: each iteration is one epoch all the same."""
     first, late = forked(bookmark)
     for _ in range(2):
@@ -216,9 +220,11 @@ def test_the_iteration_that_was_read_last_is_the_main_one(bookmark: Bookmark) ->
     for epoch in (0, 1):
         nested = join(bookmark)
         bookmark.make_main(nested)
-        assert (nested.epoch, bookmark.next_epoch) == (epoch, epoch + 1)
+        assert nested.epoch == epoch
+        assert bookmark.next_epoch == epoch + 1
         bookmark.make_main(outer)
-        assert (outer.role, bookmark.next_epoch) == ("main", 1)
+        assert outer.role == "main"
+        assert bookmark.next_epoch == 1
 
 
 def test_look_that_was_overtaken_does_not_count_when_it_is_read_on(bookmark: Bookmark) -> None:
@@ -227,7 +233,8 @@ def test_look_that_was_overtaken_does_not_count_when_it_is_read_on(bookmark: Boo
     for _ in range(2):
         begun(bookmark)
     bookmark.make_main(look)
-    assert (look.role, bookmark.next_epoch) == ("overtaken", 2)
+    assert look.role == "overtaken"
+    assert bookmark.next_epoch == 2
 
 
 def test_an_iteration_that_was_counted_and_left_is_followed_by_what_is_agreed_on() -> None:
@@ -246,7 +253,8 @@ def test_an_iteration_that_was_counted_and_left_is_followed_by_what_is_agreed_on
         bookmark.make_main(iteration)
         if iteration is iterations[1]:
             bookmark.finish(iteration)
-    assert ([each.epoch for each in iterations], asked) == ([0, 0, 1], [(1, 0)])
+    assert [each.epoch for each in iterations] == [0, 0, 1]
+    assert asked == [(1, 0)]
 
 
 def test_a_dropped_loader_with_the_number_of_the_next(bookmark: Bookmark) -> None:
@@ -279,7 +287,8 @@ def test_a_loaded_state_is_heard_of_by_workers_that_run(bookmark: Bookmark) -> N
     bookmark.load([saved(reader, seeds={"": 5}) for reader in range(2)], in_worker=False)
     assert join(second, 17, 1, 2).epoch == 0
     assert begin([first, second], 17) == IN_THE_MIDDLE
-    assert (first.terms.seeds, second.terms.seeds) == ({"": 5}, {"": 5})
+    assert first.terms.seeds == {"": 5}
+    assert second.terms.seeds == {"": 5}
     assert begun(bookmark).epoch == EPOCH + 1
 
 

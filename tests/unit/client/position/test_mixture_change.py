@@ -86,7 +86,9 @@ class Run:
 
     def named(self, share: Share) -> list[Sample]:
         """Return the samples of a share, as a reader finds them by their places."""
-        firsts = [(name, number) for name in self.weights for number in range(len(POOL[name].manifest))]
+        firsts = [
+            (name, number) for name in self.weights for number in range(len(POOL[name].manifest))
+        ]
         places = RankEpoch(share, self.manifest)
         return [(*firsts[shard], number) for shard, number in places.between(0, len(places))]
 
@@ -175,7 +177,9 @@ class Line:
         """Return the samples between two positions in the rounds, as a reader mixes them."""
         of = POOL[self.name]
         counts = of.manifest.counts or []
-        mix = Mix(Order(counts, of.shuffle).pieces(begin, end), of.shuffle.window if of.shuffle else 0)
+        mix = Mix(
+            Order(counts, of.shuffle).pieces(begin, end), of.shuffle.window if of.shuffle else 0
+        )
         share = Share((mix.between(0, end - begin),), end - begin)
         return [(self.name, shard, number) for shard, number in walk(share, counts)]
 
@@ -190,7 +194,9 @@ class Lines:
 
     def __init__(self) -> None:
         self.lines = {name: Line(name) for name in POOL}
-        self.rest: list[list[Sample]] | None = None  # what each rank has left of an epoch that was begun
+        self.rest: list[list[Sample]] | None = (
+            None  # what each rank has left of an epoch that was begun
+        )
         self.layout: MixtureLayout | None = None
         self.names: list[str] = []
         self.is_mixed = True
@@ -217,7 +223,10 @@ class Lines:
             samples = [*chain.from_iterable(self.rest)]
             if len(self.rest) == ranks:
                 return self.rest
-            return [samples[slice(*Partition(ranks).owned_span(len(samples), rank))] for rank in range(ranks)]
+            return [
+                samples[slice(*Partition(ranks).owned_span(len(samples), rank))]
+                for rank in range(ranks)
+            ]
         cuts = [Partition(ranks).owned_span(job.layout.places, rank) for rank in range(ranks)]
         return [self.span(job.layout, *cut) if cut[0] < cut[1] else [] for cut in cuts]
 
@@ -251,7 +260,11 @@ class Lines:
         """Return the samples of the epoch, of which none were read."""
         assert self.layout is not None
         counts = Counter(map(self.layout.turns.lane, range(self.layout.places)))
-        return [sample for lane, name in enumerate(self.names) for sample in self.lines[name].between(0, counts[lane])]
+        return [
+            sample
+            for lane, name in enumerate(self.names)
+            for sample in self.lines[name].between(0, counts[lane])
+        ]
 
     def check_nothing_is_lost(self) -> None:
         """Each source's first samples were taken or dropped, or are left, once for each round."""
@@ -260,14 +273,19 @@ class Lines:
             resumes = line.resumes
             if self.rest is not None and self.layout is not None and name in self.names:
                 lane = self.names.index(name)
-                more = sum(self.layout.turns.lane(place) == lane for place in range(self.layout.places))
+                more = sum(
+                    self.layout.turns.lane(place) == lane for place in range(self.layout.places)
+                )
                 left.update(line.left[more:])
                 resumes += max(0, more - len(line.left))
             else:
                 left.update(line.left)
             every = Counter(line.mixed(0, resumes)) if resumes else Counter()
             had = self.taken + self.dropped + left
-            assert Counter({sample: count for sample, count in had.items() if sample[0] == name}) == every
+            assert (
+                Counter({sample: count for sample, count in had.items() if sample[0] == name})
+                == every
+            )
 
 
 def padded(own: list[Sample], every: list[list[Sample]], even: Even) -> list[Sample]:
@@ -292,8 +310,16 @@ def check_run(job: Job, lines: Lines, batches: int, *, to_end: bool) -> None:
         assert found == [padded(own, shares, even) for own in shares]
     most = min(map(len, shares)) // size
     if to_end:
-        lines.taken.update(chain.from_iterable(share[: len(read)] for share, read in zip(shares, found, strict=True)))
-        lines.dropped.update(chain.from_iterable(share[len(read) :] for share, read in zip(shares, found, strict=True)))
+        lines.taken.update(
+            chain.from_iterable(
+                share[: len(read)] for share, read in zip(shares, found, strict=True)
+            )
+        )
+        lines.dropped.update(
+            chain.from_iterable(
+                share[len(read) :] for share, read in zip(shares, found, strict=True)
+            )
+        )
         lines.end()
         job.next_epoch()
         return
@@ -313,7 +339,9 @@ evens = st.sampled_from(["pad", "drop", None])
 
 def runs(**options: Any) -> st.SearchStrategy[list[Run]]:
     drawn = st.builds(Run, weights, st.integers(1, 90), st.integers(1, 4), batches, **options)
-    same = st.tuples(drawn, st.integers(1, 4), batches).map(lambda each: replace(each[0], ranks=each[1]))
+    same = st.tuples(drawn, st.integers(1, 4), batches).map(
+        lambda each: replace(each[0], ranks=each[1])
+    )
     return st.lists(drawn | same, min_size=1, max_size=6).map(_connected)
 
 
@@ -369,7 +397,10 @@ def test_batches_of_one_source_go_on_where_they_were(runs: list[Run]) -> None:
             continue
         size = job.run.batch_size
         ranks = [[sample[0] for sample in share] for share in job.left()]
-        steps = [[set(rank[first : first + size]) for rank in ranks] for first in range(0, len(ranks[0]), size)]
+        steps = [
+            [set(rank[first : first + size]) for rank in ranks]
+            for first in range(0, len(ranks[0]), size)
+        ]
         assert all(len(batch) == 1 for step in steps for batch in step)
         if job.run.grouping == "source":
             assert all(step == step[:1] * len(step) for step in steps)
@@ -391,7 +422,10 @@ def check_batches(job: Job, lines: Lines, batches: int, *, to_end: bool) -> None
         job.next_epoch()
         lines.layout = job.layout
         return
-    orders = [lines.span(layout, span * number * piece, (span + 1) * number * piece) for span in range(job.run.spans)]
+    orders = [
+        lines.span(layout, span * number * piece, (span + 1) * number * piece)
+        for span in range(job.run.spans)
+    ]
     first = job.progress.global_batches(deal)
     every = [
         [sample for order in orders for sample in order[batch * piece : (batch + 1) * piece]]
@@ -410,7 +444,10 @@ def check_batches(job: Job, lines: Lines, batches: int, *, to_end: bool) -> None
         return
     job.take(min(batches, number - first))
     passed = (first + min(batches, number - first)) * piece
-    rests = [order[passed : max(passed, layout.places - nth * number * piece)] for nth, order in enumerate(orders)]
+    rests = [
+        order[passed : max(passed, layout.places - nth * number * piece)]
+        for nth, order in enumerate(orders)
+    ]
     beyond = job.run.spans * number * piece
     tail = [lines.span(layout, beyond, layout.places)] if beyond < layout.places else []
     lines.rest = [*rests, *tail] if job.progress.phases else None

@@ -43,7 +43,9 @@ class Job:
         """Return the batch of this number, counted from where the job resumed."""
         topology = Topology(rank, self.ranks)
         start = self.progress.start_of(self.deal, topology)
-        epoch = RankEpoch(self.deal.share(self.progress.epoch, topology, start.phases), self.manifest)
+        epoch = RankEpoch(
+            self.deal.share(self.progress.epoch, topology, start.phases), self.manifest
+        )
         first = start.passed + number * batch_size
         return epoch.between(first, first + batch_size)
 
@@ -59,17 +61,25 @@ class Job:
 
 def manifest_of(dealt: Dealt) -> Manifest:
     """Return the manifest of a dataset or mixture."""
-    return Manifest.of(ShardRef(f"{number}.tar", samples=count) for number, count in enumerate(dealt.shards))
+    return Manifest.of(
+        ShardRef(f"{number}.tar", samples=count) for number, count in enumerate(dealt.shards)
+    )
 
 
-jobs = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 7), st.integers(0, 4)), min_size=1, max_size=6)
+jobs = st.lists(
+    st.tuples(st.integers(1, 5), st.integers(1, 7), st.integers(0, 4)), min_size=1, max_size=6
+)
 
 
 @examples(80)
 @given(datasets(8, 20) | mixtures(), st.sampled_from(["pad", "drop", None]), jobs)
-def test_any_chain_of_jobs_reads_each_sample_once(dealt: Dealt, even: Even, jobs: list[tuple[int, int, int]]) -> None:
+def test_any_chain_of_jobs_reads_each_sample_once(
+    dealt: Dealt, even: Even, jobs: list[tuple[int, int, int]]
+) -> None:
     """Whatever their ranks and batch sizes; only the one that ends the epoch pads or drops."""
-    deal, manifest, due = dealt.deal(even), manifest_of(dealt), dealt.epoch(0)
+    deal = dealt.deal(even)
+    manifest = manifest_of(dealt)
+    due = dealt.epoch(0)
     progress = Progress()
     for ranks, batch_size, batches in jobs:
         job = Job(deal, manifest, ranks, progress)
@@ -94,33 +104,52 @@ def test_any_chain_of_jobs_reads_each_sample_once(dealt: Dealt, even: Even, jobs
 
 
 @pytest.mark.slow
-@given(datasets(6, 12) | mixtures(), st.lists(st.tuples(st.sampled_from([1, 2, 3, 4, 6, 12]), st.integers(0, 3))))
+@given(
+    datasets(6, 12) | mixtures(),
+    st.lists(st.tuples(st.sampled_from([1, 2, 3, 4, 6, 12]), st.integers(0, 3))),
+)
 def test_global_batches_go_on_with_any_ranks(dealt: Dealt, jobs: list[tuple[int, int]]) -> None:
     """Each job reads the next ones that a single process would read."""
-    deal, manifest = ElasticDeal(dealt.deal("pad"), 12, 3), manifest_of(dealt)
-    progress, alone = Progress(), Job(deal, manifest, 1, Progress())
+    deal = ElasticDeal(dealt.deal("pad"), 12, 3)
+    manifest = manifest_of(dealt)
+    progress = Progress()
+    alone = Job(deal, manifest, 1, Progress())
     for ranks, batches in jobs:
         batches = min(batches, deal.batches_in(0) - progress.global_batches(deal))
         job = Job(deal, manifest, ranks, progress)
-        parts = [[job.batch(rank, 12 // ranks, number) for rank in range(ranks)] for number in range(batches)]
+        parts = [
+            [job.batch(rank, 12 // ranks, number) for rank in range(ranks)]
+            for number in range(batches)
+        ]
         together = [place for batch in parts for part in batch for place in part]
         job.read(12 // ranks, batches)
         assert [together] == alone.read(12, batches)
         progress = job.progress
-    assert progress.is_over(deal, Topology()) == (progress.global_batches(deal) == deal.batches_in(0))
+    assert progress.is_over(deal, Topology()) == (
+        progress.global_batches(deal) == deal.batches_in(0)
+    )
 
 
 @pytest.mark.slow
-@given(datasets(8, 20), st.integers(1, 4), st.lists(st.tuples(st.integers(1, 7), st.integers(0, 4)), max_size=5))
-def test_other_batch_sizes_read_on_in_the_same_order(dealt: Dealt, ranks: int, parts: list[tuple[int, int]]) -> None:
+@given(
+    datasets(8, 20),
+    st.integers(1, 4),
+    st.lists(st.tuples(st.integers(1, 7), st.integers(0, 4)), max_size=5),
+)
+def test_other_batch_sizes_read_on_in_the_same_order(
+    dealt: Dealt, ranks: int, parts: list[tuple[int, int]]
+) -> None:
     """A run in parts, each with batches of its own size, reads what one run would."""
-    deal, manifest = dealt.deal(), manifest_of(dealt)
+    deal = dealt.deal()
+    manifest = manifest_of(dealt)
     job = Job(deal, manifest, ranks, Progress())
     read: list[list[SampleId]] = [[] for _ in range(ranks)]
     for batch_size, batches in parts:
         for places, more in zip(read, job.read(batch_size, batches), strict=True):
             places += more
-    whole = Job(deal, manifest, ranks, Progress()).read(sum(size * batches for size, batches in parts), 1)
+    whole = Job(deal, manifest, ranks, Progress()).read(
+        sum(size * batches for size, batches in parts), 1
+    )
     assert read == whole
     assert len(job.progress.phases) <= 1
 
@@ -129,7 +158,12 @@ def test_a_state_is_a_few_numbers() -> None:
     """Readable by a person, and below 300 bytes after many changes of ranks."""
     progress = Progress(3).after(8, 256, 1200).after(16, 128, 40)
     state = progress.to_json(DATASET)
-    assert state == {"shardcache": 3, "dataset": DATASET, "epoch": 3, "phases": [[8, 256, 1200], [16, 128, 40]]}
+    assert state == {
+        "shardcache": 3,
+        "dataset": DATASET,
+        "epoch": 3,
+        "phases": [[8, 256, 1200], [16, 128, 40]],
+    }
     for ranks in range(10):
         progress = progress.after(1024 + ranks, 256, 1000)
     assert len(json.dumps(progress.to_json(DATASET))) < 300

@@ -40,7 +40,9 @@ phases = st.integers(1, 5).flatmap(
         st.just(()) | st.tuples(*[st.sampled_from(["", "1", "ff0"])] * ranks),
     )
 )
-marks = st.builds(Mark, numbers, numbers, st.integers(1, 99), numbers, st.integers(0, 9)) | numbers.map(Mark)
+marks = st.builds(
+    Mark, numbers, numbers, st.integers(1, 99), numbers, st.integers(0, 9)
+) | numbers.map(Mark)
 
 
 @st.composite
@@ -71,9 +73,13 @@ def test_a_state_goes_through_json(state: StagedState) -> None:
     assert StagedState.from_json(json.loads(json.dumps(state.to_json()))) == state
 
 
-def state_of(reader: int, place: int = 0, readers: int = 4, workers: int = 2, **fields: Any) -> StagedState:
+def state_of(
+    reader: int, place: int = 0, readers: int = 4, workers: int = 2, **fields: Any
+) -> StagedState:
     """Return the state of one reader at a place."""
-    return replace(StagedState(DATASET, Progress(3), reader, readers, workers, Reached(Mark(place))), **fields)
+    return replace(
+        StagedState(DATASET, Progress(3), reader, readers, workers, Reached(Mark(place))), **fields
+    )
 
 
 def test_a_state_is_small() -> None:
@@ -129,23 +135,31 @@ def test_readers_go_on_where_they_were() -> None:
 
 
 def test_ranks_that_are_in_step_need_one_rank_s_states_alone() -> None:
-    """The same worker of another rank is as far. Which of its samples were given out of order is not known; the last
-    one before these is read again, as it may be repeated.
+    """The same worker of another rank is as far. Which of its samples were given out of order is
+    not known; the last one before these is read again, as it may be repeated.
     """
     mark = Mark(20, group=2, given=3, beyond=7)
     crew = [state_of(worker, reached=Reached(mark), in_step=True) for worker in range(2)]
-    assert resume_place(crew, Topology(1, 2, 1, 2), counted=True).reached.mark == Mark(19, 2, 3, beyond=1, again=1)
+    assert resume_place(crew, Topology(1, 2, 1, 2), counted=True).reached.mark == Mark(
+        19, 2, 3, beyond=1, again=1
+    )
 
 
 def test_ranks_between_two_groups_are_divided_anew_by_one_rank_s_states_alone() -> None:
     """All samples before the place were given, and none after it."""
-    crew = [state_of(worker, reached=Reached(Mark(20, group=2)), in_step=True) for worker in range(2)]
+    crew = [
+        state_of(worker, reached=Reached(Mark(20, group=2)), in_step=True) for worker in range(2)
+    ]
     (phase,) = resume_place(crew, Topology(0, 3), counted=True).progress.phases
     assert phase == BatchPhase(4, 1, (20, 20, 19, 19), ("", "", "1", "1"))
 
 
-@pytest.mark.parametrize(("topology", "stage"), [(Topology(0, 3), ""), (Topology(1, 2, 1, 2), "another")])
-def test_ranks_within_a_group_are_not_divided_anew_by_one_rank_s_states_alone(topology: Topology, stage: str) -> None:
+@pytest.mark.parametrize(
+    ("topology", "stage"), [(Topology(0, 3), ""), (Topology(1, 2, 1, 2), "another")]
+)
+def test_ranks_within_a_group_are_not_divided_anew_by_one_rank_s_states_alone(
+    topology: Topology, stage: str
+) -> None:
     """Samples that the others have given of theirs would come again; the error says what to load."""
     mark = Mark(20, group=2, given=3, beyond=7)
     crew = [state_of(worker, reached=Reached(mark), in_step=True) for worker in range(2)]
@@ -155,9 +169,16 @@ def test_ranks_within_a_group_are_not_divided_anew_by_one_rank_s_states_alone(to
 
 def test_another_stage_makes_other_groups() -> None:
     """It leaves out what was given, and begins a group at the first place that was not; the readers may be the same."""
-    between = [state_of(reader, reached=Reached(Mark(20 + reader, group=2)), stage="pack 8") for reader in range(4)]
-    assert resume_place(between, Topology(0, 2, 1, 2), counted=True, stage="").reached.mark == Mark(21)
-    within = [state_of(reader, reached=Reached(Mark(20, 2, 1, 5)), stage="pack 8") for reader in range(4)]
+    between = [
+        state_of(reader, reached=Reached(Mark(20 + reader, group=2)), stage="pack 8")
+        for reader in range(4)
+    ]
+    assert resume_place(between, Topology(0, 2, 1, 2), counted=True, stage="").reached.mark == Mark(
+        21
+    )
+    within = [
+        state_of(reader, reached=Reached(Mark(20, 2, 1, 5)), stage="pack 8") for reader in range(4)
+    ]
     found = resume_place(within, Topology(0, 2, 1, 2), counted=True, stage="pack 16")
     assert found == Resume(Progress(3, (BatchPhase(4, 1, (20,) * 4, ("5",) * 4),)))
 
@@ -205,15 +226,25 @@ def moments(draw: st.DrawFn) -> list[tuple[int, int, list[Mark]]]:
     for _ in range(draw(st.integers(1, 4))):
         ranks = draw(st.integers(1, 4))
         workers = draw(st.integers(1, 3))
-        each = st.builds(Mark, st.integers(0, 12), st.just(0), st.just(0), st.integers(0, 31), st.just(0))
-        jobs.append((ranks, workers, draw(st.lists(each, min_size=ranks * workers, max_size=ranks * workers))))
+        each = st.builds(
+            Mark, st.integers(0, 12), st.just(0), st.just(0), st.integers(0, 31), st.just(0)
+        )
+        jobs.append(
+            (
+                ranks,
+                workers,
+                draw(st.lists(each, min_size=ranks * workers, max_size=ranks * workers)),
+            )
+        )
     return jobs
 
 
 @pytest.mark.slow
 @examples(100)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=8).filter(any), moments())
-def test_each_sample_comes_once_whoever_resumes(counts: list[int], jobs: list[tuple[int, int, list[Mark]]]) -> None:
+def test_each_sample_comes_once_whoever_resumes(
+    counts: list[int], jobs: list[tuple[int, int, list[Mark]]]
+) -> None:
     """Again and again, by other numbers of ranks and workers, from the states of all."""
     deal = SampleDeal(counts, Shuffle(1, 3), even=None)
     read: Counter[tuple[int, int]] = Counter()
@@ -225,13 +256,19 @@ def test_each_sample_comes_once_whoever_resumes(counts: list[int], jobs: list[tu
             start = resume_place(saved, reader, counted=True) if saved else Resume(Progress(3))
             places = share_of(deal, counts, start.progress, reader)
             first = start.reached.mark
-            mark = Mark(min(len(places), first.place + marks[number].place), 0, 1, marks[number].beyond)
+            mark = Mark(
+                min(len(places), first.place + marks[number].place), 0, 1, marks[number].beyond
+            )
             if first.beyond:  # a stage makes the group again, and gives what it has not given of it
                 mark = first
             left = [place for nth, place in enumerate(places) if not has(first, nth)]
             passed = [place for nth, place in enumerate(places) if has(mark, nth)]
             read.update(place for place in passed if place in left)
-            following.append(StagedState(DATASET, start.progress, number, ranks * workers, workers, Reached(mark)))
+            following.append(
+                StagedState(
+                    DATASET, start.progress, number, ranks * workers, workers, Reached(mark)
+                )
+            )
         saved = following
     progress = as_progress(saved)
     for rank in range(2):
@@ -240,7 +277,9 @@ def test_each_sample_comes_once_whoever_resumes(counts: list[int], jobs: list[tu
     assert read == Counter(every)
 
 
-def share_of(deal: SampleDeal, counts: list[int], progress: Progress, reader: Topology) -> list[tuple[int, int]]:
+def share_of(
+    deal: SampleDeal, counts: list[int], progress: Progress, reader: Topology
+) -> list[tuple[int, int]]:
     """Return what a reader has of an epoch, or of its rest."""
     alone = Topology(reader.reader, reader.readers)
     return walk(deal.share(3, alone, progress.past(None)), counts)

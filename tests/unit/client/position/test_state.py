@@ -38,7 +38,11 @@ def saved_loader(*states: SavedState, steps_since_snapshot: int = 0) -> dict[str
         "_snapshot": {
             "_snapshot_step": 5,
             "_last_yielded_worker_id": 0,
-            "_main_snapshot": {"_num_workers": len(states), "_sampler_iter_state": None, "_base_seed": 2**60},
+            "_main_snapshot": {
+                "_num_workers": len(states),
+                "_sampler_iter_state": None,
+                "_base_seed": 2**60,
+            },
             "_worker_snapshots": workers,
         },
         "_steps_since_snapshot": steps_since_snapshot,
@@ -49,7 +53,11 @@ def saved_loader(*states: SavedState, steps_since_snapshot: int = 0) -> dict[str
 def test_states_are_found_wherever_they_lie() -> None:
     """By themselves, in a loader's state, in those of several ranks, and in a whole checkpoint."""
     crew = [state_of(reader) for reader in range(4)]
-    checkpoint = {"model": {"weight": "..."}, "loaders": [saved_loader(*crew[:2]), saved_loader(*crew[2:])], "step": 7}
+    checkpoint = {
+        "model": {"weight": "..."},
+        "loaders": [saved_loader(*crew[:2]), saved_loader(*crew[2:])],
+        "step": 7,
+    }
     assert find_states(crew[1].to_json()) == crew[1:2]
     assert find_states(saved_loader(*crew[:2])) == crew[:2]
     assert find_states(checkpoint) == crew
@@ -64,7 +72,9 @@ def test_states_of_ranks_are_told_from_those_of_readers() -> None:
 
 
 @pytest.mark.parametrize("drop_last", [False, True, None])
-def test_a_rank_at_its_end_does_not_speak_for_one_with_a_further_batch(drop_last: bool | None) -> None:
+def test_a_rank_at_its_end_does_not_speak_for_one_with_a_further_batch(
+    drop_last: bool | None,
+) -> None:
     """Of 33 samples in batches of 16, the first rank has 16, and the other one more in a short batch."""
     deal = SampleDeal([33], None, even=None)
     form = StateForm(DATASET, deal, 16, drop_last=drop_last, seeds={})

@@ -24,7 +24,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
     """A store as the first rank or torchrun holds it."""
     for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+    return TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20)
+    )
 
 
 class Rank:
@@ -41,9 +43,12 @@ class Rank:
         world_size: int = WORLD,
     ) -> None:
         place = StoreLocator(StoreAddress("127.0.0.1", server.port, processes, process))
-        topology, compare = partial(Topology, rank, world_size), partial(int)
+        topology = partial(Topology, rank, world_size)
+        compare = partial(int)
         # As in a loader's worker, to which the dataset was pickled.
-        self._one = pickle.loads(pickle.dumps(AgreedEpochs(name, place, topology, compare, patience_s)))
+        self._one = pickle.loads(
+            pickle.dumps(AgreedEpochs(name, place, topology, compare, patience_s))
+        )
         self._last: int | None = None
         self._read = True
 
@@ -84,13 +89,17 @@ def at_once(calls: list[Callable[[], int]]) -> list[int]:
         return [end.result() for end in ends]
 
 
-def test_a_rank_that_runs_ahead_is_warned(server: TCPStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rank_that_runs_ahead_is_warned(
+    server: TCPStore, caplog: pytest.LogCaptureFixture
+) -> None:
     """As one that only looked, while a loader's workers read a short epoch ahead to its end."""
     ahead, *others = ranks(server)
     ahead.read()
     for epoch in range(2):
         assert [ahead.read(), *(rank.read() for rank in others)] == [epoch + 1, epoch, epoch]
-    assert [f"begins epoch {epoch}" in record.message for epoch, record in enumerate(caplog.records, 1)] == [True] * 2
+    assert [
+        f"begins epoch {epoch}" in record.message for epoch, record in enumerate(caplog.records, 1)
+    ] == [True] * 2
     caplog.clear()
     in_step = [Rank(server, rank, name="in step") for rank in range(WORLD)]
     for rank in in_step:
@@ -98,7 +107,9 @@ def test_a_rank_that_runs_ahead_is_warned(server: TCPStore, caplog: pytest.LogCa
     for epoch in (5, 6, 7):
         assert [rank.read() for rank in in_step] == [epoch] * WORLD
     assert not caplog.records
-    assert [ahead.read() for _ in range(3)] == [3, 4, 5], "no rank waits for another, however far ahead it is"
+    assert [ahead.read() for _ in range(3)] == [3, 4, 5], (
+        "no rank waits for another, however far ahead it is"
+    )
 
 
 @pytest.mark.slow
@@ -122,7 +133,9 @@ def test_a_rank_that_looks_while_the_others_have_begun(server: TCPStore) -> None
 def test_a_loop_that_every_rank_leaves_early(server: TCPStore) -> None:
     """Each pass is another epoch: whoever leaves first waits for the last."""
     job = ranks(server)
-    assert [at_once([rank.begin for rank in job]) for _ in range(4)] == [[number] * WORLD for number in range(4)]
+    assert [at_once([rank.begin for rank in job]) for _ in range(4)] == [
+        [number] * WORLD for number in range(4)
+    ]
 
 
 def test_rank_that_looks_after_all_have_left_an_epoch_does_not_wait(server: TCPStore) -> None:
@@ -160,11 +173,15 @@ def test_rank_that_leaves_repeatedly_is_warned(server: TCPStore) -> None:
     first, second, _ = ranks(server, IN_VAIN_S)
     second.begin()
     assert [first.begin() for _ in range(3)] == [0, 0, 0]
-    with pytest.raises(EpochMismatchError, match=r"rank 0 has ended epoch 0 [\s\S]*set_epoch\(epoch\)"):
+    with pytest.raises(
+        EpochMismatchError, match=r"rank 0 has ended epoch 0 [\s\S]*set_epoch\(epoch\)"
+    ):
         first.begin()
 
 
-def test_datasets_restarts_and_jobs_of_one_rank_are_apart(server: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_datasets_restarts_and_jobs_of_one_rank_are_apart(
+    server: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Epochs of another dataset, or from before torchrun started the ranks anew, do not count."""
     for rank in range(WORLD):
         Rank(server, rank, name="validation/0").begin()
@@ -180,5 +197,10 @@ def test_datasets_restarts_and_jobs_of_one_rank_are_apart(server: TCPStore, monk
 
 def test_replicas_leave_an_epoch_with_one_rank_of_each_share(server: TCPStore) -> None:
     """Four processes read two shares: a loop that all leave early goes on to the next epoch, without a wait."""
-    job = [Rank(server, process // 2, process=process, processes=4, world_size=2) for process in range(4)]
-    assert [at_once([rank.begin for rank in job]) for _ in range(3)] == [[number] * 4 for number in range(3)]
+    job = [
+        Rank(server, process // 2, process=process, processes=4, world_size=2)
+        for process in range(4)
+    ]
+    assert [at_once([rank.begin for rank in job]) for _ in range(3)] == [
+        [number] * 4 for number in range(3)
+    ]

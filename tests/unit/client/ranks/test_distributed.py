@@ -15,7 +15,13 @@ import torch.distributed
 import torch.testing._internal.distributed.fake_pg  # registers a backend of one process
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from shardcache.errors import ConfigError, ManifestMismatchError, NotFoundError, RanksError, RankTimeoutError
+from shardcache.errors import (
+    ConfigError,
+    ManifestMismatchError,
+    NotFoundError,
+    RanksError,
+    RankTimeoutError,
+)
 from shardcache.shared.protocol import ShardRef
 from shardcache_client.order.dealing.deal_options import DealOptions
 from shardcache_client.order.mixture import MixedSource, MixtureOptions, weights_of
@@ -36,7 +42,9 @@ PATIENT_S = 3.0  # of one that is at first answered, also on a machine that has 
 @pytest.fixture
 def server() -> TCPStore:
     """A store as the first rank or torchrun holds it."""
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+    return TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20)
+    )
 
 
 @pytest.fixture
@@ -44,7 +52,12 @@ def env(monkeypatch: pytest.MonkeyPatch, server: TCPStore) -> pytest.MonkeyPatch
     """The variables of a launcher that started 3 ranks around that store."""
     for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
-    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port), "RANK": "0", "WORLD_SIZE": str(WORLD)}
+    told = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(server.port),
+        "RANK": "0",
+        "WORLD_SIZE": str(WORLD),
+    }
     for name, value in told.items():
         monkeypatch.setenv(name, value)
     return monkeypatch
@@ -97,7 +110,10 @@ def ask(agreement: Agreement, name: str, value: int) -> Callable[[], int]:
 
 def all_agree(*ranks: Agreement) -> bool:
     """Return whether all get the greatest of their first round."""
-    return at_once(*[ask(rank, "round 0", value) for value, rank in enumerate(ranks)]) == [WORLD - 1] * WORLD
+    return (
+        at_once(*[ask(rank, "round 0", value) for value, rank in enumerate(ranks)])
+        == [WORLD - 1] * WORLD
+    )
 
 
 # Where the ranks meet
@@ -120,7 +136,9 @@ def test_the_environment_leads_to_the_store(env: pytest.MonkeyPatch, server: TCP
             assert place.address() is None
 
 
-def test_a_process_group_leads_to_its_store(server: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_group_leads_to_its_store(
+    server: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever initialised torch.distributed without any variable is found, also by a process it is pickled to."""
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     torch.distributed.init_process_group("fake", store=server, rank=1, world_size=2)
@@ -145,7 +163,9 @@ def test_address_without_listener_is_no_store(server: TCPStore) -> None:
 def test_a_server_of_another_kind_is_no_store() -> None:
     """A peer that accepts and then says nothing, for which torch alone waits without limit, is given up in time."""
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(RanksError):
-        KeyValueStore.connect(StoreAddress("127.0.0.1", silent.getsockname()[1], 2), timeout_s=SHORT_S)
+        KeyValueStore.connect(
+            StoreAddress("127.0.0.1", silent.getsockname()[1], 2), timeout_s=SHORT_S
+        )
 
 
 def test_jobs_of_other_names_do_not_meet(server: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,12 +181,17 @@ def test_jobs_of_other_names_do_not_meet(server: TCPStore, monkeypatch: pytest.M
 # Agreeing
 
 
-def test_all_ranks_get_the_greatest_and_nothing_stays(env: pytest.MonkeyPatch, server: TCPStore) -> None:
+def test_all_ranks_get_the_greatest_and_nothing_stays(
+    env: pytest.MonkeyPatch, server: TCPStore
+) -> None:
     """Each round gives the same number everywhere, whoever comes first, and the store is as empty as before."""
     group_of_ranks = group("rounds")
     keys = server.num_keys()
     for number, values in enumerate([(1, 2, 3), (9, 0, 4), (5, 5, 5)]):
-        calls = [ask(rank, f"round {number}", value) for rank, value in zip(group_of_ranks, values, strict=True)]
+        calls = [
+            ask(rank, f"round {number}", value)
+            for rank, value in zip(group_of_ranks, values, strict=True)
+        ]
         assert at_once(*reversed(calls)) == [max(values)] * WORLD
     assert server.num_keys() == keys
 
@@ -194,7 +219,9 @@ def test_ranks_that_ask_for_different_things(env: pytest.MonkeyPatch) -> None:
     assert all_agree(first, second, third)
     ends = at_once(ask(first, "round 1", 1), ask(second, "round 2", 2), ask(third, "round 1", 3))
     assert {type(end) for end in ends} == {RanksError}
-    assert all("rank 1 asks for round 2 of steps, but rank 0 for round 1" in str(end) for end in ends)
+    assert all(
+        "rank 1 asks for round 2 of steps, but rank 0 for round 1" in str(end) for end in ends
+    )
 
 
 @pytest.mark.slow
@@ -202,7 +229,9 @@ def test_messages_of_an_abandoned_iteration_are_ignored(env: pytest.MonkeyPatch)
     """A greeting and a value that nobody took, left by readers that are gone, do not reach those who come after."""
     with pytest.raises(RankTimeoutError):
         member("again", 1, SHORT_S).greatest("round 0", 99)
-    first, second, third = member("again", 0), member("again", 1, PATIENT_S), member("again", 2)
+    first = member("again", 0)
+    second = member("again", 1, PATIENT_S)
+    third = member("again", 2)
     assert all_agree(first, second, third)
     with pytest.raises(RankTimeoutError):
         second.greatest("round 1", 99)
@@ -212,12 +241,20 @@ def test_messages_of_an_abandoned_iteration_are_ignored(env: pytest.MonkeyPatch)
 @pytest.mark.slow
 def test_replicas_agree_with_one_reader_of_each_other_rank(server: TCPStore) -> None:
     """Two processes read for each of two ranks: whichever meet, all get the greatest, also if they come again."""
-    places = [StoreLocator(StoreAddress("127.0.0.1", server.port, 4, process)) for process in range(4)]
+    places = [
+        StoreLocator(StoreAddress("127.0.0.1", server.port, 4, process)) for process in range(4)
+    ]
     for _ in range(2):
-        readers = [Agreement("replicas", Topology(process // 2, 2), 30.0, places[process]) for process in range(4)]
+        readers = [
+            Agreement("replicas", Topology(process // 2, 2), 30.0, places[process])
+            for process in range(4)
+        ]
         for number in range(2):
             values = (3, 3, 7 + number, 7 + number)
-            calls = [ask(reader, f"round {number}", value) for reader, value in zip(readers, values, strict=True)]
+            calls = [
+                ask(reader, f"round {number}", value)
+                for reader, value in zip(readers, values, strict=True)
+            ]
             assert at_once(*calls) == [7 + number] * 4
 
 
@@ -233,8 +270,12 @@ def test_missing_store_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def manifest(shards: int = 4, last_version: str = "b", *, counts: bool = True) -> Manifest:
     """Return a manifest whose last shard has the version."""
-    refs = [ShardRef(f"s3://b/{number}.tar", "a", 10, 5 if counts else None) for number in range(shards)]
-    return Manifest.of([*refs[:-1], ShardRef(refs[-1].url, last_version, 10, 5 if counts else None)])
+    refs = [
+        ShardRef(f"s3://b/{number}.tar", "a", 10, 5 if counts else None) for number in range(shards)
+    ]
+    return Manifest.of(
+        [*refs[:-1], ShardRef(refs[-1].url, last_version, 10, 5 if counts else None)]
+    )
 
 
 @pytest.fixture
@@ -248,7 +289,9 @@ def datasets(url: str) -> list[TorchRankGroup]:
     return [TorchRankGroup(Topology(rank, WORLD), [url], 5.0) for rank in range(WORLD)]
 
 
-def shared(server: TCPStore, rank: int, resolve: Callable[[], Manifest], name: str = "train/0") -> Manifest:
+def shared(
+    server: TCPStore, rank: int, resolve: Callable[[], Manifest], name: str = "train/0"
+) -> Manifest:
     """Return the manifest that a rank gets."""
     return share_manifest(KeyValueStore(server, "test"), name, Topology(rank, WORLD), resolve, 5.0)
 
@@ -283,7 +326,9 @@ def test_an_error_of_rank_0_does_not_outlive_a_restart(server: TCPStore) -> None
     assert shared(server, 1, refuse) == manifest()
 
 
-def test_restarted_rank_does_not_get_the_error_from_before(server: TCPStore, env: pytest.MonkeyPatch) -> None:
+def test_restarted_rank_does_not_get_the_error_from_before(
+    server: TCPStore, env: pytest.MonkeyPatch
+) -> None:
     """It waits for rank 0, although rank 0 has not looked again yet: its error may be gone by now."""
     with pytest.raises(NotFoundError, match="no such bucket"):
         shared(server, 0, refuse, "train/2")
@@ -316,9 +361,12 @@ def test_the_shard_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> N
 
 
 @pytest.mark.slow
-def test_dataset_with_named_ranks_is_not_compared_with_one_without(env: pytest.MonkeyPatch, url: str) -> None:
+def test_dataset_with_named_ranks_is_not_compared_with_one_without(
+    env: pytest.MonkeyPatch, url: str
+) -> None:
     """Both are the first dataset of these urls, each among those whose ranks were found or named in the same way."""
-    detected, named = TorchRankGroup(None, [url], 5.0), TorchRankGroup(Topology(1, WORLD), [url], 5.0)
+    detected = TorchRankGroup(None, [url], 5.0)
+    named = TorchRankGroup(Topology(1, WORLD), [url], 5.0)
     detected.compare_options(DealOptions(Shuffle(7)).common_options())
     named.compare_options(DealOptions(None).common_options())
 
@@ -329,7 +377,9 @@ def test_the_option_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> 
     shuffled = DealOptions(Shuffle(7))
     groups[0].compare_options(shuffled.common_options())
     groups[1].compare_options(shuffled.common_options())
-    with pytest.raises(RanksError, match=r"rank 2 .* than rank 0, as they differ in shuffle, .*seed=8.*seed=7"):
+    with pytest.raises(
+        RanksError, match=r"rank 2 .* than rank 0, as they differ in shuffle, .*seed=8.*seed=7"
+    ):
         groups[2].compare_options(DealOptions(Shuffle(8)).common_options())
     sources = tuple(MixedSource(name, manifest()) for name in ("web", "code"))
     mixtures = [
@@ -355,22 +405,31 @@ def test_ranks_of_other_batch_sizes_get_an_error(env: pytest.MonkeyPatch, url: s
         groups[2].compare_options(DealOptions(batch_size=4).common_batch_options())
 
 
-def test_a_large_manifest_goes_in_pieces(env: pytest.MonkeyPatch, server: TCPStore, url: str) -> None:
+def test_a_large_manifest_goes_in_pieces(
+    env: pytest.MonkeyPatch, server: TCPStore, url: str
+) -> None:
     """A list longer than a store takes at once arrives whole: its last shard is compared."""
     env.setattr(shared_manifest, "_PIECE_CHARACTERS", 1000)
     shards = [ShardRef(f"s3://b/{number}.tar", secrets.token_hex(16)) for number in range(200)]
     first, second, _ = datasets(url)
     before = server.num_keys()
     first.compare_manifest(Manifest.of(shards), counted=False)
-    assert server.num_keys() - before > 3  # what is compared, the number of pieces, and more than one piece
+    assert (
+        server.num_keys() - before > 3
+    )  # what is compared, the number of pieces, and more than one piece
     with pytest.raises(ManifestMismatchError, match="shard 199 is"):
-        second.compare_manifest(Manifest.of([*shards[:-1], ShardRef("s3://b/other.tar")]), counted=False)
+        second.compare_manifest(
+            Manifest.of([*shards[:-1], ShardRef("s3://b/other.tar")]), counted=False
+        )
 
 
 def test_ranks_that_join_other_shards_get_an_error(env: pytest.MonkeyPatch, url: str) -> None:
     """It names the first of the shards, which are read beside the same ones on both ranks."""
     first, second, _ = datasets(url)
-    columns = [JoinedManifest("cap.", Manifest.of([ShardRef(f"s3://b/{name}.tar")])) for name in ("cap", "other")]
+    columns = [
+        JoinedManifest("cap.", Manifest.of([ShardRef(f"s3://b/{name}.tar")]))
+        for name in ("cap", "other")
+    ]
     first.compare_manifest(replace(manifest(), columns=tuple(columns[:1])), counted=False)
     with pytest.raises(ManifestMismatchError, match=r"other\.tar .* here and s3://b/cap\.tar"):
         second.compare_manifest(replace(manifest(), columns=tuple(columns[1:])), counted=False)
@@ -378,7 +437,9 @@ def test_ranks_that_join_other_shards_get_an_error(env: pytest.MonkeyPatch, url:
 
 def test_datasets_are_distinguished_by_urls_and_turn(env: pytest.MonkeyPatch, url: str) -> None:
     """The second dataset of the same urls may list other shards, as may one of other urls, on all ranks alike."""
-    earlier, later, other = datasets(url)[0], datasets(url)[0], datasets(url + "x")[0]
+    earlier = datasets(url)[0]
+    later = datasets(url)[0]
+    other = datasets(url + "x")[0]
     for number, dataset in enumerate([earlier, later, other], 1):
         dataset.compare_manifest(manifest(number), counted=True)
 
@@ -396,7 +457,9 @@ def test_counts_that_change_nothing_are_not_compared(env: pytest.MonkeyPatch, ur
 def test_counts_of_joined_shards_are_not_compared(env: pytest.MonkeyPatch, url: str) -> None:
     """Only the first source's samples are dealt; a node may have counted the others' where another has not."""
     first, second, third = datasets(url)
-    counted, uncounted = (JoinedManifest("cap.", manifest(counts=counts)) for counts in (True, False))
+    counted, uncounted = (
+        JoinedManifest("cap.", manifest(counts=counts)) for counts in (True, False)
+    )
     first.compare_manifest(replace(manifest(), columns=(counted,)), counted=True)
     second.compare_manifest(replace(manifest(), columns=(uncounted,)), counted=True)
     with pytest.raises(ManifestMismatchError, match=r"shard 0 is s3://b/0\.tar .* samples 5"):
@@ -412,7 +475,9 @@ def test_restarted_job_may_list_again(env: pytest.MonkeyPatch, url: str) -> None
     second.compare_manifest(manifest(4), counted=True)
 
 
-def test_ranks_without_a_store_iterate_without_comparing(env: pytest.MonkeyPatch, server: TCPStore, url: str) -> None:
+def test_ranks_without_a_store_iterate_without_comparing(
+    env: pytest.MonkeyPatch, server: TCPStore, url: str
+) -> None:
     """A rank that was named as the only one, and a store that is gone: iteration goes on."""
     keys = server.num_keys()
     TorchRankGroup(Topology(), [url], 5.0).compare_manifest(manifest(), counted=True)

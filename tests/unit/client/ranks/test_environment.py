@@ -21,7 +21,14 @@ BATCH_SCRIPT = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0", 
         (BATCH_SCRIPT, Topology(0, 1)),
         ({"WORLD_SIZE": "8"}, Topology(0, 1)),
     ],
-    ids=["nothing", "torchrun", "srun", "torchrun under srun", "batch script without srun", "half of torchrun's"],
+    ids=[
+        "nothing",
+        "torchrun",
+        "srun",
+        "torchrun under srun",
+        "batch script without srun",
+        "half of torchrun's",
+    ],
 )
 def test_ranks_come_from_the_launcher(env: dict[str, str], ranks: Topology) -> None:
     """Each launcher is understood, the inner one wins, and an allocation alone makes no ranks."""
@@ -32,11 +39,15 @@ def test_rays_workers_are_not_the_tasks_of_the_step_that_started_ray() -> None:
     """`srun ray start` leaves its own rank in the environment of each worker; torchrun's may be theirs."""
     worker = {"RAY_JOB_ID": "02000000"}
     assert ranks_of_environment(SRUN | worker, ["/ray/default_worker.py"]) == Topology(0, 1)
-    assert ranks_of_environment(SRUN | worker | TORCHRUN, ["/ray/default_worker.py"]) == Topology(3, 8)
+    assert ranks_of_environment(SRUN | worker | TORCHRUN, ["/ray/default_worker.py"]) == Topology(
+        3, 8
+    )
     assert ranks_of_environment(SRUN | worker, ["driver.py"]) == Topology(1, 4)
 
 
-@pytest.mark.parametrize("env", [{"RANK": "one", "WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"}])
+@pytest.mark.parametrize(
+    "env", [{"RANK": "one", "WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"}]
+)
 def test_nonsense_in_the_environment_is_an_error(env: dict[str, str]) -> None:
     """A rank that is no number, or not below the world size, is not guessed around."""
     with pytest.raises(ConfigError):
@@ -48,12 +59,20 @@ def test_nonsense_in_the_environment_is_an_error(env: dict[str, str]) -> None:
     [
         ({"SHARDCACHE_JOB": "mine", "SLURM_JOB_ID": "7"}, ["train.py"], "mine"),
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "vit"}, ["train.py"], "vit-7"),
-        ({"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}, ["train.py"], "slurm-5_2"),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"},
+            ["train.py"],
+            "slurm-5_2",
+        ),
         ({"TORCHELASTIC_RUN_ID": "run-5"}, ["train.py"], "train.py-run-5"),
         ({"TORCHELASTIC_RUN_ID": "0b9c3d1e-5a6b-4c7d-8e9f-001122334455"}, ["train.py"], "train.py"),
         ({"TORCHELASTIC_RUN_ID": "none"}, ["/home/me/train.py"], "train.py"),
         ({"RAY_JOB_ID": "02000000"}, ["/ray/default_worker.py"], "ray-02000000"),
-        ({"RAY_JOB_ID": "02000000", "SLURM_JOB_ID": "7"}, ["/ray/default_worker.py"], "ray-02000000"),
+        (
+            {"RAY_JOB_ID": "02000000", "SLURM_JOB_ID": "7"},
+            ["/ray/default_worker.py"],
+            "ray-02000000",
+        ),
         ({"RAY_JOB_ID": "02000000"}, ["train.py"], "train.py"),
         ({}, ["default_worker.py"], "default_worker.py"),
         ({}, ["-c"], "python"),
@@ -71,7 +90,8 @@ def test_a_job_has_a_name(env: dict[str, str], argv: list[str], name: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [("pkg.train", "pkg.train"), ("pkg.__main__", "pkg"), ("ipykernel_launcher", "notebook")]
+    ("module", "name"),
+    [("pkg.train", "pkg.train"), ("pkg.__main__", "pkg"), ("ipykernel_launcher", "notebook")],
 )
 def test_a_module_names_its_job(module: str, name: str) -> None:
     """That of `python -m`, whose file says less; a chosen run id tells runs apart."""

@@ -12,7 +12,9 @@ import torch.distributed as dist
 from accelerate import ParallelismConfig
 from accelerate.state import AcceleratorState
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore  # registers a backend of one process
+from torch.testing._internal.distributed.fake_pg import (
+    FakeStore,
+)  # registers a backend of one process
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.topology import Topology
@@ -21,7 +23,8 @@ from shardcache_client.ranks.mesh import MeshRanks, given_ranks
 from shardcache_client.reader import ShardReader
 from shardcache_client.webdataset import WebDataset
 
-RANK, WORLD = 6, 8
+RANK = 6
+WORLD = 8
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +50,9 @@ def mesh(**sizes: int) -> DeviceMesh:
         (("shard",), Topology(1, 2)),
     ],
 )
-def test_samples_are_divided_over_all_dimensions_row_major(names: tuple[str, ...], ranks: Topology) -> None:
+def test_samples_are_divided_over_all_dimensions_row_major(
+    names: tuple[str, ...], ranks: Topology
+) -> None:
     """Of 2 × 2 × 2 ranks, the last but one is at (1, 1, 0)."""
     part = mesh(dp=2, shard=2, tp=2)[names]
     assert MeshRanks(part).ranks == ranks
@@ -72,7 +77,11 @@ def test_worker_keeps_the_place_of_its_trainer() -> None:
 def test_meshes_of_the_same_ranks_are_equal() -> None:
     """A mixture of sources with one mesh is known by it."""
     whole = mesh(dp=2, tp=4)
-    assert MeshRanks(whole["dp"]) == MeshRanks(mesh(dp=2, tp=4)["dp"]) == MeshRanks(dist.new_group([2, RANK]))
+    assert (
+        MeshRanks(whole["dp"])
+        == MeshRanks(mesh(dp=2, tp=4)["dp"])
+        == MeshRanks(dist.new_group([2, RANK]))
+    )
     assert MeshRanks(whole["dp"]) != MeshRanks(dist.new_group([3, RANK]))
 
 
@@ -81,7 +90,8 @@ def test_meshes_of_the_same_ranks_are_equal() -> None:
 def test_mesh_of_another_type_is_an_error(called: Callable[..., Any], value: object) -> None:
     """The remedy names what is wanted."""
     with pytest.raises(
-        ConfigError, match=rf'{called.__name__}: mesh is [\s\S]*give the DeviceMesh itself.* mesh\["dp"\]'
+        ConfigError,
+        match=rf'{called.__name__}: mesh is [\s\S]*give the DeviceMesh itself.* mesh\["dp"\]',
     ):
         called("s3://bucket/0.tar", mesh=value)
 
@@ -110,7 +120,10 @@ def test_mesh_and_ranks_exclude_each_other() -> None:
     ("sizes", "line"),
     [
         ({"dp": 2, "tp": 4}, 'mesh=mesh["dp"]'),
-        ({"pp": 2, "dp_replicate": 2, "dp_shard": 1, "cp": 2}, 'mesh=mesh["dp_replicate", "dp_shard"]'),
+        (
+            {"pp": 2, "dp_replicate": 2, "dp_shard": 1, "cp": 2},
+            'mesh=mesh["dp_replicate", "dp_shard"]',
+        ),
         ({"fsdp": 4, "experimental": 2}, 'mesh=mesh["fsdp"]'),
         ({"tp": 8}, "rank=0, world_size=1"),
         ({"node": 2, "gpu": 4}, "mesh=mesh[the names of its dimensions of data]"),
@@ -144,7 +157,14 @@ def test_mesh_in_place_of_one_that_is_gone_is_found() -> None:
 
 
 @pytest.mark.parametrize(
-    "sizes", [{"dp": 8, "tp": 1}, {"dp_replicate": 2, "dp_shard": 4}, {"dp": 2, "ep": 4}, {"loss": 8}, {"dp_cp": 8}]
+    "sizes",
+    [
+        {"dp": 8, "tp": 1},
+        {"dp_replicate": 2, "dp_shard": 4},
+        {"dp": 2, "ep": 4},
+        {"loss": 8},
+        {"dp_cp": 8},
+    ],
 )
 def test_mesh_of_data_alone_needs_no_argument(sizes: dict[str, int]) -> None:
     """Ranks that shard parameters or hold other experts have samples of their own, as do those of a flattened mesh."""
@@ -189,7 +209,10 @@ def test_parallelism_of_accelerate_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     state["device_mesh"] = config.get_device_mesh("cpu")
     with pytest.raises(ConfigError, match=r'mesh=accelerator.torch_device_mesh\["dp_shard"\]'):
         RankGroup(None).refuse_resharding()
-    state |= {"parallelism_config": ParallelismConfig(sp_size=2, dp_shard_size=4), "device_mesh": None}
+    state |= {
+        "parallelism_config": ParallelismConfig(sp_size=2, dp_shard_size=4),
+        "device_mesh": None,
+    }
     del config
     with pytest.raises(ConfigError, match=r"rank=accelerator\.process_index // 2, world_size="):
         RankGroup(None).refuse_resharding()

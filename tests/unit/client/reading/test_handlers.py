@@ -33,7 +33,11 @@ def test_warnings_have_the_text_and_the_place_of_the_caller(exn: Exception, text
 def test_handlers_work_in_webdatasets_stages(name: str) -> None:
     """A decoding stage of WebDataset's goes on or stops by our handler as by its own, whatever the error is."""
     ours, theirs = (
-        list(webdataset.filters.map(lambda sample: int(sample["txt"]), handler=getattr(module, name))(iter(THREE)))
+        list(
+            webdataset.filters.map(
+                lambda sample: int(sample["txt"]), handler=getattr(module, name)
+            )(iter(THREE))
+        )
         for module in (shardcache_client, webdataset)
     )
     assert ours == theirs == ([1, 3] if "continue" in name else [1])

@@ -27,7 +27,10 @@ def test_arguments_are_those_of_webdataset() -> None:
     ours = list(inspect.signature(WebDataset.__init__).parameters.values())
     assert [p.name for p in ours[: len(theirs)]] == [p.name for p in theirs]
     differing = {p.name for p, q in zip(ours, theirs, strict=False) if p.default != q.default}
-    assert differing == {"handler", "url_to_name"}  # one raises in either; the other is without effect here
+    assert differing == {
+        "handler",
+        "url_to_name",
+    }  # one raises in either; the other is without effect here
 
 
 @pytest.mark.parametrize(
@@ -45,7 +48,9 @@ def test_arguments_are_those_of_webdataset() -> None:
         ({"urls": "pipe:aws s3 cp s3://bucket/0.tar -"}, "pipe:aws"),
     ],
 )
-def test_unsupported_arguments_are_refused_with_a_remedy(arguments: dict[str, Any], complaint: str) -> None:
+def test_unsupported_arguments_are_refused_with_a_remedy(
+    arguments: dict[str, Any], complaint: str
+) -> None:
     """An argument that would change which samples come is never left aside in silence."""
     with pytest.raises(ConfigError, match=complaint) as caught:
         WebDataset(**{"urls": URL} | arguments)

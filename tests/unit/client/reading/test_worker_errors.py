@@ -11,7 +11,13 @@ import pytest
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from shardcache.errors import ConfigError, DecodeError, OutdatedError, ShardcacheError, ShardChangedError
+from shardcache.errors import (
+    ConfigError,
+    DecodeError,
+    OutdatedError,
+    ShardcacheError,
+    ShardChangedError,
+)
 from shardcache.shared.exceptions import from_json
 
 # torchdata 0.11 with torch 2.13.
@@ -22,8 +28,16 @@ def errors() -> list[ShardcacheError]:
     """Return errors with and without each part, and with text that looks like a part."""
     changed = ShardChangedError("replaced: by whom, nobody knows", url="s3://b/a b: c.tar")
     changed.yielded = 7
-    odd = ConfigError("Caught ConfigError in a trap\n  What to do: nothing\n  shardcache error as JSON: {}", remedy="")
-    return [changed, odd, DecodeError("no \ud800 text", url="s3://b/ü.tar", remedy="mend it"), OutdatedError("old")]
+    odd = ConfigError(
+        "Caught ConfigError in a trap\n  What to do: nothing\n  shardcache error as JSON: {}",
+        remedy="",
+    )
+    return [
+        changed,
+        odd,
+        DecodeError("no \ud800 text", url="s3://b/ü.tar", remedy="mend it"),
+        OutdatedError("old"),
+    ]
 
 
 class Failing(IterableDataset[int]):
@@ -60,15 +74,22 @@ def caught_from(loader: Any) -> ShardcacheError:
     ],
 )
 def test_errors_of_workers_arrive_whole(kind: Any, method: str, number: int) -> None:
-    """With the class, each attribute and the text of the error in the worker, and with its traceback as an attribute.
+    """With the class, each attribute and the text of the error in the worker, and with its
+    traceback as an attribute.
 
     What is printed has one remedy, no frame of the worker, and says which worker it was.
     """
     raised = errors()[number]
-    error = caught_from(kind(Failing(number), batch_size=None, num_workers=1, multiprocessing_context=method))
+    error = caught_from(
+        kind(Failing(number), batch_size=None, num_workers=1, multiprocessing_context=method)
+    )
     assert type(error) is type(raised)
-    assert (error.to_json(), str(error), error.args) == (raised.to_json(), str(raised), raised.args)
-    assert (error.url, error.remedy, error.yielded) == (raised.url, raised.remedy, raised.yielded)
+    assert error.to_json() == raised.to_json()
+    assert str(error) == str(raised)
+    assert error.args == raised.args
+    assert error.url == raised.url
+    assert error.remedy == raised.remedy
+    assert error.yielded == raised.yielded
     text = error.text  # type: ignore[attr-defined]
     assert "in DataLoader worker process 0" in text
     assert text.count("What to do") == str(raised).count("What to do")
@@ -76,7 +97,11 @@ def test_errors_of_workers_arrive_whole(kind: Any, method: str, number: int) -> 
     assert "not this one" in error.worker_traceback
     assert "_worker_loop" in error.worker_traceback
     assert raised.worker_traceback == ""
-    assert from_json(error.to_json()).to_json() == pickle.loads(pickle.dumps(error)).to_json() == raised.to_json()
+    assert (
+        from_json(error.to_json()).to_json()
+        == pickle.loads(pickle.dumps(error)).to_json()
+        == raised.to_json()
+    )
 
 
 def test_a_batch_of_a_pinning_loader_fails_the_same(recwarn: pytest.WarningsRecorder) -> None:
@@ -104,7 +129,9 @@ def test_an_error_that_ends_the_program_is_shown(capfd: pytest.CaptureFixture[st
     """The interpreter prints it whole, with no frame of Python's below."""
     program = "from shardcache.errors import ConfigError; raise ConfigError('no such option', remedy='leave it out')"
     subprocess.run([sys.executable, "-c", program], check=False)
-    assert capfd.readouterr().err.endswith("ConfigError: no such option\n  What to do: leave it out\n")
+    assert capfd.readouterr().err.endswith(
+        "ConfigError: no such option\n  What to do: leave it out\n"
+    )
 
 
 def test_a_derived_class_of_another_project_takes_no_place() -> None:

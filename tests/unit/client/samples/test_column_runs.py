@@ -84,7 +84,11 @@ def test_samples_in_order_are_those_by_number(tmp_path: Path) -> None:
 def test_choice_of_columns_holds(tmp_path: Path) -> None:
     """Columns that are not read, and those of which the bytes are wanted."""
     rows = [row_of(number) for number in range(COUNT)]
-    view = View(reads=lambda name: name in ("x.int", "x.text"), decodes=lambda name: name == "x.text", prefix="x.")
+    view = View(
+        reads=lambda name: name in ("x.int", "x.text"),
+        decodes=lambda name: name == "x.text",
+        prefix="x.",
+    )
     with closing(mapped(tmp_path / "a.arrow", rows, view)) as shard:
         found = [(sample["x.int"], sample["x.text"]) for sample in shard.samples()]
         assert set(map(len, shard.samples())) == {4}
@@ -101,7 +105,9 @@ def test_bad_sample_among_others_is_an_error_of_its_own(tmp_path: Path) -> None:
             file.seek(path.read_bytes().index(b"text 30text 31"))
             file.write(b"\xff")
         samples = shard.samples()
-        assert [next(samples)["__key__"] for _ in range(30)] == [f"key {number}" for number in range(30)]
+        assert [next(samples)["__key__"] for _ in range(30)] == [
+            f"key {number}" for number in range(30)
+        ]
         with pytest.raises(DecodeError, match="'key 30': the column 'text'"):
             next(samples)
         with pytest.raises(SampleError, match="reserved"):
@@ -120,7 +126,9 @@ def test_bad_sample_among_others_is_an_error_of_its_own(tmp_path: Path) -> None:
         pytest.param("extension_ids", 500, 7, id="unknown column"),
     ],
 )
-def test_forged_places_of_values_are_damage(tmp_path: Path, table: str, row: int, value: int, column: int) -> None:
+def test_forged_places_of_values_are_damage(
+    tmp_path: Path, table: str, row: int, value: int, column: int
+) -> None:
     """They lead nobody outside of the shard, in order or by number."""
 
     def forge(samples: tables.Samples) -> None:

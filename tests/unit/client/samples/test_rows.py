@@ -23,14 +23,18 @@ LARGE = "large \\ é" * 300
 TEXTS = st.text(max_size=5)
 
 NAMES = st.sampled_from(["a", "b", 'c"{', "é", "", "__url__", "A"])
-VALUES = st.none() | st.booleans() | st.integers() | TEXTS | st.just(LARGE) | st.lists(TEXTS, max_size=3)
+VALUES = (
+    st.none() | st.booleans() | st.integers() | TEXTS | st.just(LARGE) | st.lists(TEXTS, max_size=3)
+)
 LINES = st.lists(st.lists(st.tuples(NAMES, VALUES), max_size=6), min_size=1, max_size=5)
 
 
 def line_of(pairs: list[tuple[str, Any]], key: str) -> str:
     """Return an object of pairs, of which several may have the same name; the key is among them."""
     named = [*pairs[:2], ("__key__", key), *pairs[2:]]
-    fields = [f"{json.dumps(name, ensure_ascii=False)}: {json.dumps(value)}" for name, value in named]
+    fields = [
+        f"{json.dumps(name, ensure_ascii=False)}: {json.dumps(value)}" for name, value in named
+    ]
     return "{" + ", ".join(fields) + "}"
 
 
@@ -56,7 +60,9 @@ def mapped(
 
 
 @given(LINES)
-def test_values_are_those_of_json(tmp_path_factory: pytest.TempPathFactory, rows: list[list[tuple[str, Any]]]) -> None:
+def test_values_are_those_of_json(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[list[tuple[str, Any]]]
+) -> None:
     """Of small and large fields, of fields that come twice, in order and by number; keys and urls are the sample's."""
     lines = [line_of(pairs, f"key {number}") for number, pairs in enumerate(rows)]
     expected = [json.loads(line) | {"__url__": URL} for line in lines]
@@ -93,9 +99,13 @@ def test_field_that_comes_twice_keeps_its_first_place(tmp_path: Path, large: int
 def test_choice_of_fields_holds_for_small_ones(tmp_path: Path) -> None:
     """Fields that are not read, and those of which the bytes are wanted, are what they are for large ones."""
     lines = ['{"a": 1, "b": "2"}', '{"a": 3, "b": "%s"}' % ("x" * 2000)]
-    with closing(mapped(tmp_path / "a.jsonl", lines, View(reads=lambda name: name == "a"))) as shard:
+    with closing(
+        mapped(tmp_path / "a.jsonl", lines, View(reads=lambda name: name == "a"))
+    ) as shard:
         assert [sorted(sample) for sample in shard.samples()] == [["__key__", "__url__", "a"]] * 2
-    with closing(mapped(tmp_path / "b.jsonl", lines, View(decodes=lambda name: name == "b"))) as shard:
+    with closing(
+        mapped(tmp_path / "b.jsonl", lines, View(decodes=lambda name: name == "b"))
+    ) as shard:
         assert [sample["b"][:3] for sample in shard.samples()] == [b'"2"', b'"xx']
     with closing(mapped(tmp_path / "c.jsonl", lines, View(prefix="text."))) as shard:
         assert [sample["text.a"] for sample in shard.samples()] == [1, 3]
@@ -138,13 +148,17 @@ def test_odd_lines_among_others_are_what_json_gives(tmp_path: Path) -> None:
     expected = [json.loads(line) for line in lines if line.strip()]
     with closing(mapped(tmp_path / "a.jsonl", lines)) as shard:
         found = list(shard.samples())
-    assert [sample.pop("__key__") for sample in found] == [f"{number:09d}" for number in range(len(expected))]
+    assert [sample.pop("__key__") for sample in found] == [
+        f"{number:09d}" for number in range(len(expected))
+    ]
     assert {sample.pop("__url__") for sample in found} == {URL}
     assert found == expected
 
 
 @pytest.mark.parametrize("damage", [b"}]}]", b"x", b"1}\n{", b"\xff"])
-def test_damaged_line_among_others_is_the_error_of_its_sample(tmp_path: Path, damage: bytes) -> None:
+def test_damaged_line_among_others_is_the_error_of_its_sample(
+    tmp_path: Path, damage: bytes
+) -> None:
     """Those before it, decoded together with it, are read."""
     path = tmp_path / "a.jsonl"
     with closing(mapped(path, ['{"a": 11111111, "b": 2}'] * 20)) as shard:
@@ -172,7 +186,9 @@ def test_damaged_line_among_others_is_the_error_of_its_sample(tmp_path: Path, da
     ],
 )
 @pytest.mark.parametrize("text", ["small", LARGE])
-def test_forged_places_of_fields_are_damage(tmp_path: Path, table: str, at: int, value: int, text: str) -> None:
+def test_forged_places_of_fields_are_damage(
+    tmp_path: Path, table: str, at: int, value: int, text: str
+) -> None:
     """They lead nobody outside of the shard: places that are not needed are not checked until they are."""
 
     def forge(samples: tables.Samples) -> None:

@@ -53,10 +53,11 @@ def test_hostile_names_take_linear_time() -> None:
 def test_samples_equal_those_of_webdataset(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Row], format_: int
 ) -> None:
-    """Any names in any order: samples, their members' order and bytes are webdataset's; where it raises, we do, too.
+    """Any names in any order: samples, their members' order and bytes are webdataset's; where it
+    raises, we do, too.
 
-    With handlers that go on, the good ones are webdataset's and as many, in whichever way they are read. webdataset is
-    not given the members of macOS, and parts of a torn sample are accepted.
+    With handlers that go on, the good ones are webdataset's and as many, in whichever way they are
+    read. webdataset is not given the members of macOS, and parts of a torn sample are accepted.
     """
     path = tmp_path_factory.getbasetemp() / "random.tar"
     path.write_bytes(pack_rows([row for row in rows if not is_of_macos(row)], format_))
@@ -65,9 +66,14 @@ def test_samples_equal_those_of_webdataset(
     path.write_bytes(pack_rows(rows, format_))
     found = by_lenient_index(path)
     assert found.samples == expected.samples
-    assert (type(expected.error), type(found.error)) in [(type(None), type(None)), (ValueError, SampleError)]
+    assert (type(expected.error), type(found.error)) in [
+        (type(None), type(None)),
+        (ValueError, SampleError),
+    ]
     all_found = going_on(by_lenient_index, path)
-    assert [mine or theirs for mine, theirs in zip(all_found, all_expected, strict=True)] == all_expected
+    assert [
+        mine or theirs for mine, theirs in zip(all_found, all_expected, strict=True)
+    ] == all_expected
     assert by_number(path) == all_found
     if isinstance(by_index(path).error, TornSampleError):
         arrived = by_arrival(path).samples
@@ -82,13 +88,18 @@ def test_a_member_cannot_take_the_place_of_a_samples_own_keys(tmp_path: Path, na
     tar = pack([("a.jpg", b"1"), (name, b"2"), ("b.jpg", b"3")])
     index = TarIndex.open(published(tmp_path / "shard.tar", tar, URL)[1])
     assert index.faults[0][0] is Fault.RESERVED
-    assert fault_of(index, 0) == f"the sample 'a' has a member with the reserved extension {name[2:].lower()!r}"
+    assert (
+        fault_of(index, 0)
+        == f"the sample 'a' has a member with the reserved extension {name[2:].lower()!r}"
+    )
     assert fault_of(index, 1) is None
 
 
 def test_one_sample_keeps_its_first_fault(tmp_path: Path) -> None:
     """However many members are double, a sample has one fault: a hostile tar cannot make the table long."""
-    tar = pack([("a.jpg", b"1"), ("a.jpg", b"2"), ("a.JPG", b"3"), ("a.cls", b"4"), ("a.cls", b"5")])
+    tar = pack(
+        [("a.jpg", b"1"), ("a.jpg", b"2"), ("a.JPG", b"3"), ("a.cls", b"4"), ("a.cls", b"5")]
+    )
     index = TarIndex.open(published(tmp_path / "shard.tar", tar, URL)[1])
     assert re.search("'a' has two members with the extension 'jpg'", fault_of(index, 0) or "")
     assert len(index.faults) == 1

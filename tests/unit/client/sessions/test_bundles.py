@@ -18,7 +18,12 @@ from support.network.peer import WELCOME, Heard, Json, Peer, Script, accepted, s
 from support.programs.daemon import eventually
 
 RANGES = [(0, (0, 10)), (2, (30, 40)), (0, (50, 60))]
-PLAN = Plan.of(Manifest.of(ShardRef(f"s3://bucket/{number}.tar") for number in range(3)), 0, range(3), wanted="ranges")
+PLAN = Plan.of(
+    Manifest.of(ShardRef(f"s3://bucket/{number}.tar") for number in range(3)),
+    0,
+    range(3),
+    wanted="ranges",
+)
 
 
 @pytest.fixture
@@ -46,8 +51,20 @@ def begin(peer: Peer, *, bundles: bool) -> None:
 
 def arriving(request: int) -> Json:
     """Return the grant of a range."""
-    place = {"url": "s3://bucket/a.tar", "version": "v1", "path": "/nowhere.part", "size_bytes": 100}
-    return {"type": "arriving", "id": request, "lease": request, "ready_bytes": 0, "inode": 1, **place}
+    place = {
+        "url": "s3://bucket/a.tar",
+        "version": "v1",
+        "path": "/nowhere.part",
+        "size_bytes": 100,
+    }
+    return {
+        "type": "arriving",
+        "id": request,
+        "lease": request,
+        "ready_bytes": 0,
+        "inode": 1,
+        **place,
+    }
 
 
 def leased(message: Json) -> tuple[int, int, int]:
@@ -73,10 +90,16 @@ def test_ranges_are_requested_by_one_message(path: Path) -> None:
         session.lease_ranges(RANGES[:1], needed=True)
         eventually(lambda: len(heard) == 4)
     first, second = heard[2:4]
-    assert [leased(message) for message in first["messages"]] == [(0, 0, 10), (2, 30, 40), (0, 50, 60)]
+    assert [leased(message) for message in first["messages"]] == [
+        (0, 0, 10),
+        (2, 30, 40),
+        (0, 50, 60),
+    ]
     assert [message.get("needed", False) for message in first["messages"]] == [True, False, False]
     assert [message["type"] for message in second["messages"]] == ["release"] * 3 + ["lease"]
-    assert [message["lease"] for message in second["messages"][:3]] == [lease.number for lease in leases]
+    assert [message["lease"] for message in second["messages"][:3]] == [
+        lease.number for lease in leases
+    ]
     assert heard.needs == []
 
 
@@ -98,7 +121,9 @@ def test_daemon_of_an_earlier_release_gets_each_message(path: Path) -> None:
         session.flush()
         eventually(lambda: len(heard) == 8)
     assert [leased(message) for message in heard[2:5]] == [(0, 0, 10), (2, 30, 40), (0, 50, 60)]
-    assert heard.needs[0] == leases[0].number  # of the others unless they had come before they were waited for
+    assert (
+        heard.needs[0] == leases[0].number
+    )  # of the others unless they had come before they were waited for
     assert [message["type"] for message in heard[5:]] == ["release"] * 3
 
 

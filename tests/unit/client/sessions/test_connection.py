@@ -13,7 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.errors import ConfigError, DaemonError, NoDaemonError, ProtocolError, VersionMismatchError
+from shardcache.errors import (
+    ConfigError,
+    DaemonError,
+    NoDaemonError,
+    ProtocolError,
+    VersionMismatchError,
+)
 from shardcache.shared.versions import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
 from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
@@ -193,7 +199,9 @@ def http_server(path: Path, status: int, body: bytes) -> Iterator[None]:
         def answer() -> None:
             with listener.accept()[0] as connection:
                 connection.recv(65_536)
-                connection.sendall(f"HTTP/1.1 {status} No\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+                connection.sendall(
+                    f"HTTP/1.1 {status} No\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+                )
 
         pool.submit(answer)
         yield
@@ -201,7 +209,10 @@ def http_server(path: Path, status: int, body: bytes) -> Iterator[None]:
 
 def test_another_server_at_the_socket_is_no_daemon(path: Path) -> None:
     """A server that knows no sessions is not taken for a daemon."""
-    with http_server(path, 404, b"not here"), pytest.raises(ProtocolError, match=r"not a shardcache daemon.*404"):
+    with (
+        http_server(path, 404, b"not here"),
+        pytest.raises(ProtocolError, match=r"not a shardcache daemon.*404"),
+    ):
         DaemonConnection(path, READER, soon())
 
 
@@ -222,13 +233,15 @@ def test_answers_are_distinguished_by_id(path: Path) -> None:
     """Two leases under way are each answered by their own answer, whichever comes first."""
 
     def in_reverse(peer: Peer) -> None:
-        first, second = peer.hear()["id"], peer.hear()["id"]
+        first = peer.hear()["id"]
+        second = peer.hear()["id"]
         peer.lend(second, 22)
         peer.lend(first, 11)
 
     with scripted(path, welcomed(in_reverse)):
         connection = DaemonConnection(path, READER, soon())
-        first, second = connection.request("lease", position=0), connection.request("lease", position=1)
+        first = connection.request("lease", position=0)
+        second = connection.request("lease", position=1)
         assert (connection.answer(first, soon()) or {})["lease"] == 11
         assert (connection.answer(second, soon()) or {})["lease"] == 22
         connection.close()
@@ -256,13 +269,17 @@ def test_long_messages_in_pieces_and_pings(path: Path) -> None:
 
 def test_answers_are_received_while_requests_are_sent(path: Path) -> None:
     """A daemon that takes no further requests until its answers are read does not hold up the sender."""
-    number, padding = 64, "x" * 64 * 1024
+    number = 64
+    padding = "x" * 64 * 1024
 
     def answers_first(peer: Peer) -> None:
         for id_ in range(1, number + 1):
             peer.say(type="ok", id=id_, padding=padding)
 
-    with scripted(path, welcomed(answers_first)), closing(DaemonConnection(path, READER, soon())) as connection:
+    with (
+        scripted(path, welcomed(answers_first)),
+        closing(DaemonConnection(path, READER, soon())) as connection,
+    ):
         requests = [connection.request("plan", soon(), padding=padding) for _ in range(number)]
         for request in requests:
             answer = connection.answer(request, soon())
@@ -284,7 +301,10 @@ def test_a_daemon_that_leaves(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("message", "said"),
-    [("not JSON", "invalid JSON"), (json.dumps({"type": "welcome", "protocol": PROTOCOL_VERSION, "id": [1]}), "id")],
+    [
+        ("not JSON", "invalid JSON"),
+        (json.dumps({"type": "welcome", "protocol": PROTOCOL_VERSION, "id": [1]}), "id"),
+    ],
 )
 def test_noise_is_a_protocol_error(path: Path, message: str, said: str) -> None:
     """A message that is no JSON, or whose id is no number, is named as such, not taken for a lost connection."""
@@ -301,7 +321,9 @@ def test_a_connection_costs_one_descriptor_and_no_thread(path: Path) -> None:
         before = _sockets_to(path)
         connection = DaemonConnection(path, READER, soon())
         assert _sockets_to(path) == before + 1
-        assert sum("recv_events" in thread.name for thread in threading.enumerate()) == 1, "the server's own, no other"
+        assert sum("recv_events" in thread.name for thread in threading.enumerate()) == 1, (
+            "the server's own, no other"
+        )
         del connection
         gc.collect()
         assert _sockets_to(path) == before

@@ -51,7 +51,9 @@ def session_with(
 ) -> Iterator[tuple[Session, Heard]]:
     """Serve by scripts; yield a session that has declared a plan, and what is heard of it."""
     with scripted(path, *scripts) as heard:
-        session = Session(DaemonChoice(path), ReaderIdentity("job"), Patience(**patience), partial_reads=partial)
+        session = Session(
+            DaemonChoice(path), ReaderIdentity("job"), Patience(**patience), partial_reads=partial
+        )
         session.declare(plan)
         yield session, heard
         session.close()
@@ -90,7 +92,8 @@ def test_a_shard_is_needed_when_it_is_waited_for(path: Path) -> None:
     """Asking ahead says nothing of need; waiting says it before anything else, and once."""
 
     def script(peer: Peer) -> None:
-        first, ahead = peer.hear()["id"], peer.hear()["id"]
+        first = peer.hear()["id"]
+        ahead = peer.hear()["id"]
         assert needed(peer) == first
         for request, lease in ((first, 7), (ahead, 8)):
             peer.lend(request, lease)
@@ -98,14 +101,16 @@ def test_a_shard_is_needed_when_it_is_waited_for(path: Path) -> None:
         assert needed(peer) == ahead
 
     with session_with(path, begun(script)) as (session, heard):
-        first, ahead = session.lease(0), session.lease(1)
+        first = session.lease(0)
+        ahead = session.lease(1)
         assert session.wait(first) is session.wait(first)
         session.release(first)
         session.wait(ahead)
         session.wait(ahead)
         eventually(lambda: len(heard.needs) == 2)
     assert kinds(heard) == ["hello", "plan", "lease", "lease", "release"]
-    assert (heard[1]["order"], heard[1]["reads"]) == ([0, 1, 2, 2, 1, 0], 3)
+    assert heard[1]["order"] == [0, 1, 2, 2, 1, 0]
+    assert heard[1]["reads"] == 3
     assert [message["position"] for message in heard[2:4]] == [0, 1]
     assert len(heard.needs) == 2
 
@@ -136,7 +141,9 @@ def test_more_of_a_shard_from_before_a_break_is_not_asked_for(path: Path) -> Non
         request = peer.hear()["id"]
         peer.lend(request, request)
 
-    with session_with(path, begun(arriving(1, 5_000), Peer.hear, stays=False), begun(second), partial=True) as (
+    with session_with(
+        path, begun(arriving(1, 5_000), Peer.hear, stays=False), begun(second), partial=True
+    ) as (
         session,
         _,
     ):
@@ -185,7 +192,8 @@ def test_patience_with_an_absent_daemon_ends(path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_shard_that_does_not_come(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A line in the log has the daemon's reason after a while, then the error has it, with the shard and the remedy.
+    """A line in the log has the daemon's reason after a while, then the error has it, with the
+    shard and the remedy.
 
     The next wait asks over a new connection, without the lost shard.
     """
@@ -195,7 +203,8 @@ def test_a_shard_that_does_not_come(path: Path, caplog: pytest.LogCaptureFixture
     caplog.set_level(logging.WARNING, "shardcache")
     with session_with(path, *scripts, limit_s=3, first_report_s=0.05) as (session, heard):
         with pytest.raises(
-            ShardTimeoutError, match="no more of it arrived within 3 s: waiting for space in the cache"
+            ShardTimeoutError,
+            match="no more of it arrived within 3 s: waiting for space in the cache",
         ) as caught:
             session.wait(session.lease(0))
         line = caplog.records[0].getMessage()
@@ -204,13 +213,16 @@ def test_a_shard_that_does_not_come(path: Path, caplog: pytest.LogCaptureFixture
     assert "downloading (3 of 64 MB)" in line
     assert caught.value.url == MANIFEST[0].url
     assert "timeout_s" in caught.value.remedy
-    assert [message["of"] for message in heard if message["type"] == "explain"] == [heard[2]["id"]] * 2
+    assert [message["of"] for message in heard if message["type"] == "explain"] == [
+        heard[2]["id"]
+    ] * 2
     assert [message["reads"] for message in heard if message["type"] == "plan"] == [3, 2]
 
 
 def test_wait_lasts_as_long_as_bytes_arrive() -> None:
     """The limit counts from the last time when there were more of them."""
-    done, asked = iter(range(1, 8)), threading.Event()
+    done = iter(range(1, 8))
+    asked = threading.Event()
 
     def poll(until_s: float) -> None:
         asked.wait(max(0.0, until_s - time.monotonic()))
@@ -224,7 +236,9 @@ def unknown(peer: Peer) -> None:
     peer.say(type="unknown", id=peer.hear()["id"])
 
 
-@pytest.mark.parametrize("steps", [(refused(CapacityError("raise its")),), (unknown, unknown, accepted, unknown)])
+@pytest.mark.parametrize(
+    "steps", [(refused(CapacityError("raise its")),), (unknown, unknown, accepted, unknown)]
+)
 def test_a_plan_that_is_refused(path: Path, steps: tuple[Step, ...]) -> None:
     """The daemon's verdict on a plan is raised, not asked for again; so is that it forgets what it was just sent."""
     with pytest.raises(CapacityError, match="raise its"), session_with(path, welcomed(*steps)):
@@ -238,7 +252,10 @@ def test_each_lease_says_whether_a_beginning_will_do(path: Path) -> None:
         session.wait(session.lease(0))
         session.wait(session.lease(1, partial=False))
         eventually(lambda: kinds(heard).count("lease") == 4)
-    asked = [[each["partial"] for each in some if each["type"] == "lease"] for some in (heard, after_the_break(heard))]
+    asked = [
+        [each["partial"] for each in some if each["type"] == "lease"]
+        for some in (heard, after_the_break(heard))
+    ]
     assert asked == [[True, False, False, True], [False, True]]  # the newest first
 
 
@@ -266,7 +283,10 @@ def test_long_plan_is_sent_in_pieces_apart_from_the_shards(path: Path) -> None:
 
 def test_long_plan_is_resent_from_its_beginning_after_a_break(path: Path) -> None:
     """A connection that breaks between two pieces leaves no gap: the next daemon hears all that is still to be read."""
-    scripts = begun(granted(1), Peer.hear, Peer.hear, stays=False), begun(granted(1), accepted, accepted)
+    scripts = (
+        begun(granted(1), Peer.hear, Peer.hear, stays=False),
+        begun(granted(1), accepted, accepted),
+    )
     with session_with(path, *scripts, plan=LONG) as (session, heard):
         lease = session.lease(0)
         session.wait(lease)
@@ -275,7 +295,9 @@ def test_long_plan_is_resent_from_its_beginning_after_a_break(path: Path) -> Non
         session.release(lease)
         session.wait(ahead)
         eventually(lambda: sends_a_piece(session, heard) == 3)
-    pieces: list[dict[str, Any]] = [each for each in after_the_break(heard) if each["type"] in ("plan", "extend")]
+    pieces: list[dict[str, Any]] = [
+        each for each in after_the_break(heard) if each["type"] in ("plan", "extend")
+    ]
     assert [len(message["order"]) for message in pieces] == [1_000, 4_000, 3_999]
     assert pieces[0]["reads"] == 8_999
 

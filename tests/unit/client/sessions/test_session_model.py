@@ -42,12 +42,15 @@ class Fault(Enum):
     LATE = auto()  # it grants no shard until it is asked what it waits for, then the last one first
     BREAK = auto()  # it breaks the connection
     LEAVE = auto()  # it says that it is stopping, and comes back at once
-    RESTART = auto()  # it breaks the connection, accepts none for two tries, and knows no shards any more
+    RESTART = (
+        auto()
+    )  # it breaks the connection, accepts none for two tries, and knows no shards any more
     LOSE = auto()  # it cannot fetch the shard, and says so once the shard is needed
 
 
 class FlakyDaemon:
-    """A daemon that keeps a reader's plan and leases as a real one does, but for the faults that it is given.
+    """A daemon that keeps a reader's plan and leases as a real one does, but for the faults that it
+    is given.
 
     Attributes:
         faults: one for each message to come; there are none when these are used up.
@@ -200,7 +203,12 @@ class FlakySession:
         return {"type": "error", "id": lease, "error": error.to_json()}
 
     def _granted(self, lease: int, kind: str) -> Json:
-        place: Json = {"url": self.leases[lease], "version": "v1", "path": self.path, "size_bytes": 10_240}
+        place: Json = {
+            "url": self.leases[lease],
+            "version": "v1",
+            "path": self.path,
+            "size_bytes": 10_240,
+        }
         if kind == "arriving":
             state: Json = {"inode": 0, "ready_bytes": 512}
         else:
@@ -212,7 +220,9 @@ class FlakySession:
 def flaky_daemon(path: Path) -> Iterator[FlakyDaemon]:
     """Serve at a socket."""
     daemon = FlakyDaemon()
-    with unix_serve(daemon.serve, str(path), process_request=daemon.admit, close_timeout=0.1) as server:
+    with unix_serve(
+        daemon.serve, str(path), process_request=daemon.admit, close_timeout=0.1
+    ) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -243,7 +253,15 @@ class Reader:
         if self._rng.random() < 0.3:
             self._daemon.faults.extend([Fault.NONE] * self._rng.randrange(5))
             self._daemon.faults.append(self._rng.choice(list(Fault)))
-        steps = [self.ask, self.ask, self.wait, self.wait, self.read_on, self.give_back, self.give_back]
+        steps = [
+            self.ask,
+            self.ask,
+            self.wait,
+            self.wait,
+            self.read_on,
+            self.give_back,
+            self.give_back,
+        ]
         self._rng.choice([*steps, self._session.extend, self.begin_an_epoch])()
 
     def begin_an_epoch(self) -> None:
@@ -279,7 +297,11 @@ class Reader:
 
     def read_on(self) -> None:
         """Wait for the rest of a shard; where the connection breaks, wait for the shard again."""
-        arriving = [lease for lease in self.leases if lease.grant is not None and lease.grant["type"] == "arriving"]
+        arriving = [
+            lease
+            for lease in self.leases
+            if lease.grant is not None and lease.grant["type"] == "arriving"
+        ]
         if arriving:
             lease = self._rng.choice(arriving)
             grant = self._session.more(lease, beyond=512)
@@ -304,7 +326,10 @@ class Reader:
         for lease, is_needed in list(self.leases.items()):
             if is_needed:
                 self.take(lease)
-        model = sorted((self._plan.shard(lease.position).url, is_needed) for lease, is_needed in self.leases.items())
+        model = sorted(
+            (self._plan.shard(lease.position).url, is_needed)
+            for lease, is_needed in self.leases.items()
+        )
         eventually(lambda: self._daemon.session.held() == model)
         sent = self._daemon.session
         for lease, is_needed in self.leases.items():
@@ -314,7 +339,9 @@ class Reader:
         assert sent.order == list(self._plan.order[-sent.reads :])[: len(sent.order)]
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 50))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 50))]
+)
 def test_reader_holds_the_shards_that_it_asked_for(seed: int, tmp_path: Path) -> None:
     """Whatever it asks, waits for and gives back, and wherever its daemon is late, breaks off, restarts or fails."""
     path = tmp_path / "s.sock"

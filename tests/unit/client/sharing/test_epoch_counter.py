@@ -31,13 +31,30 @@ def everywhere() -> bool:
     return True
 
 
-PASS = Pass(loader=2**62, nth=3, epoch=7, workers=1024, pid=2**22, is_resuming=True, joined=1 << 1023, read=5)
+PASS = Pass(
+    loader=2**62,
+    nth=3,
+    epoch=7,
+    workers=1024,
+    pid=2**22,
+    is_resuming=True,
+    joined=1 << 1023,
+    read=5,
+)
 
 
 def test_count_goes_through_bytes() -> None:
     """As many passes as it keeps, the latest ones, each with all its workers."""
     passes = [replace(PASS, nth=nth) for nth in range(20)]
-    count = Count(2**40, chosen=3, loads=2, is_resumed=True, workers=8, is_uncounted_logged=True, passes=passes)
+    count = Count(
+        2**40,
+        chosen=3,
+        loads=2,
+        is_resumed=True,
+        workers=8,
+        is_uncounted_logged=True,
+        passes=passes,
+    )
     packed = count.pack()
     assert len(packed) <= 4096
     assert Count.unpack(packed) == replace(count, passes=passes[-12:])
@@ -57,8 +74,11 @@ def _answer(counter: EpochCounter, pipe: Connection) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_trainer_and_its_workers_see_what_the_others_count(method: str) -> None:
     """A worker reads what its trainer changes after it was started, and the other way round."""
-    context: Any = multiprocessing.get_context(method)  # typeshed: only its subclasses have a Process
-    counter, (here, there) = EpochCounter(Count(3), everywhere), multiprocessing.Pipe()
+    context: Any = multiprocessing.get_context(
+        method
+    )  # typeshed: only its subclasses have a Process
+    counter = EpochCounter(Count(3), everywhere)
+    (here, there) = multiprocessing.Pipe()
     child = context.Process(target=_answer, args=(counter, there))
     child.start()
     assert here.recv() == Count(3)
@@ -153,7 +173,8 @@ def test_a_process_that_is_killed_while_it_edits(tmp_path: Path) -> None:
     """Before, in the middle of and after a write: the notes are those of one edit, and others go on with them."""
     counter = EpochCounter(in_worker=everywhere)
     shim = Shim(tmp_path / "control", Path("/memfd:shardcache-epochs (deleted)"))
-    changes, (fd,) = 0, counter._fds.values()
+    changes = 0
+    (fd,) = counter._fds.values()
     for action in (Action.KILL_AFTER, Action.KILL_BEFORE, Action.KILL_HALF):
         for at in (1, 2):
             shim.arm(action, at=at, ops=(Op.WRITE,))
@@ -164,7 +185,8 @@ def test_a_process_that_is_killed_while_it_edits(tmp_path: Path) -> None:
                 check=False,
                 timeout=GUARD_S,
             )
-            assert (changer.returncode, shim.acted) == (-signal.SIGKILL, 1)
+            assert changer.returncode == -signal.SIGKILL
+            assert shim.acted == 1
             changes += (at if action is Action.KILL_AFTER else at - 1) // 2  # two writes each
             found = counter.read()
             expected = [Pass(changes, 1, 0, 1, 0)] * 12 if changes else []
@@ -193,6 +215,8 @@ def test_epoch_counter_leaves_no_descriptor_open() -> None:
     """The file has no name anywhere, and its descriptor goes with the object."""
     before = memfds()
     counter = EpochCounter()
-    assert [memfds()[fd] for fd in memfds().keys() - before] == ["/memfd:shardcache-epochs (deleted)"]
+    assert [memfds()[fd] for fd in memfds().keys() - before] == [
+        "/memfd:shardcache-epochs (deleted)"
+    ]
     del counter
     assert memfds() == before

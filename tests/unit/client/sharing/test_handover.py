@@ -68,14 +68,22 @@ class Lender:
         """Cut pieces, pickle all that was cut as a DataLoader's queue does, and let go of it."""
         for number in numbers:
             self.cut(number)
-        data, self._values = bytes(ForkingPickler.dumps(self._values)), []
+        data = bytes(ForkingPickler.dumps(self._values))
+        self._values = []
         return data
 
     def odd_views(self) -> list[bytes]:
         """Cut slices of slices, small and empty ones and others that are no run of bytes; return what they hold."""
         value: Any = self._loan.whole()[1000:90_000]
         self._values = [
-            *(value, value[10:60_000][2:50_000], value[0:0], value[:10], value[:50_000:5], value[49_999::-1]),
+            *(
+                value,
+                value[10:60_000][2:50_000],
+                value[0:0],
+                value[:10],
+                value[:50_000:5],
+                value[49_999::-1],
+            ),
             *(value[:6000].reshape(2, 3000), value[:5000].copy()),
         ]
         return list(map(bytes, self._values))
@@ -176,7 +184,8 @@ def maps_of(path: Path) -> int:
 def test_every_message_counts_and_none_twice(shard: Path) -> None:
     """One that is loaded again does not make up for one that is still on its way."""
     with Sender(Handover(), shard) as sender:
-        first, second = sender.message(0), sender.message(1)
+        first = sender.message(0)
+        second = sender.message(1)
         for _ in range(3):
             assert bytes(pickle.loads(first)[0]) == piece(0)
         assert not sender.settled()
@@ -214,10 +223,14 @@ def test_copied_values_keep_no_shard(shard: Path) -> None:
     """In a shard without a large member, the bytes are the map's own: nobody has to follow them."""
     loan = lend(Handover(), shard)
     tables = Samples(
-        extensions=["cls"], extension_ids=array("I", [0]), starts=array("Q", [512]), ends=array("Q", [516])
+        extensions=["cls"],
+        extension_ids=array("I", [0]),
+        starts=array("Q", [512]),
+        ends=array("Q", [516]),
     )
     [(extension, tar, decoder)] = loan.columns(tables)
-    assert (extension, decoder) == ("cls", None)
+    assert extension == "cls"
+    assert decoder is None
     assert isinstance(tar, mmap.mmap)
     assert tar[512:516] == CONTENT[512:516]
     assert loan.is_settled()
@@ -291,8 +304,12 @@ def test_any_other_pickle_takes_the_bytes_along(shard: Path) -> None:
     assert bytes(pickle.loads(data)[0]) == piece(0)
 
 
-@pytest.mark.parametrize("again", [lambda handover: handover, lambda handover: pickle.loads(pickle.dumps(handover))])
-def test_the_process_that_made_it_sends_bytes(shard: Path, again: Callable[[Handover], Handover]) -> None:
+@pytest.mark.parametrize(
+    "again", [lambda handover: handover, lambda handover: pickle.loads(pickle.dumps(handover))]
+)
+def test_the_process_that_made_it_sends_bytes(
+    shard: Path, again: Callable[[Handover], Handover]
+) -> None:
     """Nobody is known to follow a reference from here; so the lease may go at once, and the values keep the map."""
     loan = lend(again(Handover()), shard)
     value = loan.whole()[5:PIECE_BYTES]
@@ -308,7 +325,8 @@ def test_the_process_that_made_it_sends_bytes(shard: Path, again: Callable[[Hand
 def test_slices_of_slices_and_odd_views_arrive_right(shard: Path) -> None:
     """A view that is no run of bytes goes by value among references, and so do small and empty ones."""
     with Sender(Handover(), shard) as sender:
-        expected, message = sender.odd_views(), sender.message()
+        expected = sender.odd_views()
+        message = sender.message()
         values = pickle.loads(message)
     assert [bytes(value) for value in values] == expected
     assert len(message) < 80_000

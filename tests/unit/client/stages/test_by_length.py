@@ -16,7 +16,12 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError, SampleError
 from shardcache_client.batches.staged_epoch import StagedEpoch, StagedForm
-from shardcache_client.handlers import ignore_and_continue, ignore_and_stop, reraise, warn_and_continue
+from shardcache_client.handlers import (
+    ignore_and_continue,
+    ignore_and_stop,
+    reraise,
+    warn_and_continue,
+)
 from shardcache_client.order.dealing.deal import SampleDeal
 from shardcache_client.order.topology import Topology
 from shardcache_client.position.progress import Progress
@@ -32,7 +37,8 @@ Batch = list[dict[str, Any]]
 
 
 class Reader:
-    """One reader's epoch, or its rest: batches of samples `{"__key__": number, "length": ...}` of one shard.
+    """One reader's epoch, or its rest: batches of samples `{"__key__": number, "length": ...}` of
+    one shard.
 
     Attributes:
         passed: number of places that were read.
@@ -49,10 +55,14 @@ class Reader:
         counts = [len(lengths)]
         deal = SampleDeal(counts, even=None)
         alone = Topology(reader.reader, reader.readers)
-        self._numbers = [number for _, number in walk(deal.share(0, alone, start.progress.past(None)), counts)]
+        self._numbers = [
+            number for _, number in walk(deal.share(0, alone, start.progress.past(None)), counts)
+        ]
         self._lengths = lengths
         self._left_out = left_out
-        self._epoch = StagedEpoch(StagedForm("0" * 16, deal, stage, 7, {}), start, reader, len(self._numbers), None)
+        self._epoch = StagedEpoch(
+            StagedForm("0" * 16, deal, stage, 7, {}), start, reader, len(self._numbers), None
+        )
         self.passed = start.reached.mark.place
 
     def __iter__(self) -> Iterator[Batch]:
@@ -81,7 +91,9 @@ class Table:
 
     def seat(self, reader: Topology) -> Agree:
         """Return one reader's way to agree with the same worker of all ranks."""
-        return lambda name, value: self.greatest(reader.rank, f"{name}, worker {reader.worker}", value)
+        return lambda name, value: self.greatest(
+            reader.rank, f"{name}, worker {reader.worker}", value
+        )
 
     def greatest(self, rank: int, name: str, value: int) -> int:
         """Return the greatest value under a name once all ranks have given theirs."""
@@ -163,7 +175,11 @@ def job(
 
     def reader(rank: int, worker: int) -> Reader:
         topology = Topology(rank, world_size, worker, workers)
-        start = resume_place(states, topology, counted=True, stage=stage.name) if states else Resume(Progress())
+        start = (
+            resume_place(states, topology, counted=True, stage=stage.name)
+            if states
+            else Resume(Progress())
+        )
         return Reader(lengths, stage, topology, start, left_out)
 
     return [[reader(rank, worker) for worker in range(workers)] for rank in range(world_size)]
@@ -199,7 +215,9 @@ def test_ranks_in_step_get_equally_many_batches_and_each_sample_once(
     ranks = train(job(lengths, *readers, sort_buffer=sort_buffer))
     assert len({len(batches) for batches in ranks}) == 1
     assert keys(ranks) == list(range(len(lengths)))
-    assert all(len(batch) * max(map(length, batch)) <= MAX_TOKENS for batches in ranks for batch in batches)
+    assert all(
+        len(batch) * max(map(length, batch)) <= MAX_TOKENS for batches in ranks for batch in batches
+    )
 
 
 @examples(60)
@@ -219,7 +237,11 @@ def test_ranks_with_a_sample_more_make_others_repeat_one(
 @examples(100)
 @given(lengths, numbers_of_readers, st.integers(1, 12), st.sets(st.integers(0, 80)), st.data())
 def test_job_resumes_with_the_very_next_batch(
-    lengths: list[int], readers: tuple[int, int], sort_buffer: int, left_out: set[int], data: st.DataObject
+    lengths: list[int],
+    readers: tuple[int, int],
+    sort_buffer: int,
+    left_out: set[int],
+    data: st.DataObject,
 ) -> None:
     """From the states behind any step the same ranks and workers get exactly the batches that were left."""
     options: dict[str, Any] = {"sort_buffer": sort_buffer, "left_out": sorted(left_out)}
@@ -227,7 +249,9 @@ def test_job_resumes_with_the_very_next_batch(
         whole = train(job(lengths, *readers, **options))
     except (ConfigError, threading.BrokenBarrierError):
         assume(False)  # a reader has no sample, and the others wait for it in vain
-    begun, going_on = stopped(job(lengths, *readers, **options), data.draw(st.integers(0, len(whole[0]))))
+    begun, going_on = stopped(
+        job(lengths, *readers, **options), data.draw(st.integers(0, len(whole[0])))
+    )
     rest = train(job(lengths, *readers, states_of(going_on), **options))
     for before, after, all_of_them in zip(begun, rest, whole, strict=True):
         assert sorted(map(str, before + after)) == sorted(map(str, all_of_them))
@@ -256,7 +280,9 @@ def test_the_state_of_one_rank_is_enough_for_all(rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", first_quick([0, 1]))
-def test_rank_without_a_sample_for_the_last_buffer_resumes_from_the_state_of_another(rank: int) -> None:
+def test_rank_without_a_sample_for_the_last_buffer_resumes_from_the_state_of_another(
+    rank: int,
+) -> None:
     """It repeats a sample that it has given, whichever of the two has one sample more."""
     whole = train(job(spread(121), 2, 1))
     for steps in range(len(whole[0]) + 1):
@@ -264,7 +290,8 @@ def test_rank_without_a_sample_for_the_last_buffer_resumes_from_the_state_of_ano
         rest = train(job(spread(121), 2, 1, [going_on[rank][0].state()]))
         assert len({len(batches) for batches in rest}) == 1
         assert set(keys(begun + rest)) == set(range(121))
-        # At the very end, the one that has one sample fewer does not know that the other has read its last.
+        # At the very end, the one that has one sample fewer does not know that the other has read
+        # its last.
         assert len(keys(begun + rest)) <= 124
 
 
@@ -345,7 +372,9 @@ def test_samples_that_are_too_long_go_to_the_handler(caplog: pytest.LogCaptureFi
 def test_lengths_that_are_no_whole_numbers_go_to_the_handler(absurd: Any) -> None:
     """With the sample's name, before they take part in a comparison."""
     sizes: list[Any] = [5, absurd, 7]
-    with pytest.raises(SampleError, match=f"sample 1 has length {absurd!r}, which is not a whole number"):
+    with pytest.raises(
+        SampleError, match=f"sample 1 has length {absurd!r}, which is not a whole number"
+    ):
         list(single(sizes))
     assert keys([list(single(sizes, on_error=ignore_and_continue))]) == [0, 2]
 
@@ -357,7 +386,9 @@ def test_lengths_of_numpy_are_whole_numbers() -> None:
 
 
 @pytest.mark.parametrize("long", [range(9), range(20)])
-def test_ranks_stay_equal_whatever_is_left_out(long: range, caplog: pytest.LogCaptureFixture) -> None:
+def test_ranks_stay_equal_whatever_is_left_out(
+    long: range, caplog: pytest.LogCaptureFixture
+) -> None:
     """A rank with hardly a sample, or none, for a buffer repeats one, and says how many; the others lose nothing."""
     sizes = [50] * 60
     for number in long:
@@ -421,7 +452,8 @@ def partitions(items: list[int]) -> Iterator[list[list[int]]]:
     if not items:
         yield []
         return
-    first, rest = items[0], items[1:]
+    first = items[0]
+    rest = items[1:]
     for partition in partitions(rest):
         yield [[first], *partition]
         for at, group in enumerate(partition):
@@ -435,7 +467,9 @@ def test_batches_are_as_few_as_any_shape_allows(buffer: tuple[list[int], int]) -
     fits = (
         len(groups)
         for groups in partitions(list(range(len(lengths))))
-        if all(len(group) * max(lengths[number] for number in group) <= max_tokens for group in groups)
+        if all(
+            len(group) * max(lengths[number] for number in group) <= max_tokens for group in groups
+        )
     )
     assert min_batch_count(lengths, max_tokens) == min(fits)
 

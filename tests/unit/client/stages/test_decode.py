@@ -52,16 +52,24 @@ def test_images_are_decoded_as_webdataset_does(name: str, kind: str) -> None:
     ours = decoder(name)(data)
     assert type(ours) is type(theirs)
     if isinstance(ours, Image.Image):
-        ours, theirs = np.asarray(ours), np.asarray(theirs)
-    assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        ours = np.asarray(ours)
+        theirs = np.asarray(theirs)
+    assert ours.shape == theirs.shape
+    assert ours.dtype == theirs.dtype
     assert np.array_equal(ours, theirs)
 
 
-def test_jpegs_have_the_same_pixels_with_and_without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jpegs_have_the_same_pixels_with_and_without_simplejpeg(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The faster decoder is chosen where it is installed, and nothing else changes by it."""
     noise = np.random.default_rng(0).integers(0, 256, (61, 83, 3), dtype=np.uint8)
     for subsampling in range(3):
-        data = saved(lambda file, kind=subsampling: Image.fromarray(noise).save(file, "JPEG", subsampling=kind))
+        data = saved(
+            lambda file, kind=subsampling: Image.fromarray(noise).save(
+                file, "JPEG", subsampling=kind
+            )
+        )
         with monkeypatch.context() as without_pillow:
             without_pillow.setattr(Image, "open", None)
             fast = decoder("rgb8")(data)
@@ -88,7 +96,9 @@ def test_values_by_name_and_type() -> None:
     assert decoder("json")(b'{"a": [1]}') == {"a": [1]}
     assert np.array_equal(decoder("numpy")(saved(lambda file: np.save(file, array))), array)
     assert np.array_equal(decoder("npz")(saved(lambda file: np.savez(file, x=array)))["x"], array)
-    assert torch.equal(decoder("tensor")(saved(lambda file: torch.save(torch.ones(2), file))), torch.ones(2))
+    assert torch.equal(
+        decoder("tensor")(saved(lambda file: torch.save(torch.ones(2), file))), torch.ones(2)
+    )
     assert decoder("pickle")(pickle.dumps({1})) == {1}
 
 
@@ -110,7 +120,9 @@ def test_an_unknown_name_is_refused_when_the_dataset_is_made() -> None:
     with pytest.raises(ConfigError, match="unknown decoder 'rbg8'; did you mean 'rgb8'") as caught:
         Pipeline.of({"jpg": "rbg8"}, None, "error")
     assert "decode['jpg']" in str(caught.value)
-    with pytest.raises(ConfigError, match="'pill8', which is not an image decoder; did you mean 'pil"):
+    with pytest.raises(
+        ConfigError, match="'pill8', which is not an image decoder; did you mean 'pil"
+    ):
         Pipeline.of("pill8", None, "error")
     with pytest.raises(ConfigError, match="'json', which is not an image decoder"):
         Pipeline.of("json", None, "error")
@@ -129,7 +141,14 @@ def test_a_name_alone_decodes_by_extension() -> None:
     """Images as named, other known extensions as webdataset does, the rest and pickles stay bytes."""
     pipeline = Pipeline.of("rgb8", None, "error")
     unpickled = pickle.dumps(1)
-    members = {"seg.png": picture(), "cls": b"3", "json": b"[1]", "txt": b"x", "pyd": unpickled, "bin": b"\0"}
+    members = {
+        "seg.png": picture(),
+        "cls": b"3",
+        "json": b"[1]",
+        "txt": b"x",
+        "pyd": unpickled,
+        "bin": b"\0",
+    }
     found = pipeline(sample(**members))
     assert found.pop("seg.png").shape == (12, 8, 3)
     assert found == sample(cls=3, json=[1], txt="x", pyd=unpickled, bin=b"\0")
@@ -139,7 +158,10 @@ VALUES = {
     **dict.fromkeys(("txt", "text", "transcript"), "ä".encode()),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), b"7"),
     **dict.fromkeys(("json", "jsn"), b'{"a": [1]}'),
-    **dict.fromkeys(("ten", "tb"), wds.tenbin.encode_buffer([np.arange(6.0).reshape(2, 3), np.ones(3, np.uint8)])),
+    **dict.fromkeys(
+        ("ten", "tb"),
+        wds.tenbin.encode_buffer([np.arange(6.0).reshape(2, 3), np.ones(3, np.uint8)]),
+    ),
     "npy": saved(lambda file: np.save(file, np.arange(3))),
     "npz": saved(lambda file: np.savez(file, x=np.arange(3))),
     "bin": bytes(range(256)),
@@ -149,7 +171,9 @@ VALUES = {
 
 def webdatasets(**members: bytes) -> dict[str, Any]:
     """Return what webdataset decodes members to by their extensions, keys in the tar's order."""
-    decoded: dict[str, Any] = wds.autodecode.Decoder([wds.autodecode.imagehandler("rgb8")])(sample(**members))
+    decoded: dict[str, Any] = wds.autodecode.Decoder([wds.autodecode.imagehandler("rgb8")])(
+        sample(**members)
+    )
     return decoded
 
 
@@ -162,11 +186,16 @@ def test_members_are_decoded_by_extension_as_webdataset_does(
     data = bytes(VALUES[extension])
     name = f"left.{extension}"
     if compress is not None:
-        data, name = compress(data), f"{name}.gz"
-    np.testing.assert_equal(Pipeline.of("rgb8", None, "error")(sample(**{name: data})), webdatasets(**{name: data}))
+        data = compress(data)
+        name = f"{name}.gz"
+    np.testing.assert_equal(
+        Pipeline.of("rgb8", None, "error")(sample(**{name: data})), webdatasets(**{name: data})
+    )
 
 
-@pytest.mark.parametrize("extension", ["class", "count", "msgpack", "messagepack", "tenbin", "pickle", "pkl", "pyd"])
+@pytest.mark.parametrize(
+    "extension", ["class", "count", "msgpack", "messagepack", "tenbin", "pickle", "pkl", "pyd"]
+)
 def test_members_that_webdataset_leaves_or_unpickles_stay_bytes(extension: str) -> None:
     """Extensions that only look like those that are decoded, and those of pickles."""
     member = {extension: b"7"}
@@ -180,7 +209,9 @@ def test_images_of_rarer_formats_are_decoded_by_extension(kind: str) -> None:
     """By each of the extensions that webdataset gives to its image decoder."""
     data = picture(kind)
     known = [extension for extension, each in Image.registered_extensions().items() if each == kind]
-    for extension in sorted({each.removeprefix(".") for each in known} & {*wds.autodecode.IMAGE_EXTENSIONS}):
+    for extension in sorted(
+        {each.removeprefix(".") for each in known} & {*wds.autodecode.IMAGE_EXTENSIONS}
+    ):
         ours = Pipeline.of("rgb8", None, "error")(sample(**{extension: data}))
         np.testing.assert_equal(ours, webdatasets(**{extension: data}))
 
@@ -188,7 +219,9 @@ def test_images_of_rarer_formats_are_decoded_by_extension(kind: str) -> None:
 def test_an_image_that_is_compressed_is_decoded() -> None:
     """Its extension before `.gz` says that it is one; `.gz` alone says nothing, and is decompressed."""
     members = {"png.gz": gzip.compress(picture()), "gz": gzip.compress(b"x")}
-    np.testing.assert_equal(Pipeline.of("rgb8", None, "error")(sample(**members)), webdatasets(**members))
+    np.testing.assert_equal(
+        Pipeline.of("rgb8", None, "error")(sample(**members)), webdatasets(**members)
+    )
 
 
 DAMAGED = {
@@ -214,7 +247,10 @@ def test_a_decoder_in_a_table_is_given_the_decompressed_member() -> None:
     """If it is given by name; a type and a function get the bytes of the shard, as webdataset's handlers do not."""
     data = gzip.compress(b"[1]")
     for spec, value in (("json", [1]), ("text", "[1]"), (bytes, data), (gzip.decompress, b"[1]")):
-        assert Pipeline.of({"json.gz": spec}, None, "error")(sample(**{"json.gz": data}))["json.gz"] == value
+        assert (
+            Pipeline.of({"json.gz": spec}, None, "error")(sample(**{"json.gz": data}))["json.gz"]
+            == value
+        )
 
 
 @dataclass
@@ -269,7 +305,9 @@ def test_an_array_of_ten_bytes_can_be_changed() -> None:
 def test_a_member_that_is_missing_is_an_error_that_names_it() -> None:
     """With the sample's key, its shard, and what it has."""
     pipeline = Pipeline.of({"cls": int}, ("jpg", "cls"), "error")
-    with pytest.raises(MissingMemberError, match=r"the sample 'a' has no member 'cls' \(it has: jpg\)") as caught:
+    with pytest.raises(
+        MissingMemberError, match=r"the sample 'a' has no member 'cls' \(it has: jpg\)"
+    ) as caught:
         pipeline(sample(jpg=b"1"))
     assert caught.value.url == "file:///s.tar"
 
@@ -300,14 +338,18 @@ def test_each_sample_has_its_own_default() -> None:
     """Changing one in place, as augmentation does, changes neither the next sample's nor the argument."""
     default: dict[str, list[int]] = {"boxes": []}
     pipeline = Pipeline.of(None, ("boxes",), default)
-    one, other = pipeline(sample()), pipeline(sample())
+    one = pipeline(sample())
+    other = pipeline(sample())
     one["boxes"].append(1)
-    assert (other["boxes"], default["boxes"]) == ([], [])
+    assert other["boxes"] == []
+    assert default["boxes"] == []
 
 
 def test_an_exception_names_sample_and_member() -> None:
     """A decoder's with the member."""
-    with pytest.raises(DecodeError, match=r"the member 'cls' of the sample 'a' .*ValueError") as caught:
+    with pytest.raises(
+        DecodeError, match=r"the member 'cls' of the sample 'a' .*ValueError"
+    ) as caught:
         Pipeline.of({"cls": int}, None, "error")(sample(cls=b"x"))
     assert caught.value.url == "file:///s.tar"
 
@@ -316,10 +358,12 @@ def test_a_pipeline_can_be_sent_to_a_spawned_worker() -> None:
     """As long as the user's own functions can."""
     pipeline = pickle.loads(
         pickle.dumps(
-            Pipeline.of({"jpg": "torch", "json": "json", "cls": int}, ("jpg;png", "json", "cls"), "skip").then(
-                Map(json.dumps)
-            )
+            Pipeline.of(
+                {"jpg": "torch", "json": "json", "cls": int}, ("jpg;png", "json", "cls"), "skip"
+            ).then(Map(json.dumps))
         )
     )
     assert pipeline.decode.members.names == ("jpg", "json", "cls")
-    assert pickle.loads(pickle.dumps(Pipeline.of("pil", None, "error")))(sample(cls=b"1"))["cls"] == 1
+    assert (
+        pickle.loads(pickle.dumps(Pipeline.of("pil", None, "error")))(sample(cls=b"1"))["cls"] == 1
+    )

@@ -54,7 +54,9 @@ def test_pipeline_with_a_filter_leaves_samples_out() -> None:
 def test_filter_of_one_source_leaves_others_alone() -> None:
     """The filter of a mixture comes after those of its sources."""
     refused = Pipeline().then(Filter(lambda _: False))
-    pipeline = PipelineBySource(sources={"a": Pipeline(), "b": refused}).then(Filter(lambda each: "cls" in each))
+    pipeline = PipelineBySource(sources={"a": Pipeline(), "b": refused}).then(
+        Filter(lambda each: "cls" in each)
+    )
     assert pipeline(sample(__source__="b", cls=b"1")) is Dropped.FILTERED
     assert pipeline(sample(__source__="a")) is Dropped.FILTERED
     assert pipeline(sample(__source__="a", cls=b"1"))["cls"] == b"1"

@@ -16,7 +16,12 @@ def sample(**members: Any) -> dict[str, Any]:
 
 def test_functions_are_applied_in_order() -> None:
     """Each gets what the one before has returned, which need not be a sample."""
-    pipeline = Pipeline().then(Map(lambda each: each["cls"])).then(Map(int)).then(Map(lambda number: number + 1))
+    pipeline = (
+        Pipeline()
+        .then(Map(lambda each: each["cls"]))
+        .then(Map(int))
+        .then(Map(lambda number: number + 1))
+    )
     assert pipeline(sample(cls=b"41")) == 42
     assert not pipeline.leaves_out
 
@@ -37,7 +42,9 @@ def test_exception_of_a_function_names_sample_and_line() -> None:
 
 
 @pytest.mark.parametrize("error", [StopIteration, GeneratorExit])
-def test_exception_that_would_end_an_epoch_in_silence_is_an_error(error: type[BaseException]) -> None:
+def test_exception_that_would_end_an_epoch_in_silence_is_an_error(
+    error: type[BaseException],
+) -> None:
     """A generator or a worker would take it for its own end."""
 
     def fail(_: object) -> None:

@@ -49,7 +49,10 @@ def read(
     samples = (Placed(place, (place, lengths[place])) for place in range(start.place, len(lengths)))
     run = EpochFacts(reader, seed=7, epoch=0, start=start, places=len(lengths))
     regrouped = stage(lambda _: lambda _, value: seat(value), **options).regrouped(samples, run)
-    return [([place for place, _ in block["samples"]], mark) for block, mark in islice(regrouped, blocks)]
+    return [
+        ([place for place, _ in block["samples"]], mark)
+        for block, mark in islice(regrouped, blocks)
+    ]
 
 
 def alone(lengths: Sequence[int], **options: Any) -> Given:
@@ -57,7 +60,9 @@ def alone(lengths: Sequence[int], **options: Any) -> Given:
     return read(lengths, Mark(), int, Topology(), **options)
 
 
-def together(ranks: Sequence[Sequence[int]], starts: Sequence[Mark] = (), blocks: int | None = None) -> list[Given]:
+def together(
+    ranks: Sequence[Sequence[int]], starts: Sequence[Mark] = (), blocks: int | None = None
+) -> list[Given]:
     """Return what each of several ranks gives."""
     meeting = Meeting(len(ranks))
 
@@ -124,7 +129,11 @@ def test_marks_say_which_samples_are_left(ranks: list[list[int]], data: st.DataO
     for given_blocks, rank in zip(whole, ranks, strict=True):
         mark = given_blocks[taken - 1][1]
         seen = {place for block in blocks_of(given_blocks[:taken]) for place in block}
-        left = {place for place in range(mark.place, len(rank)) if not mark.beyond >> place - mark.place & 1}
+        left = {
+            place
+            for place in range(mark.place, len(rank))
+            if not mark.beyond >> place - mark.place & 1
+        }
         assert left == {*range(len(rank))} - seen
 
 
@@ -133,7 +142,9 @@ def test_single_rank_repeats_nothing(rank: list[int]) -> None:
     """Each sample is in one block, and the last mark is the end of the epoch."""
     given_blocks = alone(rank)
 
-    assert sorted(place for block in blocks_of(given_blocks) for place in block) == [*range(len(rank))]
+    assert sorted(place for block in blocks_of(given_blocks) for place in block) == [
+        *range(len(rank))
+    ]
     assert given_blocks[-1][1].place == len(rank)
 
 

@@ -77,7 +77,9 @@ def test_csv_is_read_with_quotes_byte_order_mark_and_windows_line_ends(tmp_path:
         (b"k,v\n1,\xff\n", "'utf-8' codec"),
     ],
 )
-def test_csv_that_would_lose_values_is_a_typed_error(tmp_path: Path, data: bytes, match: str) -> None:
+def test_csv_that_would_lose_values_is_a_typed_error(
+    tmp_path: Path, data: bytes, match: str
+) -> None:
     """Nothing is guessed."""
     with pytest.raises(MetadataError, match=match):
         read(tmp_path, "a.csv", data)
@@ -96,9 +98,13 @@ def in_parquet(**columns: pyarrow.Array) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("type_", "number"), [(pyarrow.date32(), 2**31 - 1), (pyarrow.timestamp("us"), 2**62)], ids=["date", "time"]
+    ("type_", "number"),
+    [(pyarrow.date32(), 2**31 - 1), (pyarrow.timestamp("us"), 2**62)],
+    ids=["date", "time"],
 )
-def test_times_beyond_those_of_python_are_a_typed_error(tmp_path: Path, type_: pyarrow.DataType, number: int) -> None:
+def test_times_beyond_those_of_python_are_a_typed_error(
+    tmp_path: Path, type_: pyarrow.DataType, number: int
+) -> None:
     data = in_parquet(k=pyarrow.array(["a"]), v=pyarrow.array([number], type_))
     with pytest.raises(MetadataError, match="cannot be read to its end"):
         read(tmp_path, "a.parquet", data)

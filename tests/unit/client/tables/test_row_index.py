@@ -15,7 +15,9 @@ def written(folder: Path, rows: Iterable[tuple[str, int]]) -> tuple[RowIndex, Ro
     """Write rows, each of a key and one value; return them by key, and their numbers."""
     path = folder / "table.rows"
     with path.open("wb") as file:
-        counts = row_index.write(file, ((key, json.dumps([key, {"v": value}])) for key, value in rows), folder)
+        counts = row_index.write(
+            file, ((key, json.dumps([key, {"v": value}])) for key, value in rows), folder
+        )
     return RowIndex(path), counts
 
 

@@ -71,7 +71,11 @@ def test_values_are_those_of_json(
 def test_keys_are_numbers_of_samples(tmp_path: Path) -> None:
     """Empty lines are not counted, nor needs the last line an end."""
     samples = indexed(tmp_path / "a.jsonl", b'\xef\xbb\xbf{"a": 1}\n\n \r\n{}\n{"a": 3}')
-    assert [key_of(samples, number) for number in range(3)] == ["000000000", "000000001", "000000002"]
+    assert [key_of(samples, number) for number in range(3)] == [
+        "000000000",
+        "000000001",
+        "000000002",
+    ]
 
 
 def test_field_key_is_the_key(tmp_path: Path) -> None:
@@ -113,10 +117,14 @@ def test_bad_line_is_a_fault_of_its_sample(tmp_path: Path, line: bytes) -> None:
     data = b'{"a": 1}\n' + line + b'\n{"a": 2}\n'
     samples = indexed(tmp_path / "a.jsonl", data)
     assert decoded(samples, data) == [{"a": 1}, None, {"a": 2}]
-    assert fault_of(samples, 1) == "the line of the sample '000000001' is not a JSON object in UTF-8"
+    assert (
+        fault_of(samples, 1) == "the line of the sample '000000001' is not a JSON object in UTF-8"
+    )
 
 
-@pytest.mark.parametrize("field", ['"__bad__": "a"', '"__key__": 1', '"__key__": ""', '"__key__": "\\ud800"'])
+@pytest.mark.parametrize(
+    "field", ['"__bad__": "a"', '"__key__": 1', '"__key__": ""', '"__key__": "\\ud800"']
+)
 def test_reserved_field_is_a_fault_of_its_sample(tmp_path: Path, field: str) -> None:
     """No field replaces what every sample has."""
     samples = indexed(tmp_path / "a.jsonl", b'{"b": 1, %s}' % field.encode())

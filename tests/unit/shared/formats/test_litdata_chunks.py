@@ -102,11 +102,17 @@ def test_description_without_types_is_refused(tmp_path: Path) -> None:
         ("collections.OrderedDict", json.dumps(NAMES)),
         (
             "collections.defaultdict",
-            {"default_factory_module": "builtins", "default_factory_name": "int", "dict_context": NAMES},
+            {
+                "default_factory_module": "builtins",
+                "default_factory_name": "int",
+                "dict_context": NAMES,
+            },
         ),
     ],
 )
-def test_samples_of_any_dict_have_its_keys_as_columns(tmp_path: Path, type_: str, context: Any) -> None:
+def test_samples_of_any_dict_have_its_keys_as_columns(
+    tmp_path: Path, type_: str, context: Any
+) -> None:
     """The description is that of torch's `treespec_dumps`."""
     leaf = {"type": None, "context": None, "children_spec": []}
     spec = [1, {"type": type_, "context": context, "children_spec": [leaf] * len(NAMES)}]
@@ -123,7 +129,8 @@ def test_nested_samples_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["", "null", "[1, 2]", "[1, {}]", '{"type": "x"}', '[1, {"type": 5, "children_spec": []}]']
+    "spec",
+    ["", "null", "[1, 2]", "[1, {}]", '{"type": "x"}', '[1, {"type": 5, "children_spec": []}]'],
 )
 def test_damaged_descriptions_are_refused(tmp_path: Path, spec: str) -> None:
     """The error names the index.json as what to look at."""
@@ -139,13 +146,17 @@ def test_chunks_are_recognised_by_their_names(name: str) -> None:
     assert found[1] is LITDATA
 
 
-@pytest.mark.parametrize("name", ["weights.bin", "chunk-0.bin", "chunk-0-0.bin.part", "xchunk-0-0.bin"])
+@pytest.mark.parametrize(
+    "name", ["weights.bin", "chunk-0.bin", "chunk-0-0.bin.part", "xchunk-0-0.bin"]
+)
 def test_other_files_are_no_chunks(name: str) -> None:
     """Their names belong to no format."""
     assert suffix_and_format(name) is None
 
 
-@pytest.mark.parametrize("encoding", ["pickle", "graph", "video:mp4", "no_header_numpy:99", "no_header_tensor:x"])
+@pytest.mark.parametrize(
+    "encoding", ["pickle", "graph", "video:mp4", "no_header_numpy:99", "no_header_tensor:x"]
+)
 def test_leaves_that_cannot_be_decoded_say_what_to_do(encoding: str) -> None:
     """Leave the leaf out, or take its bytes."""
     with pytest.raises((UnsupportedShardError, ConfigError)) as caught:

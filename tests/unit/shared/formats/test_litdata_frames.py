@@ -103,7 +103,9 @@ def test_frame_of_any_ratio_of_compression_is_decompressed(tmp_path: Path, bits:
     assert cached[struct.calcsize("<3I") :] == data
 
 
-@pytest.mark.parametrize("stated_bytes", first_quick([0, 1, LARGE_BYTES - 1, LARGE_BYTES + 1, 2**32 - 1], 2))
+@pytest.mark.parametrize(
+    "stated_bytes", first_quick([0, 1, LARGE_BYTES - 1, LARGE_BYTES + 1, 2**32 - 1], 2)
+)
 def test_frame_of_another_size_is_refused(tmp_path: Path, stated_bytes: int) -> None:
     """A bomb is not written to the disk beyond what it states, nor read beyond 4 GiB."""
     with pytest.raises(CorruptShardError, match=r"size|4 GiB"):

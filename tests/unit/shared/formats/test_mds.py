@@ -58,22 +58,30 @@ def contents(samples: Samples, data: bytes) -> list[dict[str, bytes]]:
     for last in samples.member_ends:
         names = [samples.extensions[nth] for nth in samples.extension_ids[first:last]]
         spans = zip(samples.starts[first:last], samples.ends[first:last], strict=True)
-        found.append({name: data[start:end] for name, (start, end) in zip(names, spans, strict=True)})
+        found.append(
+            {name: data[start:end] for name, (start, end) in zip(names, spans, strict=True)}
+        )
         first = last
     return found
 
 
 @given(
     st.integers(1, 4).flatmap(
-        lambda width: st.lists(st.lists(st.binary(max_size=9), min_size=width, max_size=width), min_size=1, max_size=6)
+        lambda width: st.lists(
+            st.lists(st.binary(max_size=9), min_size=width, max_size=width), min_size=1, max_size=6
+        )
     )
 )
-def test_any_samples_are_found(tmp_path_factory: pytest.TempPathFactory, samples: list[list[bytes]]) -> None:
+def test_any_samples_are_found(
+    tmp_path_factory: pytest.TempPathFactory, samples: list[list[bytes]]
+) -> None:
     """Each column has its bytes, and each sample its number as its key."""
     data = shard(samples)
     found = indexed(tmp_path_factory.mktemp("mds"), data)
     assert contents(found, data) == [dict(zip("abcd", each, strict=False)) for each in samples]
-    assert [key_of(found, nth) for nth in range(len(found))] == [f"{nth:08d}" for nth in range(len(samples))]
+    assert [key_of(found, nth) for nth in range(len(found))] == [
+        f"{nth:08d}" for nth in range(len(samples))
+    ]
 
 
 @given(st.integers(0, len(PLAIN) - 1), st.integers(0, 255))

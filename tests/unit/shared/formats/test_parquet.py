@@ -36,7 +36,9 @@ SCALARS: Mapping[pa.DataType, st.SearchStrategy[Any]] = {
     pa.binary(3): st.binary(min_size=3, max_size=3),
     pa.dictionary(pa.int32(), pa.string()): st.sampled_from(["a", "b"]),
     pa.timestamp("us", "UTC"): st.datetimes(
-        datetime.datetime(1970, 1, 1), datetime.datetime(2200, 1, 1), timezones=st.just(datetime.UTC)
+        datetime.datetime(1970, 1, 1),
+        datetime.datetime(2200, 1, 1),
+        timezones=st.just(datetime.UTC),
     ),
     pa.date32(): st.dates(),
     pa.duration("us"): st.timedeltas(datetime.timedelta(-9999), datetime.timedelta(9999)),
@@ -88,11 +90,16 @@ def rows_of(samples: Samples, data: bytes) -> list[dict[str, Any]]:
 
 
 def without_nulls(table: pa.Table) -> list[dict[str, Any]]:
-    return [{name: value for name, value in row.items() if value is not None} for row in table.to_pylist()]
+    return [
+        {name: value for name, value in row.items() if value is not None}
+        for row in table.to_pylist()
+    ]
 
 
 @given(tables(), st.integers(1, 4))
-def test_cells_are_those_of_pyarrow(tmp_path_factory: pytest.TempPathFactory, table: pa.Table, group: int) -> None:
+def test_cells_are_those_of_pyarrow(
+    tmp_path_factory: pytest.TempPathFactory, table: pa.Table, group: int
+) -> None:
     """Whatever the types, row groups and nulls, which are left out."""
     path = tmp_path_factory.mktemp("tables") / "a.parquet"
     data = stream_of(path, table, row_group_size=group)
@@ -103,7 +110,10 @@ def test_cells_are_those_of_pyarrow(tmp_path_factory: pytest.TempPathFactory, ta
 def test_times_of_a_zone_have_its_offset(tmp_path: Path) -> None:
     """That of summer or winter, in place of the zone's name."""
     times = [datetime.datetime(2026, month, 1, tzinfo=datetime.UTC) for month in (1, 7)]
-    data = stream_of(tmp_path / "a.parquet", pa.table({"at": pa.array(times, pa.timestamp("us", tz="Europe/Berlin"))}))
+    data = stream_of(
+        tmp_path / "a.parquet",
+        pa.table({"at": pa.array(times, pa.timestamp("us", tz="Europe/Berlin"))}),
+    )
     found = [row["at"] for row in rows_of(indexed(tmp_path / "a.arrow", data), data)]
     assert found == times
     assert [at.utcoffset() for at in found] == [datetime.timedelta(hours=hours) for hours in (1, 2)]
@@ -115,10 +125,16 @@ def test_images_are_their_bytes(tmp_path: Path) -> None:
     type_ = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     data = stream_of(tmp_path / "a.parquet", pa.table({"image": pa.array(files, type_)}))
     samples = indexed(tmp_path / "a.arrow", data)
-    assert rows_of(samples, data) == [{"image": b"jpeg", "image.path": "a.jpg"}, {"image": b"png"}, {}]
+    assert rows_of(samples, data) == [
+        {"image": b"jpeg", "image.path": "a.jpg"},
+        {"image": b"png"},
+        {},
+    ]
 
 
-@pytest.mark.parametrize(("keys", "key"), [(["n/1", None], "n/1"), ([7, None], "7"), (["é", ""], "é")])
+@pytest.mark.parametrize(
+    ("keys", "key"), [(["n/1", None], "n/1"), ([7, None], "7"), (["é", ""], "é")]
+)
 def test_column_key_has_the_keys(tmp_path: Path, keys: list[Any], key: str) -> None:
     """A table that was made of tars has them, and their urls, which are left out."""
     table = pa.table({"__key__": keys, "__url__": ["a.tar", "a.tar"], "txt": ["a", "b"]})
@@ -168,7 +184,9 @@ def test_stream_that_is_damaged_is_an_error(tmp_path: Path) -> None:
 def test_small_file_that_decodes_to_gigabytes_is_refused(tmp_path: Path) -> None:
     """The process that decodes it may not take the node's memory: 8 GiB in a batch, of a file of a kilobyte."""
     path = tmp_path / "a.parquet"
-    repeated = pa.DictionaryArray.from_arrays(pa.array([0] * 512, pa.int32()), pa.array([bytes(16 << 20)]))
+    repeated = pa.DictionaryArray.from_arrays(
+        pa.array([0] * 512, pa.int32()), pa.array([bytes(16 << 20)])
+    )
     pq.write_table(pa.table({"a": repeated}), path, compression="zstd", write_statistics=False)
     assert path.stat().st_size < 10_000
     with (
@@ -183,7 +201,9 @@ def test_compressed_buffers_are_refused(tmp_path: Path) -> None:
     """Cells have to be ranges of the file: a stream with others is not the program's."""
     table = pa.table({"a": ["x" * 1000] * 100})
     stream = io.BytesIO()
-    with pa.ipc.new_stream(stream, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as out:
+    with pa.ipc.new_stream(
+        stream, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")
+    ) as out:
         out.write_table(table)
     with pytest.raises(CorruptShardError, match="its buffers are compressed"):
         indexed(tmp_path / "a.arrow", stream.getvalue())

@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardcache.errors import CorruptShardError, MissingPackageError, ShardError, UnsupportedShardError
+from shardcache.errors import (
+    CorruptShardError,
+    MissingPackageError,
+    ShardError,
+    UnsupportedShardError,
+)
 from shardcache.shared.formats.format import Format, IndexOptions
 from shardcache.shared.formats.records.array_record import ARRAY_RECORD
 from shardcache.shared.formats.records.tfrecord import TFRECORD
@@ -56,7 +61,9 @@ def read(format_: Format, path: Path) -> list[dict[str, Any]]:
             cell = data[samples.starts[member] : samples.ends[member]]
             decode: Callable[[bytes], Any] = decoders[column] or bytes
             value = decode(cell)
-            row[samples.extensions[column]] = value.tolist() if isinstance(value, np.ndarray) else value
+            row[samples.extensions[column]] = (
+                value.tolist() if isinstance(value, np.ndarray) else value
+            )
         rows.append(row)
         begin = end
     return rows
@@ -115,7 +122,8 @@ def test_cached_copy_that_was_cut_is_an_error(tmp_path: Path, lost_bytes: int) -
 
 
 def varint_of(number: int) -> bytes:
-    low, high = number & 0x7F, number >> 7
+    low = number & 0x7F
+    high = number >> 7
     return bytes([low | 0x80]) + varint_of(high) if high else bytes([low])
 
 
@@ -189,10 +197,15 @@ def test_large_record_passes_through_little_memory(tmp_path: Path) -> None:
         (compressed(b"\x05"), varint_of(1 << 40) + compressed(b"12345")[1:], "is said to have"),
     ],
 )
-def test_buffers_that_lie_are_damage(tmp_path: Path, sizes: bytes, values: bytes, what: str) -> None:
+def test_buffers_that_lie_are_damage(
+    tmp_path: Path, sizes: bytes, values: bytes, what: str
+) -> None:
     """About their own sizes, or those of records."""
     path = array_record_file(tmp_path / "a.array_record", riegeli_chunk(1, sizes, values, b"z"), 1)
-    with ARRAY_RECORD.stored_copy(path, URL) as stream, pytest.raises(CorruptShardError, match=what):
+    with (
+        ARRAY_RECORD.stored_copy(path, URL) as stream,
+        pytest.raises(CorruptShardError, match=what),
+    ):
         stream.read()
 
 

@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.errors import CorruptShardError, ShardError, TruncatedShardError, UnsupportedShardError
+from shardcache.errors import (
+    CorruptShardError,
+    ShardError,
+    TruncatedShardError,
+    UnsupportedShardError,
+)
 from shardcache.shared.formats import cells
 from shardcache.shared.formats.format import IndexOptions
 from shardcache.shared.formats.records import tf_example, tfrecord
@@ -19,7 +24,9 @@ from support.shards.tf_records import NOT_PACKED, PACKED, example, framed
 
 URL = "s3://bucket/train.tfrecord"
 
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6).filter(lambda name: not name.startswith("__"))
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6).filter(
+    lambda name: not name.startswith("__")
+)
 LISTS = (
     st.tuples(st.just("bytes_list"), st.lists(st.binary(max_size=200), max_size=4))
     | st.tuples(st.just("float_list"), st.lists(st.floats(width=32, allow_nan=False), max_size=4))
@@ -46,19 +53,25 @@ def rows_of(samples: Samples, data: bytes) -> list[dict[str, Any] | None]:
             cell = data[samples.starts[member] : samples.ends[member]]
             decode = decoders[column]
             value = cell if decode is None else decode(cell)
-            row[samples.extensions[column]] = value.tolist() if isinstance(value, np.ndarray) else value
+            row[samples.extensions[column]] = (
+                value.tolist() if isinstance(value, np.ndarray) else value
+            )
         rows.append(None if number in samples.faults else row)
         begin = end
     return rows
 
 
 def plain(features: Mapping[str, tuple[str, list[Any]]]) -> dict[str, Any]:
-    return {name: values[0] if len(values) == 1 else values for name, (_, values) in features.items()}
+    return {
+        name: values[0] if len(values) == 1 else values for name, (_, values) in features.items()
+    }
 
 
 @given(st.lists(EXAMPLES, min_size=1, max_size=5), st.booleans())
 def test_features_are_those_of_protobuf(
-    tmp_path_factory: pytest.TempPathFactory, examples: list[dict[str, tuple[str, list[Any]]]], is_packed: bool
+    tmp_path_factory: pytest.TempPathFactory,
+    examples: list[dict[str, tuple[str, list[Any]]]],
+    is_packed: bool,
 ) -> None:
     """Whatever the features, and whether numbers are packed or not."""
     data = framed(*(example(each, PACKED if is_packed else NOT_PACKED) for each in examples))
@@ -87,13 +100,23 @@ def test_only_strings_of_bytes_are_ranges_of_the_file(tmp_path: Path) -> None:
     data = framed(example(alike), example(other))
     samples = indexed(tmp_path / "a.tfrecord", data)
     decoders = map(tfrecord.TFRECORD.decoder, samples.encodings)
-    assert dict(zip(samples.extensions, decoders, strict=True)) == {"image": None, "names": tf_example.value}
-    assert rows_of(samples, data) == [{"image": b"jpeg", "names": b"a"}, {"image": b"png", "names": [b"a", b"b"]}]
+    assert dict(zip(samples.extensions, decoders, strict=True)) == {
+        "image": None,
+        "names": tf_example.value,
+    }
+    assert rows_of(samples, data) == [
+        {"image": b"jpeg", "names": b"a"},
+        {"image": b"png", "names": [b"a", b"b"]},
+    ]
 
 
 def test_feature_key_is_the_key(tmp_path: Path) -> None:
     """So that records can be joined with the samples of tars; otherwise the number is."""
-    named = {"__key__": ("bytes_list", [b"n/1"]), "__url__": ("bytes_list", [b"a.tar"]), "a": ("int64_list", [1])}
+    named = {
+        "__key__": ("bytes_list", [b"n/1"]),
+        "__url__": ("bytes_list", [b"a.tar"]),
+        "a": ("int64_list", [1]),
+    }
     data = framed(example({"a": ("int64_list", [0])}), example(named))
     samples = indexed(tmp_path / "a.tfrecord", data)
     assert [key_of(samples, number) for number in range(2)] == ["000000000", "n/1"]
@@ -124,7 +147,9 @@ def test_file_without_records_has_no_samples(tmp_path: Path) -> None:
     assert not len(indexed(tmp_path / "a.tfrecord", b""))
 
 
-@pytest.mark.parametrize(("at", "what"), [(3, "the length at byte 0"), (20, "the record at byte 0")])
+@pytest.mark.parametrize(
+    ("at", "what"), [(3, "the length at byte 0"), (20, "the record at byte 0")]
+)
 def test_checksums_are_compared(tmp_path: Path, at: int, what: str) -> None:
     """A changed byte is damage, and the error says where."""
     data = bytearray(framed(example({"a": ("bytes_list", [b"x" * 30])})))
@@ -167,7 +192,9 @@ def test_record_of_empty_features_is_refused(tmp_path: Path) -> None:
     """Each takes two bytes of the file, and would take a hundred of memory."""
     entries = b"\x0a\0" * (cells.MAX_COLUMNS + 1)
     data = framed(example({}), b"\x0a" + _varint(len(entries)) + entries)
-    with pytest.raises(UnsupportedShardError, match="the record at byte 30 has more than 65,536 features"):
+    with pytest.raises(
+        UnsupportedShardError, match="the record at byte 30 has more than 65,536 features"
+    ):
         indexed(tmp_path / "a.tfrecord", data)
 
 

@@ -22,7 +22,9 @@ NAMES = st.from_regex(r"\A[a-cé]{1,2}(/[ab]{1,70})?\.(jpg|txt|seg\.png)\Z")
 CONTENTS = st.binary(max_size=40) | st.integers(0, 3000).map(bytes)
 
 
-def zipped(files: Mapping[str, bytes], method: int = zipfile.ZIP_STORED, comment: bytes = b"") -> bytes:
+def zipped(
+    files: Mapping[str, bytes], method: int = zipfile.ZIP_STORED, comment: bytes = b""
+) -> bytes:
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", method) as archive:
         archive.comment = comment
@@ -80,7 +82,9 @@ def test_stored_members_are_ranges(
 
 @pytest.mark.slow
 @given(st.dictionaries(NAMES, CONTENTS, max_size=12))
-def test_compressed_members_become_a_tar(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]) -> None:
+def test_compressed_members_become_a_tar(
+    tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]
+) -> None:
     """The tar has the same samples, with names of any length, in pieces of a limited size."""
     path = tmp_path_factory.mktemp("zips") / "a.zip"
     path.write_bytes(zipped(files, zipfile.ZIP_DEFLATED))
@@ -98,7 +102,9 @@ def test_zip64_is_read(tmp_path: Path) -> None:
         with archive.open("a.txt", "w", force_zip64=True) as member:
             member.write(b"large")
         archive.writestr("folder/", b"")
-    assert rows_of(indexed(tmp_path / "a.zip", data.getvalue()), data.getvalue()) == {"a": {"txt": b"large"}}
+    assert rows_of(indexed(tmp_path / "a.zip", data.getvalue()), data.getvalue()) == {
+        "a": {"txt": b"large"}
+    }
 
 
 def test_zip64_record_may_have_numbers_that_fit_without_it(tmp_path: Path) -> None:
@@ -110,7 +116,10 @@ def test_zip64_record_may_have_numbers_that_fit_without_it(tmp_path: Path) -> No
     locator = struct.pack("<4sLQL", b"PK\6\7", 0, end, 1)
     for prefix in (b"", b"#!/bin/sh"):
         whole = prefix + data[:end] + record + locator + data[end:]
-        assert rows_of(indexed(tmp_path / "a.zip", whole), whole) == {"a": {"txt": b"x"}, "b": {"txt": b"y"}}
+        assert rows_of(indexed(tmp_path / "a.zip", whole), whole) == {
+            "a": {"txt": b"x"},
+            "b": {"txt": b"y"},
+        }
 
 
 def test_locator_at_the_beginning_of_a_file_is_a_shard_error(tmp_path: Path) -> None:
@@ -137,7 +146,9 @@ def test_encrypted_member_is_an_error(tmp_path: Path) -> None:
     assert "without a password" in str(caught.value)
 
 
-@pytest.mark.parametrize(("method", "name"), [(zipfile.ZIP_BZIP2, "bzip2"), (zipfile.ZIP_LZMA, "lzma")])
+@pytest.mark.parametrize(
+    ("method", "name"), [(zipfile.ZIP_BZIP2, "bzip2"), (zipfile.ZIP_LZMA, "lzma")]
+)
 def test_unusual_compression_is_an_error(tmp_path: Path, method: int, name: str) -> None:
     """It is named."""
     with pytest.raises(UnsupportedShardError, match=f"compressed by {name}"):
@@ -215,7 +226,9 @@ def test_directory_that_is_not_where_it_is_said_to_be_is_an_error(
         indexed(tmp_path / "a.zip", with_long_end(*lie))
 
 
-@pytest.mark.parametrize("name", ["../../etc/passwd.txt", "/a.txt", "a/../b.txt", "\\\\host\\a.txt", "é\u202e.txt"])
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd.txt", "/a.txt", "a/../b.txt", "\\\\host\\a.txt", "é\u202e.txt"]
+)
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_names_are_keys_and_no_paths(tmp_path: Path, name: str, method: int) -> None:
     """Nothing is written where a member's name says."""
@@ -234,9 +247,13 @@ def test_name_with_a_nul_is_an_error(tmp_path: Path) -> None:
 
 
 @given(st.data())
-def test_damage_is_a_shard_error(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_damage_is_a_shard_error(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     """Whatever bytes have changed, or are missing, nothing else is raised, and no offset is out of bounds."""
-    whole = bytearray(zipped({"a.txt": b"abc", "a.jpg": b"x" * 300, "b.txt": b""}, zipfile.ZIP_DEFLATED))
+    whole = bytearray(
+        zipped({"a.txt": b"abc", "a.jpg": b"x" * 300, "b.txt": b""}, zipfile.ZIP_DEFLATED)
+    )
     for _ in range(data.draw(st.integers(1, 3))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     kept = whole[: data.draw(st.integers(len(whole) - 30, len(whole)))]

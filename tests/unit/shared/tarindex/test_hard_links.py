@@ -13,7 +13,16 @@ from shardcache.errors import UnsupportedShardError
 from shardcache.shared.tarindex.grouping import index_tar
 from shardcache.shared.tarindex.members import Member, Tar
 from shardcache.shared.tarindex.tables import Fault, fault_of
-from support.shards.odd_tars import archive, by_arrival, by_index, formats, header, member, records, sparse_tar
+from support.shards.odd_tars import (
+    archive,
+    by_arrival,
+    by_index,
+    formats,
+    header,
+    member,
+    records,
+    sparse_tar,
+)
 from support.shards.tars import pack, special
 
 URL = "s3://bucket/train-000000.tar"
@@ -58,7 +67,9 @@ def by_tarfile(path: Path) -> list[tuple[str, bytes | None]]:
     return found
 
 
-names = st.sampled_from(["a.jpg", "b.jpg", "./a.jpg", "d/a.jpg", "d//a.jpg", LONG + "a.jpg", "none.jpg", "é.jpg"])
+names = st.sampled_from(
+    ["a.jpg", "b.jpg", "./a.jpg", "d/a.jpg", "d//a.jpg", LONG + "a.jpg", "none.jpg", "é.jpg"]
+)
 kinds = st.sampled_from([tarfile.REGTYPE, tarfile.LNKTYPE])
 rows = st.lists(st.tuples(names, kinds, names, st.binary(max_size=600)), max_size=10)
 
@@ -66,13 +77,17 @@ rows = st.lists(st.tuples(names, kinds, names, st.binary(max_size=600)), max_siz
 @settings(deadline=None)
 @given(rows=rows, format_=formats)
 def test_links_lead_where_tarfile_follows_them(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, bytes, str, bytes]], format_: int
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[tuple[str, bytes, str, bytes]],
+    format_: int,
 ) -> None:
     """To the last file of that path before the link, through other links, by long names, in each format."""
     if format_ == tarfile.USTAR_FORMAT:
         rows = [row for row in rows if LONG not in row[0] + row[2]]
     path = tmp_path_factory.getbasetemp() / "links.tar"
-    path.write_bytes(pack([(special(name, kind, to), data) for name, kind, to, data in rows], format=format_))
+    path.write_bytes(
+        pack([(special(name, kind, to), data) for name, kind, to, data in rows], format=format_)
+    )
     assert contents(path) == by_tarfile(path)
 
 
@@ -104,13 +119,17 @@ def test_link_to_nothing_is_a_fault_of_its_sample(path: Path) -> None:
 def test_link_to_a_sparse_file_is_sparse(path: Path) -> None:
     """Its content is no more in one piece than that of the file itself."""
     sparse = sparse_tar(path.parent, "PAX 1.0")
-    path.write_bytes(sparse[:-1024] + header(b"z.bin", 0, b"1", fields={157: b"a.bin"}) + bytes(1024))
+    path.write_bytes(
+        sparse[:-1024] + header(b"z.bin", 0, b"1", fields={157: b"a.bin"}) + bytes(1024)
+    )
     assert index_tar(path, URL).faults[2][0] is Fault.SPARSE
 
 
 def test_link_that_gives_a_size_has_no_bytes_of_its_own(path: Path) -> None:
     """Some writers repeat the file's size in the link's header; as in tarfile, the next header follows at once."""
-    path.write_bytes(archive(member(b"a.jpg", b"image"), header(b"b.jpg", 5000, b"1", fields={157: b"a.jpg"})))
+    path.write_bytes(
+        archive(member(b"a.jpg", b"image"), header(b"b.jpg", 5000, b"1", fields={157: b"a.jpg"}))
+    )
     assert contents(path)[:2] == by_tarfile(path)[:2] == [("a.jpg", b"image"), ("b.jpg", b"image")]
 
 
@@ -125,7 +144,11 @@ def test_link_is_resolved_as_the_tar_arrives(path: Path) -> None:
     )
     path.write_bytes(archive(*parts))
     whole = by_index(path)
-    assert [dict(items).get("jpg") for items in whole.samples] == [b"image" * 300, b"image" * 300, None]
+    assert [dict(items).get("jpg") for items in whole.samples] == [
+        b"image" * 300,
+        b"image" * 300,
+        None,
+    ]
     assert by_arrival(path).samples == whole.samples[:-1]
 
 
@@ -138,7 +161,9 @@ def test_first_member_may_be_a_link(path: Path) -> None:
 def test_lines_are_not_linked(path: Path) -> None:
     """A thousand links to one member of lines would be a thousand times its samples, and its time."""
     lines = member(b"__lines__/0.json", b"{}\n{}\n")
-    path.write_bytes(archive(lines, header(b"__lines__/9.json", 0, b"1", fields={157: b"__lines__/0.json"})))
+    path.write_bytes(
+        archive(lines, header(b"__lines__/9.json", 0, b"1", fields={157: b"__lines__/0.json"}))
+    )
     with pytest.raises(UnsupportedShardError, match="hard link") as caught:
         index_tar(path, URL)
     assert caught.value.url == URL

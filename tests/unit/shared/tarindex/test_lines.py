@@ -18,11 +18,18 @@ URL = "s3://bucket/train-000000.tar"
 
 
 def found(samples: Samples, tar: bytes) -> list[tuple[str, str, bytes]]:
-    begin, rows = 0, []
+    begin = 0
+    rows = []
     for sample, end in enumerate(samples.member_ends):
         for member in range(begin, end):
             content = tar[samples.starts[member] : samples.ends[member]]
-            rows.append((key_of(samples, sample), samples.extensions[samples.extension_ids[member]], content))
+            rows.append(
+                (
+                    key_of(samples, sample),
+                    samples.extensions[samples.extension_ids[member]],
+                    content,
+                )
+            )
         begin = end
     return rows
 
@@ -39,7 +46,10 @@ def split(data: bytes, step_bytes: int, max_lines: int = 1000) -> list[tuple[byt
         return data[at : at + max(min_bytes, min(max_bytes, step_bytes))]
 
     members: Iterator[Member] = iter([(b"__lines__/0098.txt", 0, len(data), None)])
-    return [(name, data[start:end]) for name, start, end, _ in split_lines(members, read, URL, max_lines)]
+    return [
+        (name, data[start:end])
+        for name, start, end, _ in split_lines(members, read, URL, max_lines)
+    ]
 
 
 @given(
@@ -57,7 +67,12 @@ def test_each_line_is_a_sample(lines: list[bytes], ends: bool, step_bytes: int) 
 def test_lines_lie_next_to_other_samples(tmp_path: Path) -> None:
     """Samples before, between and after them are what they are without."""
     tar = pack(
-        [("a.jpg", b"A"), ("__lines__/007.json", b"{}\n\n[1]\r\n"), ("b.jpg", b"B"), ("__lines__/010.txt", b"x")]
+        [
+            ("a.jpg", b"A"),
+            ("__lines__/007.json", b"{}\n\n[1]\r\n"),
+            ("b.jpg", b"B"),
+            ("__lines__/010.txt", b"x"),
+        ]
     )
     assert indexed(tmp_path / "a.tar", tar) == [
         ("a", "jpg", b"A"),
@@ -69,11 +84,14 @@ def test_lines_lie_next_to_other_samples(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["__lines__/a.json", "__lines__/1", "__lines__/1/2.json", "__line__/1.json", "__lines__.1/2"]
+    "name",
+    ["__lines__/a.json", "__lines__/1", "__lines__/1/2.json", "__line__/1.json", "__lines__.1/2"],
 )
 def test_other_metadata_is_skipped(tmp_path: Path, name: str) -> None:
     """As by WebDataset: only a number with an extension in that folder has lines."""
-    assert indexed(tmp_path / "a.tar", pack([("1.txt", b"a"), (name, b"x\ny\n")])) == [("1", "txt", b"a")]
+    assert indexed(tmp_path / "a.tar", pack([("1.txt", b"a"), (name, b"x\ny\n")])) == [
+        ("1", "txt", b"a")
+    ]
 
 
 def test_repeated_lines_are_refused() -> None:

@@ -9,7 +9,12 @@ import pytest
 
 from shardcache.errors import ConfigError, MetadataError
 from shardcache.shared.protocol import ShardRef
-from shardcache.shared.tarindex.contents import MAX_METADATA_BYTES, entries_of, read_metadata, rows_of
+from shardcache.shared.tarindex.contents import (
+    MAX_METADATA_BYTES,
+    entries_of,
+    read_metadata,
+    rows_of,
+)
 from shardcache.shared.tarindex.grouping import index_tar
 from shardcache.shared.tarindex.named_members import MetadataMember
 from shardcache_client.order.shards.manifest import Manifest
@@ -19,7 +24,9 @@ from support.shards.tars import make_tar
 URL = "s3://bucket/train-000000.tar"
 
 
-def read(tmp_path: Path, members: list[dict[str, bytes]], member: str = "json") -> tuple[Any, list[Any]]:
+def read(
+    tmp_path: Path, members: list[dict[str, bytes]], member: str = "json"
+) -> tuple[Any, list[Any]]:
     """Return the tables of a shard with these samples, and the metadata of each."""
     tar = make_tar({"__key__": str(number)} | sample for number, sample in enumerate(members))
     (tmp_path / "a.tar").write_bytes(tar)
@@ -29,13 +36,18 @@ def read(tmp_path: Path, members: list[dict[str, bytes]], member: str = "json") 
 
 @pytest.mark.parametrize(
     ("member", "kept"),
-    [("json", [{"a": 1, "b": [None, "é"]}, None, {}]), ("JSON:b,c", [{"b": [None, "é"]}, None, {}])],
+    [
+        ("json", [{"a": 1, "b": [None, "é"]}, None, {}]),
+        ("JSON:b,c", [{"b": [None, "é"]}, None, {}]),
+    ],
     ids=["all of it", "some fields"],
 )
 def test_rows_keep_metadata_in_pieces(tmp_path: Path, member: str, kept: list[Any]) -> None:
     """An entry's is the object, or the fields that are named; empty for a sample without the member."""
     first = json.dumps({"a": 1, "b": [None, "é"]}).encode()
-    tables, found = read(tmp_path, [{"jpg": b"1", "json": first}, {"jpg": b"2"}, {"json": b" {}\n"}] * 700, member)
+    tables, found = read(
+        tmp_path, [{"jpg": b"1", "json": first}, {"jpg": b"2"}, {"json": b" {}\n"}] * 700, member
+    )
     assert found == kept * 700
     rows = list(rows_of(tables, iter(found)))
     assert [len(row["keys"]) for row in rows] == [1000, 1000, 100]
@@ -55,11 +67,21 @@ def test_rows_keep_metadata_in_pieces(tmp_path: Path, member: str, kept: list[An
         (b'{"a": "' + b"x" * MAX_METADATA_BYTES + b'"}', "16,392 bytes, more than 16,384"),
         (b" " * 1024 * 1024 + b"{}", "1,048,578 bytes, more than 1,048,576"),
     ],
-    ids=["nothing", "a list", "no text", "two objects", "too deep", "too much of it", "too large a member"],
+    ids=[
+        "nothing",
+        "a list",
+        "no text",
+        "two objects",
+        "too deep",
+        "too much of it",
+        "too large a member",
+    ],
 )
 def test_member_without_metadata_is_an_error(tmp_path: Path, content: bytes, reason: str) -> None:
     """It names shard, member and sample, and the command that keeps less."""
-    with pytest.raises(MetadataError, match="the member 'json' of the sample '1' holds no valid metadata") as caught:
+    with pytest.raises(
+        MetadataError, match="the member 'json' of the sample '1' holds no valid metadata"
+    ) as caught:
         read(tmp_path, [{"json": b"{}"}, {"json": content}])
     assert reason in caught.value.message
     assert caught.value.url == URL

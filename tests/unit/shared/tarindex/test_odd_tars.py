@@ -58,33 +58,75 @@ def packed(names: Iterable[str], format_: int = tarfile.PAX_FORMAT) -> bytes:
     return pack([*numbered, ("last.txt", b"behind the oddity")], format=format_)
 
 
-def in_formats(what: str, names: Iterable[str], formats: Iterable[str] = FORMATS) -> dict[str, bytes]:
+def in_formats(
+    what: str, names: Iterable[str], formats: Iterable[str] = FORMATS
+) -> dict[str, bytes]:
     return {f"{what}, {format_}": packed(names, FORMATS[format_]) for format_ in formats}
 
 
 NAMES = {
-    **in_formats("names of 100 bytes and one more", ["a" * 96 + ".jpg", "b" * 97 + ".jpg"], ["GNU", "PAX"]),
+    **in_formats(
+        "names of 100 bytes and one more", ["a" * 96 + ".jpg", "b" * 97 + ".jpg"], ["GNU", "PAX"]
+    ),
     **in_formats("long names", ["1.jpg", LONG, LONG + ".cls", "2.jpg"], ["GNU", "PAX"]),
-    **in_formats("a name that takes the prefix field", ["folder/" * 20 + "1.jpg", "folder/" * 20 + "1.cls"]),
-    **in_formats("unicode names", ["é.jpg", "e\u0301.jpg", "日本/語.jpg", "日本/語.cls", "\U0001f600.jpg"]),
+    **in_formats(
+        "a name that takes the prefix field", ["folder/" * 20 + "1.jpg", "folder/" * 20 + "1.cls"]
+    ),
+    **in_formats(
+        "unicode names", ["é.jpg", "e\u0301.jpg", "日本/語.jpg", "日本/語.cls", "\U0001f600.jpg"]
+    ),
     **in_formats("long unicode names", ["é" * 60 + ".jpg", "日" * 90 + ".jpg"], ["GNU", "PAX"]),
-    **in_formats("names in no encoding", ["\udcff.jpg", "\udcff.cls", "a.\udcc9", "\udced\udca0\udc80.jpg"]),
+    **in_formats(
+        "names in no encoding", ["\udcff.jpg", "\udcff.cls", "a.\udcc9", "\udced\udca0\udc80.jpg"]
+    ),
     **in_formats("long names in no encoding", ["\udcff" * 120 + ".jpg"], ["GNU", "PAX"]),
-    **in_formats("dots in folders", ["v1.0/a.jpg", "v1.0/a.cls", "v1.0/b", "v1.0.d/c.x/d.tar.gz", "v1.0/.x/e.jpg"]),
-    **in_formats("dots in keys", ["a.b.jpg", "a.c.jpg", "a..jpg", "a...", "b.", "c. jpg", "d.jpg.", "..jpg"]),
-    **in_formats("dots in front", ["./a.jpg", "./a.cls", "../a.jpg", "a.cls", "/a.jpg", "//a.jpg", "./.a.jpg"]),
-    **in_formats("hidden files", [".a", ".a.jpg", "d/.a", "d/.a.jpg", "d/.b.x", "d.x/.a.jpg", "d.x/e/.a.jpg"]),
+    **in_formats(
+        "dots in folders",
+        ["v1.0/a.jpg", "v1.0/a.cls", "v1.0/b", "v1.0.d/c.x/d.tar.gz", "v1.0/.x/e.jpg"],
+    ),
+    **in_formats(
+        "dots in keys", ["a.b.jpg", "a.c.jpg", "a..jpg", "a...", "b.", "c. jpg", "d.jpg.", "..jpg"]
+    ),
+    **in_formats(
+        "dots in front",
+        ["./a.jpg", "./a.cls", "../a.jpg", "a.cls", "/a.jpg", "//a.jpg", "./.a.jpg"],
+    ),
+    **in_formats(
+        "hidden files", [".a", ".a.jpg", "d/.a", "d/.a.jpg", "d/.b.x", "d.x/.a.jpg", "d.x/e/.a.jpg"]
+    ),
     **in_formats("no extension", ["README", "a.jpg", "d/README", "a.cls", "d/LICENSE"]),
-    **in_formats("upper case", ["a.JPG", "a.Cls", "A.jpg", "b.ÉTÉ", "b.İ", "b.ΟΔΟΣ", "b.\u212a", "b.ẞ"]),
-    **in_formats("a very long extension", ["a.jpg", "a." + "x" * 90, "a." + "y.z" * 400], ["GNU", "PAX"]),
+    **in_formats(
+        "upper case", ["a.JPG", "a.Cls", "A.jpg", "b.ÉTÉ", "b.İ", "b.ΟΔΟΣ", "b.\u212a", "b.ẞ"]
+    ),
+    **in_formats(
+        "a very long extension", ["a.jpg", "a." + "x" * 90, "a." + "y.z" * 400], ["GNU", "PAX"]
+    ),
     **in_formats(
         "line feeds",
-        ["a\nb.jpg", "a\nb.cls", "a.j\npg", "\n.jpg", "d\n/a.jpg", "d/\n.jpg", "e.\n", "v1.0\n/a.x", "v1.0/\n/a.x"],
+        [
+            "a\nb.jpg",
+            "a\nb.cls",
+            "a.j\npg",
+            "\n.jpg",
+            "d\n/a.jpg",
+            "d/\n.jpg",
+            "e.\n",
+            "v1.0\n/a.x",
+            "v1.0/\n/a.x",
+        ],
     ),
     **in_formats("white space", [" .jpg", " .cls", "a .jpg", "a.jpg ", "\t.jpg", "\r\n.jpg"]),
-    **in_formats("metadata", ["__meta__", "a.jpg", "__meta__/a.cls", "a.cls", "__x__\n", "__/b.jpg", "____/b.jpg"]),
-    **in_formats("nearly metadata", ["__index__.json", "d/__meta__", "d/__m__/a.b", "__a__b__/c.d", "__c.jpg", "_.x"]),
-    **in_formats("dunder extensions that are free", ["a.__x__", "a.__local_path__", "a.__key", "__key__.jpg"]),
+    **in_formats(
+        "metadata",
+        ["__meta__", "a.jpg", "__meta__/a.cls", "a.cls", "__x__\n", "__/b.jpg", "____/b.jpg"],
+    ),
+    **in_formats(
+        "nearly metadata",
+        ["__index__.json", "d/__meta__", "d/__m__/a.b", "__a__b__/c.d", "__c.jpg", "_.x"],
+    ),
+    **in_formats(
+        "dunder extensions that are free", ["a.__x__", "a.__local_path__", "a.__key", "__key__.jpg"]
+    ),
 }
 
 ORDER = {
@@ -93,7 +135,9 @@ ORDER = {
         ["a.jpg", "a.cls", "b.jpg", "a.cls", "a.jpg", "b.jpg", "a.jpg", "a.cls"]
     ),
     "one basename in two folders": packed(["x/a.jpg", "y/a.jpg", "a.jpg"]),
-    "extensions in another order each": packed(["a.jpg", "a.cls", "b.cls", "b.jpg", "c.txt", "c.cls", "c.jpg"]),
+    "extensions in another order each": packed(
+        ["a.jpg", "a.cls", "b.cls", "b.jpg", "c.txt", "c.cls", "c.jpg"]
+    ),
     "a sample split by what is passed over": pack(
         [
             ("a.jpg", b"1"),
@@ -116,7 +160,14 @@ KINDS = {
                 (special("folder", tarfile.DIRTYPE), b""),
                 ("folder/a.jpg", b"a" * 1000),
                 (special("soft.jpg", tarfile.SYMTYPE, "folder/a.jpg"), b""),
-                (special("soft.png", tarfile.SYMTYPE, "target" * (10 if format_ == tarfile.USTAR_FORMAT else 50)), b""),
+                (
+                    special(
+                        "soft.png",
+                        tarfile.SYMTYPE,
+                        "target" * (10 if format_ == tarfile.USTAR_FORMAT else 50),
+                    ),
+                    b"",
+                ),
                 (special("null.dev", tarfile.CHRTYPE), b""),
                 (special("disk.dev", tarfile.BLKTYPE), b""),
                 (special("queue.fifo", tarfile.FIFOTYPE), b""),
@@ -127,9 +178,15 @@ KINDS = {
         )
         for name, format_ in FORMATS.items()
     },
-    "empty members": pack([("a.jpg", b""), ("a.cls", b""), ("b.jpg", b"1"), ("b.cls", b""), ("last.txt", b"")]),
-    "members that fill their blocks": pack([("a.jpg", b"a" * 512), ("a.cls", b"b" * 1024), ("last.txt", b"c" * 511)]),
-    "a folder that gives a size": archive(header(b"folder/", 4096, b"5"), member(b"folder/a.jpg", b"1")),
+    "empty members": pack(
+        [("a.jpg", b""), ("a.cls", b""), ("b.jpg", b"1"), ("b.cls", b""), ("last.txt", b"")]
+    ),
+    "members that fill their blocks": pack(
+        [("a.jpg", b"a" * 512), ("a.cls", b"b" * 1024), ("last.txt", b"c" * 511)]
+    ),
+    "a folder that gives a size": archive(
+        header(b"folder/", 4096, b"5"), member(b"folder/a.jpg", b"1")
+    ),
     "kinds that nobody knows": archive(
         member(b"volume.label", b"", b"V", magic=GNU),
         member(b"folder/", b"Ya.jpg\0\0", b"D", magic=GNU),
@@ -162,12 +219,16 @@ HEADERS = {
         member(b"", b"without any name"),
     ),
     "times in the prefix field, as GNU tar's incremental archives": archive(
-        header(b"a.jpg", 1, magic=GNU, fields={345: b"14444444444\0", 357: b"14444444444\0"}) + padded(b"1"),
+        header(b"a.jpg", 1, magic=GNU, fields={345: b"14444444444\0", 357: b"14444444444\0"})
+        + padded(b"1"),
         member(b"a.cls", b"2", magic=GNU),
     ),
     "base-256 numbers": archive(
         member(b"a.jpg", b"x" * 600, size=b"\x80" + (600).to_bytes(11, "big"), magic=GNU),
-        header(b"a.cls", 1, magic=GNU, fields={108: b"\x80\0\0\0\x7f\xff\xff\xff", 136: b"\xff" * 12}) + padded(b"1"),
+        header(
+            b"a.cls", 1, magic=GNU, fields={108: b"\x80\0\0\0\x7f\xff\xff\xff", 136: b"\xff" * 12}
+        )
+        + padded(b"1"),
     ),
     "numbers as people have written them": archive(
         member(b"a.jpg", b"1", size=b"          1 "),
@@ -179,7 +240,8 @@ HEADERS = {
     ),
     "a name with a NUL and more": archive(member(b"a.jpg\0.png", b"1"), member(b"a.cls", b"2")),
     "a long name of more bytes than its header gives": archive(
-        member(b"././@LongLink", b"long" * 30 + b".jpg\0", b"L", magic=GNU, size=15) + member(b"a.jpg", b"1"),
+        member(b"././@LongLink", b"long" * 30 + b".jpg\0", b"L", magic=GNU, size=15)
+        + member(b"a.jpg", b"1"),
     ),
     "global records": archive(
         records(("comment", "of no interest"), ("path", "global.jpg"), kind=b"g"),
@@ -205,7 +267,12 @@ HEADERS = {
         member(b"f.jpg", b"plain again"),
     ),
     "PAX records of every sort": archive(
-        records(("path", "size.jpg"), ("size", "600"), ("mtime", "1.5"), ("SCHILY.xattr.user.a", b"\xff\n=")),
+        records(
+            ("path", "size.jpg"),
+            ("size", "600"),
+            ("mtime", "1.5"),
+            ("SCHILY.xattr.user.a", b"\xff\n="),
+        ),
         member(b"x", b"x" * 600, size=0),
         records(("path", "first.jpg"), ("path", "second.jpg")) + member(b"x", b"2"),
         records(("hdrcharset", "BINARY"), ("path", b"\xff\xfe.jpg")) + member(b"x", b"3"),
@@ -231,7 +298,11 @@ TORN_TARS: dict[str, tuple[bytes, str, int]] = {
     "keys out of order": (packed(["a.jpg", "b.jpg", "a.cls", "b.cls"]), "a", 5 * 512),
     "a member appended": (packed(["a.jpg", "a.cls", "b.jpg", "b.cls", "a.txt"]), "a", 9 * 512),
     "a member replaced": (packed(["a.jpg", "a.cls", "b.jpg", "b.cls", "a.cls"]), "a", 9 * 512),
-    "one member more at the third time": (packed(["a.jpg", "b.jpg", "a.jpg", "b.jpg", "a.jpg", "a.cls"]), "a", 9 * 512),
+    "one member more at the third time": (
+        packed(["a.jpg", "b.jpg", "a.jpg", "b.jpg", "a.jpg", "a.cls"]),
+        "a",
+        9 * 512,
+    ),
     "one basename in two folders": (packed(["x/a.jpg", "y/a.jpg", "x/a.cls"]), "x/a", 5 * 512),
     "hidden files of one folder": (packed(["d/.a", "d.x", "d/..x"]), "d/", 5 * 512),
 }
@@ -251,7 +322,9 @@ def bare(samples: list[list[tuple[str, object]]]) -> list[dict[str, object]]:
 def test_odd_tars_give_the_samples_that_webdataset_gives(path: Path, name: str) -> None:
     """Member for member and in its order, by the index, by number and while arriving; the oddity costs nothing else."""
     path.write_bytes(ODD_TARS[name])
-    expected, indexed, arriving = by_webdataset(path), by_index(path), by_arrival(path)
+    expected = by_webdataset(path)
+    indexed = by_index(path)
+    arriving = by_arrival(path)
     assert expected.error is indexed.error is arriving.error is None
     assert expected.keys[-1] == "last"
     assert indexed.samples == by_number(path) == expected.samples
@@ -296,7 +369,9 @@ def test_shard_that_ends_webdataset_is_refused(path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("second", ["b.jpg", "b.__key__", "b.__url__"])
-def test_a_bad_sample_is_skipped_whole_where_webdataset_keeps_a_part(path: Path, second: str) -> None:
+def test_a_bad_sample_is_skipped_whole_where_webdataset_keeps_a_part(
+    path: Path, second: str
+) -> None:
     """An ambiguous second member is left out: webdataset gives the sample without it."""
     path.write_bytes(archive(A, B, member(second.encode(), b"again"), B_CLS))
     kept = by_webdataset(path, ignore_and_continue)
@@ -304,7 +379,9 @@ def test_a_bad_sample_is_skipped_whole_where_webdataset_keeps_a_part(path: Path,
     assert going_on(by_index, path) == [kept.samples[0], None, kept.samples[2]]
 
 
-def test_a_cut_shard_is_skipped_whole_where_webdataset_gives_samples_without_their_members(path: Path) -> None:
+def test_a_cut_shard_is_skipped_whole_where_webdataset_gives_samples_without_their_members(
+    path: Path,
+) -> None:
     """Told to go on after a member that is cut short, webdataset gives its sample without it, as if it had none."""
     path.write_bytes(A + B + B_CLS[:800])
     assert bare(by_webdataset(path, ignore_and_continue).samples) == [OF_A, OF_B]
@@ -319,7 +396,8 @@ def test_a_torn_sample_is_an_error_where_webdataset_gives_its_parts(path: Path, 
     expected = by_webdataset(path)
     assert expected.keys.count(key) > 1
     assert by_lenient_index(path).samples == by_number(path) == expected.samples
-    indexed, arriving = by_index(path), by_arrival(path)
+    indexed = by_index(path)
+    arriving = by_arrival(path)
     assert indexed.samples == []
     assert arriving.samples == expected.samples[: len(arriving.samples)]
     for found in (indexed, arriving):
@@ -332,28 +410,57 @@ def test_a_torn_sample_is_an_error_where_webdataset_gives_its_parts(path: Path, 
 
 def test_members_of_macos_are_left_out_where_webdataset_takes_them_for_samples(path: Path) -> None:
     """It finds a sample of theirs between the members of one, which it thereby tears in two."""
-    image, label = member(b"d/b.jpg", b"2" * 700), member(b"d/b.cls", b"3" * 700)
+    image = member(b"d/b.jpg", b"2" * 700)
+    label = member(b"d/b.cls", b"3" * 700)
     path.write_bytes(archive(image, member(b"d/._b.cls", b"AppleDouble"), label))
-    assert [sample["__key__"] for sample in bare(by_webdataset(path).samples)] == ["d/b", "d/", "d/b", "last"]
+    assert [sample["__key__"] for sample in bare(by_webdataset(path).samples)] == [
+        "d/b",
+        "d/",
+        "d/b",
+        "last",
+    ]
     assert bare(by_index(path).samples) == [OF_B | {"__key__": "d/b", "cls": b"3" * 700}, LAST]
     assert bare(by_arrival(path).samples) == [OF_B | {"__key__": "d/b", "cls": b"3" * 700}]
 
 
-# Errors where webdataset loses data in silence, or reads what shardcache does not: the tar, webdataset's samples, the
-# error and a part of its text
+# Errors where webdataset loses data in silence, or reads what shardcache does not: the tar,
+# webdataset's samples, the error and a part of its text
 
 IN_SILENCE: dict[str, tuple[bytes, list[dict[str, object]], type[ShardError], str]] = {
-    "cut between two members": (A + B, [OF_A, OF_B], TruncatedShardError, "without an end-of-archive block"),
-    "cut within a header": (A + B + B_CLS[:100], [OF_A, OF_B], TruncatedShardError, "inside the tar header"),
-    "one wrong byte": (archive(A, B, b"\1" + B_CLS[1:]), [OF_A, OF_B], CorruptShardError, "checksum"),
+    "cut between two members": (
+        A + B,
+        [OF_A, OF_B],
+        TruncatedShardError,
+        "without an end-of-archive block",
+    ),
+    "cut within a header": (
+        A + B + B_CLS[:100],
+        [OF_A, OF_B],
+        TruncatedShardError,
+        "inside the tar header",
+    ),
+    "one wrong byte": (
+        archive(A, B, b"\1" + B_CLS[1:]),
+        [OF_A, OF_B],
+        CorruptShardError,
+        "checksum",
+    ),
     "an extended header of more memory than the daemon has for it": (
         archive(A, records(("comment", b" " * (17 << 20))), B),
         [OF_A, OF_B, LAST],
         CorruptShardError,
         "an extended header claims",
     ),
-    "gzip data under a plain name": (gzip.compress(archive(A, B)), [OF_A, OF_B, LAST], NotATarError, ".tar.gz"),
-    **{name: (data, [LAST], TrailingDataError, "data follows") for name, (data, _) in TRAILING_DATA.items()},
+    "gzip data under a plain name": (
+        gzip.compress(archive(A, B)),
+        [OF_A, OF_B, LAST],
+        NotATarError,
+        ".tar.gz",
+    ),
+    **{
+        name: (data, [LAST], TrailingDataError, "data follows")
+        for name, (data, _) in TRAILING_DATA.items()
+    },
 }
 
 
@@ -363,7 +470,8 @@ def test_tars_that_webdataset_reads_in_silence_are_errors(path: Path, name: str)
     data, given, error, text = IN_SILENCE[name]
     path.write_bytes(data)
     expected = by_webdataset(path)
-    assert (bare(expected.samples), expected.error) == (given, None)
+    assert bare(expected.samples) == given
+    assert expected.error is None
     found = by_index(path).error
     assert isinstance(found, error)
     assert text in f"{found.message} {found.remedy}"
@@ -372,13 +480,17 @@ def test_tars_that_webdataset_reads_in_silence_are_errors(path: Path, name: str)
 DAMAGED = {
     "a PAX record longer than its header": archive(A, member(b"x", b"99 path=c.jpg\n", b"x"), B),
     "a PAX size that is no number": archive(A, records(("size", "many")), B),
-    "a PAX size for all members that is not theirs": archive(records(("size", "5"), kind=b"g"), A, B),
+    "a PAX size for all members that is not theirs": archive(
+        records(("size", "5"), kind=b"g"), A, B
+    ),
     "a size below zero": archive(A, member(b"b.jpg", b"", size=b"\xff" * 12)),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_header_that_makes_no_sense_is_an_error_where_webdataset_guesses(path: Path, name: str) -> None:
+def test_a_header_that_makes_no_sense_is_an_error_where_webdataset_guesses(
+    path: Path, name: str
+) -> None:
     """A name or a size that cannot be made out: webdataset gives other names, other bytes or fewer samples."""
     path.write_bytes(DAMAGED[name])
     expected = by_webdataset(path)
@@ -387,21 +499,30 @@ def test_a_header_that_makes_no_sense_is_an_error_where_webdataset_guesses(path:
     assert isinstance(by_index(path).error, CorruptShardError)
 
 
-def test_a_member_named_bad_is_an_error_where_webdataset_drops_its_sample_in_silence(path: Path) -> None:
+def test_a_member_named_bad_is_an_error_where_webdataset_drops_its_sample_in_silence(
+    path: Path,
+) -> None:
     """`__bad__` means to webdataset that a sample is not to be given, and any member can have that extension."""
     path.write_bytes(archive(A, B, member(b"b.__bad__", b"1")))
     expected = by_webdataset(path)
-    assert (bare(expected.samples), expected.error) == ([OF_A, LAST], None)
+    assert bare(expected.samples) == [OF_A, LAST]
+    assert expected.error is None
     assert isinstance(by_index(path).error, SampleError)
     assert going_on(by_index, path) == [expected.samples[0], None, expected.samples[1]]
 
 
 @pytest.mark.parametrize("name", SPARSE_FORMATS)
-def test_a_sparse_member_is_an_error_where_webdataset_fills_its_holes(path: Path, name: str) -> None:
+def test_a_sparse_member_is_an_error_where_webdataset_fills_its_holes(
+    path: Path, name: str
+) -> None:
     """Its content lies nowhere in one piece; its sample is an error, the others are given."""
     path.write_bytes(sparse_tar(path.parent, name))
     expected = by_webdataset(path)
-    assert bare(expected.samples)[0] == {"__key__": "a", "bin": b"data" + bytes((1 << 20) - 4) + b"more", "cls": b"1"}
+    assert bare(expected.samples)[0] == {
+        "__key__": "a",
+        "bin": b"data" + bytes((1 << 20) - 4) + b"more",
+        "cls": b"1",
+    }
     assert isinstance(by_index(path).error, SampleError)
     assert going_on(by_index, path) == [None, expected.samples[1]]
     assert going_on(by_arrival, path) == [None]
@@ -416,16 +537,21 @@ def test_a_hard_link_is_read_where_webdataset_skips_it(path: Path) -> None:
     expected = by_webdataset(path)
     assert bare(expected.samples) == [OF_A, {"__key__": "b", "cls": b"3" * 700}, LAST]
     found = by_index(path)
-    assert (bare(found.samples), found.error) == ([OF_A, OF_A | {"__key__": "b", "cls": b"3" * 700}, LAST], None)
+    assert bare(found.samples) == [OF_A, OF_A | {"__key__": "b", "cls": b"3" * 700}, LAST]
+    assert found.error is None
 
 
 def test_unneeded_fields_may_hold_anything_where_webdataset_stops_silently(path: Path) -> None:
     """An owner that is no number ends the shard for webdataset; names and sizes are in order, so all of it is given."""
-    path.write_bytes(archive(A, header(b"b.jpg", 700, fields={108: b"nobody\0\0"}) + padded(b"2" * 700)))
+    path.write_bytes(
+        archive(A, header(b"b.jpg", 700, fields={108: b"nobody\0\0"}) + padded(b"2" * 700))
+    )
     expected = by_webdataset(path)
-    assert (bare(expected.samples), expected.error) == ([OF_A], None)
+    assert bare(expected.samples) == [OF_A]
+    assert expected.error is None
     found = by_index(path)
-    assert (bare(found.samples), found.error) == ([OF_A, OF_B, LAST], None)
+    assert bare(found.samples) == [OF_A, OF_B, LAST]
+    assert found.error is None
 
 
 def test_global_records_alone_are_an_empty_shard_where_webdataset_raises(path: Path) -> None:
@@ -433,10 +559,13 @@ def test_global_records_alone_are_an_empty_shard_where_webdataset_raises(path: P
     path.write_bytes(records(("comment", "of no interest"), kind=b"g") + END)
     assert isinstance(by_webdataset(path).error, tarfile.ReadError)
     found = by_index(path)
-    assert (found.samples, found.error) == ([], None)
+    assert found.samples == []
+    assert found.error is None
 
 
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset leaves it to the garbage collector
+@pytest.mark.filterwarnings(
+    "ignore:unclosed file:ResourceWarning"
+)  # webdataset leaves it to the garbage collector
 def test_samples_name_no_file_where_webdataset_names_a_local_one(path: Path) -> None:
     """`__local_path__` of webdataset's local shards is left out: a file of the cache may go once it was read."""
     path.write_bytes(archive(A, B))

@@ -20,7 +20,17 @@ URL = "s3://bucket/train-000000.tar"
 def tar(tmp_path: Path) -> Path:
     """A shard of three samples, the second of them bad."""
     path = tmp_path / "shard.tar"
-    path.write_bytes(pack([("a.jpg", b"1"), ("b.jpg", b"2"), ("b.jpg", b"3"), ("c/d.JPG", b"4"), ("c/d.cls", b"5")]))
+    path.write_bytes(
+        pack(
+            [
+                ("a.jpg", b"1"),
+                ("b.jpg", b"2"),
+                ("b.jpg", b"3"),
+                ("c/d.JPG", b"4"),
+                ("c/d.cls", b"5"),
+            ]
+        )
+    )
     return path
 
 
@@ -33,7 +43,8 @@ def sidecar(tar: Path) -> Path:
 
 def test_an_index_comes_back_as_it_was_made(tar: Path, sidecar: Path) -> None:
     """Every table, the header and the faults survive writing and opening."""
-    made, opened = index_tar(tar, URL), TarIndex.open(sidecar)
+    made = index_tar(tar, URL)
+    opened = TarIndex.open(sidecar)
     assert opened.header == read_header(sidecar) == {"url": URL, "size_bytes": tar.stat().st_size}
     for table in ("starts", "ends", "extension_ids", "member_ends", "key_ends"):
         assert list(getattr(opened, table)) == list(getattr(made, table))
@@ -76,7 +87,9 @@ def test_any_other_length_is_noticed(sidecar: Path) -> None:
         pytest.param("faults", 3, (Fault.DUPLICATE, 0), id="fault of no sample"),
     ],
 )
-def test_numbers_that_lead_astray_are_refused(tar: Path, sidecar: Path, table: str, at: int, value: object) -> None:
+def test_numbers_that_lead_astray_are_refused(
+    tar: Path, sidecar: Path, table: str, at: int, value: object
+) -> None:
     """A forged sidecar with right checksums cannot make a reader slice outside of the tar or the tables."""
     samples = index_tar(tar, URL)
     getattr(samples, table)[at] = value
@@ -111,7 +124,12 @@ def test_one_bad_number_among_thousands_is_refused(tmp_path: Path, count: int, s
 @pytest.mark.parametrize("count", [8192, 8193, 20_000])
 @pytest.mark.parametrize(
     ("table", "value"),
-    [("ends", 1001), ("ends", (1 << 64) - 1), ("extension_ids", 2), ("extension_ids", (1 << 32) - 1)],
+    [
+        ("ends", 1001),
+        ("ends", (1 << 64) - 1),
+        ("extension_ids", 2),
+        ("extension_ids", (1 << 32) - 1),
+    ],
 )
 def test_one_number_beyond_the_limit_among_thousands_is_refused(
     tmp_path: Path, count: int, table: str, value: int
@@ -139,7 +157,9 @@ def test_one_number_beyond_the_limit_among_thousands_is_refused(
 
 
 @pytest.mark.parametrize("header", [{}, {"size_bytes": "many"}])
-def test_a_header_without_the_tars_size_is_refused(sidecar: Path, header: dict[str, object]) -> None:
+def test_a_header_without_the_tars_size_is_refused(
+    sidecar: Path, header: dict[str, object]
+) -> None:
     """Spans can be checked only against a size."""
     write(sidecar, header, Samples())
     with pytest.raises(CorruptShardError, match="size of the tar"):
@@ -159,16 +179,21 @@ def test_offsets_of_any_size_fit(sidecar: Path) -> None:
     )
     write(sidecar, {"size_bytes": 1 << 41}, samples)
     index = TarIndex.open(sidecar)
-    assert (index.starts[0], index.ends[0], key_of(index, 0), index.extensions) == (
-        1 << 40, (1 << 40) + 7, "\udcffkey", ["\udcff"],
-    )  # fmt: skip
+    # fmt: skip
+    assert index.starts[0] == 1 << 40
+    assert index.ends[0] == (1 << 40) + 7
+    assert key_of(index, 0) == "\udcffkey"
+    assert index.extensions == ["\udcff"]
 
 
 def test_a_sidecar_larger_than_allowed_is_not_written(tmp_path: Path) -> None:
     """The worker says how large it would be instead, and exactly that much is enough."""
-    tar, sidecar = tmp_path / "shard.tar", tmp_path / "shard.idx"
+    tar = tmp_path / "shard.tar"
+    sidecar = tmp_path / "shard.idx"
     tar.write_bytes(make_tar(random_samples(5)))
-    request = IndexRequest(str(tar), str(sidecar), {"size_bytes": tar.stat().st_size}, URL, True, 100)
+    request = IndexRequest(
+        str(tar), str(sidecar), {"size_bytes": tar.stat().st_size}, URL, True, 100
+    )
     refused = index_shard(request)
     assert not refused.was_written
     assert not sidecar.exists()

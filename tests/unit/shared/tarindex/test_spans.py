@@ -33,7 +33,9 @@ def described(tables: Tables, number: int, begin: int = 0) -> list[Any]:
     ]
 
 
-def table_of(tmp_path: Path, tar: bytes, max_samples: int = 50_000) -> tuple[Tables, list[dict[str, Any]]]:
+def table_of(
+    tmp_path: Path, tar: bytes, max_samples: int = 50_000
+) -> tuple[Tables, list[dict[str, Any]]]:
     """Return the index of a tar, and the rows of its table, as they are read."""
     (tmp_path / "a.tar").write_bytes(tar)
     tables = index_tar(tmp_path / "a.tar", URL)
@@ -41,15 +43,23 @@ def table_of(tmp_path: Path, tar: bytes, max_samples: int = 50_000) -> tuple[Tab
     return tables, json.loads(json.dumps(list(rows)))
 
 
-def spans_in(rows: Sequence[dict[str, Any]], reads: Callable[[str], bool] | None = None) -> list[Any]:
+def spans_in(
+    rows: Sequence[dict[str, Any]], reads: Callable[[str], bool] | None = None
+) -> list[Any]:
     """Return the span of each sample."""
-    return [spans.span(place) for spans in (RowSpans.of(row, reads) for row in rows) for place in range(len(spans))]
+    return [
+        spans.span(place)
+        for spans in (RowSpans.of(row, reads) for row in rows)
+        for place in range(len(spans))
+    ]
 
 
 def with_global_header() -> bytes:
     """Return a tar that begins with a global header and a folder, as `git archive` writes them."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "x"}) as tar:
+    with tarfile.open(
+        fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "x"}
+    ) as tar:
         tar.addfile(special("folder", tarfile.DIRTYPE))
         for name in ("folder/1.jpg", "folder/1.txt", "folder/2.jpg"):
             info = tarfile.TarInfo(name)
@@ -60,11 +70,21 @@ def with_global_header() -> bytes:
 
 TARS = {
     "plain": make_tar(random_samples(25, {"jpg": 1000, "json": 0, "cls": 512})),
-    "other orders": pack([("1.jpg", b"a"), ("1.txt", b"b"), ("2.txt", b"c"), ("2.jpg", b"d"), ("3.txt", b"e")]),
-    "long names": pack([(f"{LONG}.jpg", b"a" * 600), (f"{LONG}.txt", b"b"), ("2.jpg", b"")], format=tarfile.GNU_FORMAT),
-    "PAX": pack([(f"{LONG}é.jpg", b"a" * 600), (f"{LONG}é.txt", b"b"), ("2.jpg", b"")], format=tarfile.PAX_FORMAT),
+    "other orders": pack(
+        [("1.jpg", b"a"), ("1.txt", b"b"), ("2.txt", b"c"), ("2.jpg", b"d"), ("3.txt", b"e")]
+    ),
+    "long names": pack(
+        [(f"{LONG}.jpg", b"a" * 600), (f"{LONG}.txt", b"b"), ("2.jpg", b"")],
+        format=tarfile.GNU_FORMAT,
+    ),
+    "PAX": pack(
+        [(f"{LONG}é.jpg", b"a" * 600), (f"{LONG}é.txt", b"b"), ("2.jpg", b"")],
+        format=tarfile.PAX_FORMAT,
+    ),
     "global header": with_global_header(),
-    "what is skipped": pack([("__meta__/a.json", b"1"), ("1.jpg", b"2"), ("._1.txt", b"3"), ("2.JPG", b"4")]),
+    "what is skipped": pack(
+        [("__meta__/a.json", b"1"), ("1.jpg", b"2"), ("._1.txt", b"3"), ("2.JPG", b"4")]
+    ),
 }
 
 
@@ -88,14 +108,20 @@ def test_members_alone_are_read_by_their_spans(tmp_path: Path, tar: bytes) -> No
     for number, (start, stop) in enumerate(spans_in(rows, {"txt", "json"}.__contains__)):
         assert whole[number][0] <= start < stop <= whole[number][1]
         found = described(samples_in(tar[start:stop], URL), 0)
-        members = [(key, name) for key, name, _, _ in described(tables, number) if name in ("txt", "json")]
+        members = [
+            (key, name) for key, name, _, _ in described(tables, number) if name in ("txt", "json")
+        ]
         assert set(members) <= {(key, name) for key, name, _, _ in found}
 
 
 def test_small_member_of_large_samples_is_some_blocks(tmp_path: Path) -> None:
     """Its header and its content, of samples a hundred times as large."""
-    _, rows = table_of(tmp_path, make_tar(random_samples(5, {"jpg": 100_000, "json": 600, "cls": 1})))
-    assert [stop - start for start, stop in spans_in(rows, {"json"}.__contains__)] == [512 + 1024] * 5
+    _, rows = table_of(
+        tmp_path, make_tar(random_samples(5, {"jpg": 100_000, "json": 600, "cls": 1}))
+    )
+    assert [stop - start for start, stop in spans_in(rows, {"json"}.__contains__)] == [
+        512 + 1024
+    ] * 5
 
 
 LINK = (special("2.jpg", tarfile.LNKTYPE, "1.jpg"), b"")
@@ -112,7 +138,9 @@ LAST = [("8.jpg", b"8"), ("9.jpg", b"9")]
     ],
     ids=["a hard link", "lines", "two members of one extension", "much between them"],
 )
-def test_sample_that_is_more_than_its_blocks_has_no_span(tmp_path: Path, members: list[Any], alone: list[bool]) -> None:
+def test_sample_that_is_more_than_its_blocks_has_no_span(
+    tmp_path: Path, members: list[Any], alone: list[bool]
+) -> None:
     """It is read with its shard, as may be the one after it; the others have their spans."""
     tar = pack([*members, *LAST])
     _, rows = table_of(tmp_path, tar)
@@ -126,7 +154,8 @@ def test_places_take_few_bytes_in_a_table(tmp_path: Path) -> None:
     """At most twelve for each sample, also if none is as plain as could be."""
     for names in ("{:06d}", LONG + "{:06d}"):
         tar = pack(
-            [(names.format(number) + ".jpg", bytes(100_000)) for number in range(500)], format=tarfile.GNU_FORMAT
+            [(names.format(number) + ".jpg", bytes(100_000)) for number in range(500)],
+            format=tarfile.GNU_FORMAT,
         )
         _, (row,) = table_of(tmp_path, tar)
         fields = {name: row[name] for name in ("first_block", "blocks", "irregular")}
@@ -142,11 +171,25 @@ def test_earlier_tables_say_no_places(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"blocks": [1]}, {"blocks": [2**40, 1]}, {"blocks": "12"}, {"keys": [1, 2]}, {"sizes": {"jpg": [], "txt": []}}],
+    [
+        {"blocks": [1]},
+        {"blocks": [2**40, 1]},
+        {"blocks": "12"},
+        {"keys": [1, 2]},
+        {"sizes": {"jpg": [], "txt": []}},
+    ],
     ids=str,
 )
 def test_invalid_row_raises(fields: dict[str, Any]) -> None:
     """Texts that a table may hold if it is not one."""
-    row = {"keys": ["1", "2"], "first_block": 0, "blocks": [2, 2], "sizes": {"jpg": [1, 1], "txt": [0, 0]}, **fields}
-    with pytest.raises((KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)):
+    row = {
+        "keys": ["1", "2"],
+        "first_block": 0,
+        "blocks": [2, 2],
+        "sizes": {"jpg": [1, 1], "txt": [0, 0]},
+        **fields,
+    }
+    with pytest.raises(
+        (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
+    ):
         RowSpans.of(row, {"jpg"}.__contains__)

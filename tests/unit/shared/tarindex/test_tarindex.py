@@ -14,14 +14,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardcache.errors import CorruptShardError, NotATarError, ShardError, TrailingDataError, TruncatedShardError
+from shardcache.errors import (
+    CorruptShardError,
+    NotATarError,
+    ShardError,
+    TrailingDataError,
+    TruncatedShardError,
+)
 from shardcache.shared.tarindex.grouping import index_tar
 from shardcache.shared.tarindex.members import Tar
 from support.shards.odd_tars import TRAILING_DATA, header, padded
 from support.shards.tars import Sample, make_tar, pack
 
 URL = "s3://bucket/train-000000.tar"
-SMALL: list[Sample] = [{"__key__": f"{number}", "jpg": b"x" * 700, "cls": b"1"} for number in range(2)]
+SMALL: list[Sample] = [
+    {"__key__": f"{number}", "jpg": b"x" * 700, "cls": b"1"} for number in range(2)
+]
 LONG_NAME = "folder/" * 40 + "000001.jpg"
 
 
@@ -38,7 +46,9 @@ def spans(path: Path) -> list[tuple[str, int, int]]:
             return os.pread(file.fileno(), max_bytes, at)
 
         tar = Tar(read, path.stat().st_size, URL, require_end=True)
-        return [(name.decode("utf-8", "surrogateescape"), start, end) for name, start, end, _ in tar]
+        return [
+            (name.decode("utf-8", "surrogateescape"), start, end) for name, start, end, _ in tar
+        ]
 
 
 def boundaries(data: bytes) -> list[int]:
@@ -67,14 +77,18 @@ def test_members_and_offsets_beyond_8_gib(path: Path, format_: Literal[1, 2]) ->
         file.seek(len(head) + huge.size)
         file.write(tail)
     with tarfile.open(path, errorlevel=2) as tar:
-        assert spans(path) == [(info.name, info.offset_data, info.offset_data + info.size) for info in tar]
+        assert spans(path) == [
+            (info.name, info.offset_data, info.offset_data + info.size) for info in tar
+        ]
     assert [end - start for _, start, end in spans(path)] == [9 << 30, 6]
 
 
 def test_a_checksum_over_signed_bytes_is_right_too(path: Path) -> None:
     """Some old tars summed signed characters; tarfile accepts that, and so does the index."""
     data = bytearray(pack([("é.jpg", b"1")]))
-    signed = sum(byte - 256 if byte >= 128 else byte for byte in (*data[:148], *data[156:512])) + 8 * 32
+    signed = (
+        sum(byte - 256 if byte >= 128 else byte for byte in (*data[:148], *data[156:512])) + 8 * 32
+    )
     data[148:156] = b"%06o\0 " % signed
     path.write_bytes(data)
     assert [name for name, _, _ in spans(path)] == ["é.jpg"]
@@ -90,22 +104,29 @@ def test_sparse_members_are_faults_and_disturb_no_other(tmp_path: Path, path: Pa
             file.write(b"data")
     (tmp_path / "3.jpg").write_bytes(b"behind")
     names = ["1.jpg", "2.bin", "3.jpg"]
-    subprocess.run(["tar", "--sparse", "--format=gnu", "-C", tmp_path, "-cf", path, *names], check=True)
+    subprocess.run(
+        ["tar", "--sparse", "--format=gnu", "-C", tmp_path, "-cf", path, *names], check=True
+    )
     samples = index_tar(path, URL)
     assert path.stat().st_size < 1 << 20, "tar stored it whole: this filesystem has no holes"
     assert len(samples) == 3
     assert list(samples.faults) == [1]
     data = path.read_bytes()
-    assert [data[start:end] for start, end in zip(samples.starts, samples.ends, strict=True)] == [b"before", b"behind"]
+    assert [data[start:end] for start, end in zip(samples.starts, samples.ends, strict=True)] == [
+        b"before",
+        b"behind",
+    ]
 
 
 @pytest.mark.slow
 def test_every_cut_is_noticed(path: Path) -> None:
     """Cut at any byte, a tar is refused with a typed error that names its url.
 
-    `require_end=False` forgives a missing end-of-archive block, hence cuts between two members, and nothing else.
+    `require_end=False` forgives a missing end-of-archive block, hence cuts between two members, and
+    nothing else.
     """
-    data, passed = make_tar(SMALL), []
+    data = make_tar(SMALL)
+    passed = []
     for size_bytes in cuts(path, data, boundaries(data)[-1] + 512):
         with pytest.raises((TruncatedShardError, NotATarError)) as caught:
             index_tar(path, URL)
@@ -139,9 +160,9 @@ def test_data_after_the_end_are_refused(path: Path, name: str) -> None:
     assert caught.value.url == URL
     assert "ignore_trailing_data" in caught.value.remedy
     samples = index_tar(path, URL, ignore_trailing_data=True)
-    assert [path.read_bytes()[slice(*span)] for span in zip(samples.starts, samples.ends, strict=True)] == [
-        b"behind the oddity"
-    ]
+    assert [
+        path.read_bytes()[slice(*span)] for span in zip(samples.starts, samples.ends, strict=True)
+    ] == [b"behind the oddity"]
 
 
 def test_zeros_anywhere_cost_no_sample_in_silence(path: Path) -> None:
@@ -158,7 +179,11 @@ def test_zeros_anywhere_cost_no_sample_in_silence(path: Path) -> None:
 
 
 LONG_NAMED = [("1.jpg", b"1" * 600), (LONG_NAME, b"2"), ("é.cls", b"3")]
-WHOLE = [make_tar(SMALL), pack(LONG_NAMED, format=tarfile.GNU_FORMAT), pack(LONG_NAMED, format=tarfile.PAX_FORMAT)]
+WHOLE = [
+    make_tar(SMALL),
+    pack(LONG_NAMED, format=tarfile.GNU_FORMAT),
+    pack(LONG_NAMED, format=tarfile.PAX_FORMAT),
+]
 
 
 @settings(deadline=None)
@@ -179,7 +204,10 @@ def test_damage_anywhere_never_leads_astray(
         samples = index_tar(path, URL)
     except ShardError:
         return
-    assert all(512 <= start <= end <= len(data) for start, end in zip(samples.starts, samples.ends, strict=True))
+    assert all(
+        512 <= start <= end <= len(data)
+        for start, end in zip(samples.starts, samples.ends, strict=True)
+    )
 
 
 def endless(head: bytes, again: Callable[[int], bytes], times: int) -> Tar:
@@ -214,7 +242,9 @@ def test_extended_headers_without_end_are_read_once_each() -> None:
         record = b"19 comment%06d=x\n" % number
         return header(b"x", len(record), b"x") + padded(record)
 
-    with pytest.raises(TruncatedShardError, match="between a member's extended header and the member"):
+    with pytest.raises(
+        TruncatedShardError, match="between a member's extended header and the member"
+    ):
         list(endless(b"", extended, 150_000))
 
 
@@ -224,7 +254,9 @@ def test_a_name_for_all_members_is_short(size_bytes: int, refused: bool) -> None
     name = b"a" * (size_bytes - 4) + b".jpg"
     record = b" path=" + name + b"\n"
     record = b"%d%s" % (len(record) + 4, record)
-    data = header(b"g", len(record), b"g") + padded(record) + header(b"b.jpg", 0, b"0") + bytes(1024)
+    data = (
+        header(b"g", len(record), b"g") + padded(record) + header(b"b.jpg", 0, b"0") + bytes(1024)
+    )
     tar = Tar(lambda at, least, most: data[at : at + most], len(data), URL, require_end=True)
     if refused:
         with pytest.raises(CorruptShardError, match="a global header gives all members"):

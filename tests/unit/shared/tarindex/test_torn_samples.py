@@ -14,7 +14,9 @@ from support.shards.tars import pack
 
 URL = "s3://bucket/train-000000.tar"
 
-rows = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["x", "y", "z"])), max_size=12, unique=False)
+rows = st.lists(
+    st.tuples(st.sampled_from("abc"), st.sampled_from(["x", "y", "z"])), max_size=12, unique=False
+)
 
 
 def torn_member(rows: list[tuple[str, str]]) -> int | None:

@@ -35,23 +35,35 @@ def everybody(counts: list[int], shuffle: Shuffle, epoch: int, cut: Partition) -
 
 def check_epoch(read: list[list[Place]], cut: Partition, due: Counter[Place]) -> None:
     """Every sample once, ranks equal, and no more padding or dropping than was said."""
-    count, samples = Counter(chain.from_iterable(read)), due.total()
+    count = Counter(chain.from_iterable(read))
+    samples = due.total()
     totals = [len(places) for places in read]
     assert totals == [cut.size(samples, rank) for rank in range(cut.world_size)]
     assert max(totals) - min(totals) <= (1 if cut.even is None else 0)
     # As many as DistributedSampler would repeat or leave out.
-    more = {"pad": -samples % cut.world_size, "drop": -(samples % cut.world_size), None: 0}[cut.even]
+    more = {"pad": -samples % cut.world_size, "drop": -(samples % cut.world_size), None: 0}[
+        cut.even
+    ]
     assert count.total() == samples + more
     assert count <= due if cut.even == "drop" else count >= due
     assert count.keys() <= due.keys()
 
 
 @pytest.mark.slow
-@given(datasets() | mixtures(), st.lists(cuts, min_size=1, max_size=4), st.integers(0, 3), st.integers(0, 10**6))
-def test_every_sample_once_whatever_the_topology(dealt: Dealt, cuts: list[Partition], epoch: int, step: int) -> None:
-    """One shard for a thousand readers, empty shards, fewer samples than ranks: nothing lost or repeated.
+@given(
+    datasets() | mixtures(),
+    st.lists(cuts, min_size=1, max_size=4),
+    st.integers(0, 3),
+    st.integers(0, 10**6),
+)
+def test_every_sample_once_whatever_the_topology(
+    dealt: Dealt, cuts: list[Partition], epoch: int, step: int
+) -> None:
+    """One shard for a thousand readers, empty shards, fewer samples than ranks: nothing lost or
+    repeated.
 
-    From whatever step, mixed or not, and again and again, other readers read what is left of the epoch.
+    From whatever step, mixed or not, and again and again, other readers read what is left of the
+    epoch.
     """
     due = dealt.epoch(epoch)
     phases: list[Phase] = []
@@ -60,7 +72,10 @@ def test_every_sample_once_whatever_the_topology(dealt: Dealt, cuts: list[Partit
         check_epoch(read, cut, due)
         taken = tuple(step * (reader + 7) % (len(places) + 1) for reader, places in enumerate(read))
         own = [
-            stop - start for start, stop in (cut.owned_span(due.total(), reader) for reader in range(cut.world_size))
+            stop - start
+            for start, stop in (
+                cut.owned_span(due.total(), reader) for reader in range(cut.world_size)
+            )
         ]
         for places, *ends in zip(read, taken, own, strict=True):
             due -= Counter(places[: min(ends)])  # what is behind its own is padding
@@ -69,7 +84,8 @@ def test_every_sample_once_whatever_the_topology(dealt: Dealt, cuts: list[Partit
 
 def test_two_epochs_differ_and_one_repeats() -> None:
     """Another order of shards and of samples in each epoch, the same one each time for the same seed."""
-    counts, cut = [30] * 10, Partition(4)
+    counts = [30] * 10
+    cut = Partition(4)
     read = [everybody(counts, Shuffle(seed=3), epoch, cut) for epoch in (0, 1, 0)]
     assert read[0] == read[2] != read[1]
     assert everybody(counts, Shuffle(seed=4), 0, cut) != read[0]
@@ -84,14 +100,29 @@ def test_the_order_is_pinned() -> None:
 def test_nodes_keep_their_shards() -> None:
     """With as many canonical nodes as nodes, a node meets almost only shards that it has met in every epoch."""
     counts = [40 + shard % 7 for shard in range(64)]
-    cut, grouped, free = Partition(4), Shuffle(seed=1, groups=4), Shuffle(seed=1)
-    met = [[{shard for shard, _ in reader} for reader in everybody(counts, grouped, epoch, cut)] for epoch in range(5)]
+    cut = Partition(4)
+    grouped = Shuffle(seed=1, groups=4)
+    free = Shuffle(seed=1)
+    met = [
+        [{shard for shard, _ in reader} for reader in everybody(counts, grouped, epoch, cut)]
+        for epoch in range(5)
+    ]
     for node in range(4):
         always = set.intersection(*(met[epoch][node] for epoch in range(5)))
         ever = set.union(*(met[epoch][node] for epoch in range(5)))
         assert len(always) >= 13
         assert len(ever) <= 26  # all of its group's, and in each epoch at most one at either border
-    assert len(set.union(*({shard for shard, _ in everybody(counts, free, epoch, cut)[0]} for epoch in range(5)))) > 40
+    assert (
+        len(
+            set.union(
+                *(
+                    {shard for shard, _ in everybody(counts, free, epoch, cut)[0]}
+                    for epoch in range(5)
+                )
+            )
+        )
+        > 40
+    )
 
 
 def test_a_reader_needs_only_its_own_part_of_the_epoch() -> None:
@@ -103,7 +134,9 @@ def test_a_reader_needs_only_its_own_part_of_the_epoch() -> None:
 def test_whole_shards_go_to_one_reader_each() -> None:
     """Where samples are not counted; in another order each epoch."""
     deal = ShardDeal(10, Shuffle(seed=1))
-    first, second = ([shards_of(deal, epoch, Topology(rank, 3)) for rank in range(3)] for epoch in range(2))
+    first, second = (
+        [shards_of(deal, epoch, Topology(rank, 3)) for rank in range(3)] for epoch in range(2)
+    )
     assert sorted(shard for share in first for shard in share) == list(range(10))
     assert first != second
 

@@ -43,9 +43,12 @@ class Elastic:
 
     def batches(self, epoch: int) -> Batches:
         """Return the global batches of an epoch, cut from the orders of its spans."""
-        number, piece = self.deal.batches_in(0), 12 // self.count
+        number = self.deal.batches_in(0)
+        piece = 12 // self.count
         orders = [
-            _walk_all(self.spans, epoch, (span * number * piece, (span + 1) * number * piece), self.counts)
+            _walk_all(
+                self.spans, epoch, (span * number * piece, (span + 1) * number * piece), self.counts
+            )
             for span in range(self.count)
         ]
         return [
@@ -80,14 +83,18 @@ def elastics(draw: st.DrawFn) -> Elastic:
     """A dataset or a mixture."""
     dealt = draw(datasets(6, 12) | mixtures())
     return Elastic(
-        dealt.deal(draw(st.sampled_from(["pad", "drop"]))), dealt.shards, draw(st.sampled_from([1, 2, 3, 4]))
+        dealt.deal(draw(st.sampled_from(["pad", "drop"]))),
+        dealt.shards,
+        draw(st.sampled_from([1, 2, 3, 4])),
     )
 
 
 @pytest.mark.slow
 @examples(60)
 @given(elastics(), worlds, st.integers(0, 2), st.just(0) | st.integers(0, 100))
-def test_global_batches_are_the_same_for_any_job(elastic: Elastic, ranks: int, epoch: int, taken: int) -> None:
+def test_global_batches_are_the_same_for_any_job(
+    elastic: Elastic, ranks: int, epoch: int, taken: int
+) -> None:
     """Sample by sample, whatever the ranks: those cut from the spans, from any number of them on."""
     taken %= elastic.deal.batches_in(0) + 1
     assert elastic.read(epoch, ranks, taken) == elastic.batches(epoch)[taken:]
@@ -98,7 +105,8 @@ def test_global_batches_are_the_same_for_any_job(elastic: Elastic, ranks: int, e
 def test_global_batches_have_every_sample(dealt: Dealt, count: int, even: Even) -> None:
     """Once, but for fewer than one batch, which are repeated to fill the last one, or left out."""
     elastic = Elastic(replace(dealt, samples=None).deal(even), dealt.shards, count)
-    read, every = Counter(chain.from_iterable(elastic.batches(0))), replace(dealt, samples=None).epoch(0)
+    read = Counter(chain.from_iterable(elastic.batches(0)))
+    every = replace(dealt, samples=None).epoch(0)
     assert abs(read.total() - every.total()) < 12
     assert set(read) == set(every) if even == "pad" else read <= every
 
@@ -117,7 +125,9 @@ def test_samples_of_a_batch_of_one_source_have_different_substitutes(world_size:
     sources = (source("a", [40, 40]), source("b", [40]))
     batches = GlobalBatches(12, spans=2, drop=False)
     weights = weights_of(None, sources)
-    mixture = MixtureDeal(sources, weights, 120, batch_size=6, grouping="source", spans=2, global_batches=batches)
+    mixture = MixtureDeal(
+        sources, weights, 120, batch_size=6, grouping="source", spans=2, global_batches=batches
+    )
     deal = ElasticDeal(mixture, 12, 2)
     counts = [40, 40, 40]
     size = 12 // world_size

@@ -27,7 +27,10 @@ def step_of(mix: Mix, step: int) -> list[tuple[int, int]]:
     pieces = mix.pieces_at(step)
     parts = [mix.part(piece, step, numbers_of(mix, piece)) for piece in pieces]
     draws = [iter(part) for part in parts]
-    return [(pieces[place], next(draws[place])) for place in mix.interleaved(step, [len(part) for part in parts])]
+    return [
+        (pieces[place], next(draws[place]))
+        for place in mix.interleaved(step, [len(part) for part in parts])
+    ]
 
 
 def picks_of(mix: Mix) -> list[tuple[int, int]]:
@@ -43,14 +46,18 @@ def test_every_sample_comes_once(sizes: list[int], window: int) -> None:
 
 
 @given(sizes, windows, st.data())
-def test_any_stretch_is_read_without_what_comes_before(sizes: list[int], window: int, data: st.DataObject) -> None:
+def test_any_stretch_is_read_without_what_comes_before(
+    sizes: list[int], window: int, data: st.DataObject
+) -> None:
     """A leg between two places of a mix gives what lies between them, from no other pieces than it says."""
     mix = mix_of(sizes, window)
     assume(len(mix))
     start = data.draw(st.integers(0, len(mix) - 1))
     stop = data.draw(st.integers(start + 1, len(mix)))
     segment = mix.between(start, stop)
-    picks = [pick for step, first, last in steps_of(segment) for pick in step_of(mix, step)[first:last]]
+    picks = [
+        pick for step, first, last in steps_of(segment) for pick in step_of(mix, step)[first:last]
+    ]
     assert picks == picks_of(mix)[start:stop]
     assert {piece for piece, _ in picks} <= set(segment.pieces)
 
@@ -61,8 +68,12 @@ def test_shards_enter_one_by_one_and_leave_after_a_window(sizes: list[int], wind
     mix = mix_of(sizes, window)
     for step in range(mix.steps):
         present = {piece for piece, _ in step_of(mix, step)}
-        assert present <= set(mix.pieces_at(step)) <= set(range(step - max(1, window) + 1, step + 1))
-    assert [pick[0] for pick in picks_of(mix_of([1, 1, 1], window))] == [0, 1, 2], "even the smallest gives its share"
+        assert (
+            present <= set(mix.pieces_at(step)) <= set(range(step - max(1, window) + 1, step + 1))
+        )
+    assert [pick[0] for pick in picks_of(mix_of([1, 1, 1], window))] == [0, 1, 2], (
+        "even the smallest gives its share"
+    )
 
 
 def test_window_0_reads_shards_as_they_were_written() -> None:
@@ -73,6 +84,8 @@ def test_window_0_reads_shards_as_they_were_written() -> None:
 def test_neighbours_come_a_third_of_the_window_apart() -> None:
     """In either order, as with samples put down at random over the window."""
     served = {pick: place for place, pick in enumerate(picks_of(mix_of([1000] * 40, 8)))}
-    distances = [served[piece, n + 1] - served[piece, n] for piece in range(8, 32) for n in range(999)]
+    distances = [
+        served[piece, n + 1] - served[piece, n] for piece in range(8, 32) for n in range(999)
+    ]
     assert 0.9 < sum(map(abs, distances)) / len(distances) / (8 * 1000 / 3) < 1.1
     assert abs(sum(distance > 0 for distance in distances) / len(distances) - 0.5) < 0.02

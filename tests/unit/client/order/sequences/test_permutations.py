@@ -9,7 +9,12 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache_client.order.sequences.permutations import Shuffle, permutation, round_key, shard_order
+from shardcache_client.order.sequences.permutations import (
+    Shuffle,
+    permutation,
+    round_key,
+    shard_order,
+)
 from support.cases import examples
 
 
@@ -27,11 +32,21 @@ def test_the_order_of_shards_is_pinned() -> None:
     assert shards_in(1, Shuffle(7, groups=2), [1] * 8) == [4, 3, 6, 0, 1, 7, 2, 5]
 
 
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=40).filter(any), st.integers(1, 6), st.integers())
-def test_groups_stay_the_same_and_are_equally_heavy(counts: list[int], groups: int, seed: int) -> None:
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=40).filter(any),
+    st.integers(1, 6),
+    st.integers(),
+)
+def test_groups_stay_the_same_and_are_equally_heavy(
+    counts: list[int], groups: int, seed: int
+) -> None:
     """Where a group should end, or at most a shard from there, all rounds have met the same shards."""
     rounds = [shards_in(number, Shuffle(seed, groups=groups), counts) for number in range(4)]
-    ends = [end for end in range(len(counts) + 1) if len({frozenset(order[:end]) for order in rounds}) == 1]
+    ends = [
+        end
+        for end in range(len(counts) + 1)
+        if len({frozenset(order[:end]) for order in rounds}) == 1
+    ]
     weights = [sum(counts[shard] for shard in rounds[0][:end]) for end in ends]
     for group in range(1, groups):
         assert min(abs(weight - sum(counts) * group / groups) for weight in weights) <= max(counts)
@@ -43,7 +58,9 @@ def test_a_permutation_is_the_documented_one(size: int, key: str) -> None:
     """Sorted by random numbers, in whichever way: an epoch that was begun with another version goes on in its order."""
     digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
     source = random.Random(int.from_bytes(digest, "little"))
-    as_documented = [number for _, number in sorted((source.random(), number) for number in range(size))]
+    as_documented = [
+        number for _, number in sorted((source.random(), number) for number in range(size))
+    ]
     assert [*permutation(size, key)] == as_documented
 
 
@@ -55,5 +72,7 @@ sys.modules["numpy"] = None
 from shardcache_client.order.sequences.permutations import permutation
 print(json.dumps(permutation(3000, "7/0/5")))
 """
-    output = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    output = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    ).stdout
     assert json.loads(output) == [*permutation(3000, "7/0/5")]

@@ -22,16 +22,21 @@ def samples_of(order: Order, start: int, stop: int, counts: list[int]) -> list[S
 
 
 @given(counts_of_shards, shuffles, st.data())
-def test_any_interval_is_a_part_of_the_whole(counts: list[int], shuffle: Shuffle | None, data: st.DataObject) -> None:
+def test_any_interval_is_a_part_of_the_whole(
+    counts: list[int], shuffle: Shuffle | None, data: st.DataObject
+) -> None:
     """An interval reads the same wherever it was cut, over the ends of rounds, too; a round has every sample once."""
-    order, size = Order(counts, shuffle), sum(counts)
+    order = Order(counts, shuffle)
+    size = sum(counts)
     start = data.draw(st.integers(0, 3 * size))
     stop = data.draw(st.integers(start, 3 * size))
     whole = samples_of(order, 0, 3 * size, counts)
     assert samples_of(order, start, stop, counts) == whole[start:stop]
     every = [(shard, sample) for shard, count in enumerate(counts) for sample in range(count)]
     assert all(sorted(whole[first : first + size]) == every for first in range(0, 3 * size, size))
-    assert all(piece.start < (piece.stop or 0) for piece in order.pieces(start, stop)), "no piece is empty"
+    assert all(piece.start < (piece.stop or 0) for piece in order.pieces(start, stop)), (
+        "no piece is empty"
+    )
 
 
 def test_dataset_without_samples_has_no_pieces() -> None:

@@ -22,7 +22,9 @@ def test_bijection_has_each_number_once(size: int, key: str) -> None:
 
 
 @given(st.integers(1, 2**62), st.text(max_size=5), st.data())
-def test_any_part_of_a_bijection_is_found_by_itself(size: int, key: str, data: st.DataObject) -> None:
+def test_any_part_of_a_bijection_is_found_by_itself(
+    size: int, key: str, data: st.DataObject
+) -> None:
     """One by one as in a row, which numpy finds if there are enough: of more samples than any list could hold."""
     bijection = Bijection(size, key)
     start = data.draw(st.integers(0, size - 1))
@@ -74,7 +76,9 @@ def test_each_sample_is_as_likely_at_each_place_as_any_other(size: int) -> None:
     keys = 40 * size
     orders = [Bijection(size, f"{key}").between(0, size) for key in range(keys)]
     places = Counter((place, number) for order in orders for place, number in enumerate(order))
-    steps = Counter((after - before) % size for order in orders for before, after in pairwise(order))
+    steps = Counter(
+        (after - before) % size for order in orders for before, after in pairwise(order)
+    )
 
     assert chi_square(places, cells=size * size) < limit(size * size)
     assert chi_square(steps, cells=size - 1) < limit(size - 1)
@@ -92,8 +96,12 @@ def limit(cells: int) -> float:
     return cells + 4 * math.sqrt(2 * cells)
 
 
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(any), st.integers(-5, 5), st.data())
-def test_each_round_has_every_sample_once(counts: list[int], seed: int, data: st.DataObject) -> None:
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(any), st.integers(-5, 5), st.data()
+)
+def test_each_round_has_every_sample_once(
+    counts: list[int], seed: int, data: st.DataObject
+) -> None:
     """And any stretch of the rounds is found by itself, empty shards or not."""
     order = ScatteredOrder(counts, Shuffle(seed, GLOBAL))
     every = [(shard, number) for shard, count in enumerate(counts) for number in range(count)]
@@ -109,7 +117,11 @@ def test_each_round_has_every_sample_once(counts: list[int], seed: int, data: st
 def test_rounds_and_seeds_have_orders_of_their_own() -> None:
     """The first two rounds of two seeds are four orders."""
     orders = [ScatteredOrder([500, 500], Shuffle(seed, GLOBAL)) for seed in (1, 2)]
-    found = {tuple(order.samples_between(begin, begin + 1_000)) for order in orders for begin in (0, 1_000)}
+    found = {
+        tuple(order.samples_between(begin, begin + 1_000))
+        for order in orders
+        for begin in (0, 1_000)
+    }
     assert len(found) == 4
 
 
@@ -117,5 +129,9 @@ def test_neighbours_of_a_shard_come_a_third_of_the_dataset_apart() -> None:
     """As in a permutation drawn at random."""
     order = ScatteredOrder([100] * 100, Shuffle(7, GLOBAL))
     at = {place: nth for nth, place in enumerate(order.samples_between(0, 10_000))}
-    apart = [abs(at[shard, number] - at[shard, number + 1]) for shard in range(100) for number in range(99)]
+    apart = [
+        abs(at[shard, number] - at[shard, number + 1])
+        for shard in range(100)
+        for number in range(99)
+    ]
     assert sum(apart) / len(apart) == pytest.approx(10_000 / 3, rel=0.03)

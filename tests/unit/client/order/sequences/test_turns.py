@@ -8,8 +8,12 @@ from hypothesis import strategies as st
 
 from shardcache_client.order.sequences.lane_turns import Proportions, Rotated, Turns, Widened
 
-sizes = st.lists(st.integers(0, 60) | st.sampled_from([0, 1, 1, 500]), min_size=1, max_size=12).filter(any)
-small_sizes = st.lists(st.integers(0, 12) | st.sampled_from([0, 1, 1, 60]), min_size=1, max_size=8).filter(any)
+sizes = st.lists(
+    st.integers(0, 60) | st.sampled_from([0, 1, 1, 500]), min_size=1, max_size=12
+).filter(any)
+small_sizes = st.lists(
+    st.integers(0, 12) | st.sampled_from([0, 1, 1, 60]), min_size=1, max_size=8
+).filter(any)
 
 
 def turns_of(samples: list[int]) -> list[int]:
@@ -21,7 +25,8 @@ def turns_of(samples: list[int]) -> list[int]:
 @given(sizes)
 def test_any_place_is_found_without_those_before_it(samples: list[int]) -> None:
     """Counts before a place, and the place of a turn, are what counting from the start gives."""
-    proportions, counts = Proportions(tuple(samples)), [0] * len(samples)
+    proportions = Proportions(tuple(samples))
+    counts = [0] * len(samples)
     for place, lane in enumerate(turns_of(samples)):
         assert list(proportions.before(place)) == counts
         assert proportions.place(lane, counts[lane]) == place
@@ -31,8 +36,10 @@ def test_any_place_is_found_without_those_before_it(samples: list[int]) -> None:
 
 def worst(samples: list[int]) -> tuple[Fraction, Fraction]:
     """Return the greatest error of any lane's number among the first places, and among the places of any window."""
-    turns, total = turns_of(samples), sum(samples)
-    errors, spreads = [0], [0]
+    turns = turns_of(samples)
+    total = sum(samples)
+    errors = [0]
+    spreads = [0]
     for lane, size in enumerate(samples):
         counts = accumulate((turn == lane for turn in turns), initial=0)
         drift = [count * total - place * size for place, count in enumerate(counts)]

@@ -21,12 +21,16 @@ from shardcache_client.parts.sample_tables import select
 from support.cases import examples
 
 COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)
-FRACTIONS = st.lists(st.integers(1, 20), min_size=1, max_size=5).map(lambda each: [one / sum(each) for one in each])
+FRACTIONS = st.lists(st.integers(1, 20), min_size=1, max_size=5).map(
+    lambda each: [one / sum(each) for one in each]
+)
 
 
 def manifest(counts: list[int]) -> Manifest:
     """Return a manifest of shards with so many samples."""
-    return Manifest.of(ShardRef(f"s3://a/{number}.tar", "v", 1, count) for number, count in enumerate(counts))
+    return Manifest.of(
+        ShardRef(f"s3://a/{number}.tar", "v", 1, count) for number, count in enumerate(counts)
+    )
 
 
 def numbers(counts: list[int], choices: Choices) -> list[int]:
@@ -41,15 +45,21 @@ def numbers(counts: list[int], choices: Choices) -> list[int]:
 
 
 @given(COUNTS, FRACTIONS, st.integers(0, 5), st.sampled_from(["samples", "shards"]))
-def test_a_split_has_every_sample_once(counts: list[int], fractions: list[float], seed: int, by: By) -> None:
+def test_a_split_has_every_sample_once(
+    counts: list[int], fractions: list[float], seed: int, by: By
+) -> None:
     """Sizes are right to a sample, of the whole and nearly so of each shard; or to a shard, and shards stay whole."""
     try:
         parts = split(counts, fractions, seed, by)
     except ConfigError as exn:
         assert "is empty" in exn.message
         return
-    assert [sorted(numbers(counts, part)) for part in parts] == [numbers(counts, part) for part in parts]
-    assert sorted(chain.from_iterable(numbers(counts, part) for part in parts)) == list(range(sum(counts)))
+    assert [sorted(numbers(counts, part)) for part in parts] == [
+        numbers(counts, part) for part in parts
+    ]
+    assert sorted(chain.from_iterable(numbers(counts, part) for part in parts)) == list(
+        range(sum(counts))
+    )
     error = 1 if by == "samples" else 1 + 2 * max(counts)
     error += 1e-9  # of the fractions' own sums
     for fraction, choices in zip(fractions, parts, strict=True):
@@ -75,12 +85,16 @@ def test_a_split_is_pinned() -> None:
     ]
 
 
-@pytest.mark.parametrize("fractions", [(), (0.5,), (0.5, 0.6), (1.5, -0.5), (1.0, 0.0), (float("nan"), 1.0)])
+@pytest.mark.parametrize(
+    "fractions", [(), (0.5,), (0.5, 0.6), (1.5, -0.5), (1.0, 0.0), (float("nan"), 1.0)]
+)
 def test_fractions_that_do_not_divide_are_refused(fractions: tuple[float, ...]) -> None:
     """So is a part that would be empty."""
     with pytest.raises(ConfigError, match="split into the fractions"):
         split([10], fractions, 0, "samples")
-    with pytest.raises(ConfigError, match=r"part 1 of the split, 0\.01 of 10 samples in 2 shards, is empty"):
+    with pytest.raises(
+        ConfigError, match=r"part 1 of the split, 0\.01 of 10 samples in 2 shards, is empty"
+    ):
         split([5, 5], (0.99, 0.01), 0, "samples")
 
 
@@ -105,11 +119,16 @@ def test_choices_within_choices(counts: list[int], data: st.DataObject) -> None:
 def test_other_samples_are_another_dataset() -> None:
     """States of a selection fit no other of the same size, nor the whole; manifests have the same shards."""
     whole = manifest([4, 4])
-    first, second = whole.select(subset([4, 4], [0, 5])), whole.select(subset([4, 4], [1, 5]))
+    first = whole.select(subset([4, 4], [0, 5]))
+    second = whole.select(subset([4, 4], [1, 5]))
     assert first.counts == second.counts == [1, 1]
     identities = [DealOptions().identities(each) for each in (whole, first, second)]
     assert len({names[True] for names in identities}) == 3
-    assert [False in names for names in identities] == [True, False, False]  # a selection never deals whole shards
+    assert [False in names for names in identities] == [
+        True,
+        False,
+        False,
+    ]  # a selection never deals whole shards
     assert first.fingerprint == whole.fingerprint
     joined = Manifest.concatenated([first, whole, second])
     assert joined.counts == [1, 1, 4, 4, 1, 1]
@@ -136,7 +155,8 @@ def test_rows_have_keys_and_sizes(count: int) -> None:
     assert len(rows) == max(1, -(-count // 10))
     entries = [entry for row in rows for entry in entries_of(row, "url")]
     assert [(entry.key, entry.sizes) for entry in entries] == [
-        (str(number), {"jpg": number, "txt": 7} if number % 2 else {"jpg": number}) for number in range(count)
+        (str(number), {"jpg": number, "txt": 7} if number % 2 else {"jpg": number})
+        for number in range(count)
     ]
     told = [("table", {"shard": 0, "version": "v", **row}) for row in rows]
     choices = select(manifest([count]), told, lambda entry: "txt" in entry.sizes)
@@ -171,7 +191,9 @@ def test_a_table_of_other_shards_is_refused(change: dict[str, object]) -> None:
 def test_plan_sent_in_pieces_is_the_plan(shards: int, start: int) -> None:
     """However long it is and wherever it begins, the pieces make up the same reading order."""
     known = manifest([3] * 12_000)
-    now = [number - 5 if number % 10 == 7 else number for number in range(shards)]  # mostly in order
+    now = [
+        number - 5 if number % 10 == 7 else number for number in range(shards)
+    ]  # mostly in order
     plan = Plan.of(known, 3, now, lambda: now[::-1])
     start = min(start, plan.reads)
     (kind, first), *others = plan.messages(start)
@@ -179,7 +201,8 @@ def test_plan_sent_in_pieces_is_the_plan(shards: int, start: int) -> None:
     pieces = [first["order"], *(fields["order"] for _, fields in others)]
     assert all(len(piece) <= (4_000 if number else 1_000) for number, piece in enumerate(pieces))
     assert [*chain.from_iterable(pieces)] == [*now, *now[::-1]][start:]
-    assert (first["epoch"], first["reads"]) == (3, plan.reads - start)
+    assert first["epoch"] == 3
+    assert first["reads"] == plan.reads - start
     assert first["shards"] == (known.fingerprint,)
 
 
@@ -190,7 +213,11 @@ def test_a_plan_names_the_shards_beside_each() -> None:
         for name, count in (("img", 3), ("cap", 3), ("lat", 2), ("web", 2))
     )
     joined = replace(
-        images, columns=(JoinedManifest("cap.", captions), JoinedManifest("lat.", latents, ((0,), (0, 1), ())))
+        images,
+        columns=(
+            JoinedManifest("cap.", captions),
+            JoinedManifest("lat.", latents, ((0,), (0, 1), ())),
+        ),
     )
     mixed = Manifest.concatenated([labels, joined])
     for manifest, first in ((joined, 0), (mixed, 2)):
@@ -200,4 +227,6 @@ def test_a_plan_names_the_shards_beside_each() -> None:
         assert planned == ["img2", "cap2", "img1", "cap1", "lat0", "lat1", "img0", "cap0", "lat0"]
         assert plan.reads == 6
     assert mixed.joined_to(1) == {}
-    assert fields["shards"] == tuple(each.fingerprint for each in (labels, images, captions, latents))
+    assert fields["shards"] == tuple(
+        each.fingerprint for each in (labels, images, captions, latents)
+    )

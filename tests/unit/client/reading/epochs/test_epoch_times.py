@@ -8,7 +8,8 @@ from shardcache_client.reading.epochs.epoch_times import BatchTimes, EpochTimes
 @pytest.mark.parametrize(
     ("made", "received_s", "expected"),
     [
-        # Without workers, a batch is made while the loop waits: 6 s for shards, 2 s of decoding, and so on.
+        # Without workers, a batch is made while the loop waits: 6 s for shards, 2 s of decoding,
+        # and so on.
         (
             BatchTimes(4, 10.0, 20.0, 6.0, 2.0, 1.0),
             20.0,
@@ -16,8 +17,13 @@ from shardcache_client.reading.epochs.epoch_times import BatchTimes, EpochTimes
         ),
         # A worker has made it during the step; the loop waits for its bytes.
         (BatchTimes(4, 0.0, 10.0, 5.0, 5.0, 0.0), 12.0, {"handover": 2.0}),
-        # A worker has made half of it during the step: the other half costs time, in the same proportions.
-        (BatchTimes(4, 5.0, 15.0, 0.0, 8.0, 2.0), 16.0, {"decoding": 4.0, "collating": 1.0, "handover": 1.0}),
+        # A worker has made half of it during the step: the other half costs time, in the same
+        # proportions.
+        (
+            BatchTimes(4, 5.0, 15.0, 0.0, 8.0, 2.0),
+            16.0,
+            {"decoding": 4.0, "collating": 1.0, "handover": 1.0},
+        ),
         # A worker has yet to be started.
         (BatchTimes(4, 18.0, 20.0, 0.0, 0.0, 2.0), 21.0, {"collating": 2.0, "handover": 9.0}),
         # It takes no time at all.
@@ -32,10 +38,11 @@ def test_the_loops_time_is_attributed_to_what_it_waits_for(
     times = EpochTimes(3, lambda: next(now_s))
     times.received(made)
     times.stepped()
-    found, passed_s = times.to_json(), received_s
-    assert {name: round(share * passed_s, 6) for name, share in found.pop("shares").items() if share} == (
-        expected | {"step": 10.0}
-    )
+    found = times.to_json()
+    passed_s = received_s
+    assert {
+        name: round(share * passed_s, 6) for name, share in found.pop("shares").items() if share
+    } == (expected | {"step": 10.0})
     assert found == {
         "epoch": 3,
         "batches": 1,

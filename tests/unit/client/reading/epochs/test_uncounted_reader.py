@@ -35,7 +35,9 @@ class Shards:
         self._options = {"shuffle": True, "shuffle_window": 3, "seed": 7, "even": None} | options
         write_indexed(folder, counts)
 
-    def loader(self, state: object = None, *, kept: Kept | None = None, size: int = 1, **options: Any) -> Any:
+    def loader(
+        self, state: object = None, *, kept: Kept | None = None, size: int = 1, **options: Any
+    ) -> Any:
         """Return a loader of lists of keys of the samples that are kept, from a state if there is one."""
         chosen = {"rank": 0, "world_size": 2} | self._options | options
         dataset: ShardDataset[Any] = ShardDataset(self._urls, socket=self._daemon.socket, **chosen)
@@ -75,9 +77,13 @@ def test_each_sample_comes_once_over_all_ranks(daemon: Daemon, tmp_path: Path, w
 
 @pytest.mark.parametrize("window", [0, 3])
 @pytest.mark.parametrize("lost", [None, 2, 4])
-def test_every_place_is_followed_by_the_next(daemon: Daemon, tmp_path: Path, window: int, lost: int | None) -> None:
+def test_every_place_is_followed_by_the_next(
+    daemon: Daemon, tmp_path: Path, window: int, lost: int | None
+) -> None:
     """Of a run that is interrupted after each sample, also while a shard is lost that is among those being mixed."""
-    shards = Shards(daemon, tmp_path / "d", [5, 0, 4, 1, 6], shuffle_window=window, on_error=ignore_and_continue)
+    shards = Shards(
+        daemon, tmp_path / "d", [5, 0, 4, 1, 6], shuffle_window=window, on_error=ignore_and_continue
+    )
     if lost is not None:
         (tmp_path / "d" / f"{lost}.tar").unlink()
     whole = shards.keys()
@@ -98,15 +104,20 @@ def test_quota_is_filled_by_further_shares_from_any_place(
 
     options: dict[str, Any] = {"samples_per_epoch": 23, "world_size": 1, "shuffle": window > 0}
     counts = [1, 5, 14, 2, 0]
-    # Read twice, from folders of their own: a lone rank reads in another order what has been counted.
-    whole = Shards(daemon, tmp_path / "a", counts, shuffle_window=window, **options).keys(kept=is_kept)
+    # Read twice, from folders of their own: a lone rank reads in another order what has been
+    # counted.
+    whole = Shards(daemon, tmp_path / "a", counts, shuffle_window=window, **options).keys(
+        kept=is_kept
+    )
     shards = Shards(daemon, tmp_path / "b", counts, shuffle_window=window, **options)
     assert len(whole) == 23
     assert shards.keys_with_interruptions(-(-23 // size), kept=is_kept, size=size) == whole
 
 
 @pytest.mark.parametrize("others", first_quick([3, 0]))
-def test_quota_is_filled_from_the_only_shard_with_good_samples(daemon: Daemon, tmp_path: Path, others: int) -> None:
+def test_quota_is_filled_from_the_only_shard_with_good_samples(
+    daemon: Daemon, tmp_path: Path, others: int
+) -> None:
     """On all ranks, whichever shares have the shard; the other shards have no samples, or none that are kept."""
     good = 4
     counts = [others] * 8
@@ -120,7 +131,9 @@ def test_quota_is_filled_from_the_only_shard_with_good_samples(daemon: Daemon, t
 
 
 @pytest.mark.parametrize("window", first_quick([0, 3]))
-def test_lost_shard_ends_an_epoch_whose_handler_raises(daemon: Daemon, tmp_path: Path, window: int) -> None:
+def test_lost_shard_ends_an_epoch_whose_handler_raises(
+    daemon: Daemon, tmp_path: Path, window: int
+) -> None:
     """Also if it is lost after the run was interrupted within it: nothing of it is left out in silence."""
     shards = Shards(daemon, tmp_path / "d", [6, 6, 6], world_size=1, shuffle_window=window)
     loader = shards.loader()
@@ -154,7 +167,9 @@ def test_shard_lost_since_the_state_is_not_left_out_in_silence(
 
 
 @pytest.mark.parametrize("window", first_quick([0, 3]))
-def test_resumed_epoch_does_not_mix_versions_of_a_shard(daemon: Daemon, tmp_path: Path, window: int) -> None:
+def test_resumed_epoch_does_not_mix_versions_of_a_shard(
+    daemon: Daemon, tmp_path: Path, window: int
+) -> None:
     """The samples before the place of the state came from the version that has been replaced since."""
     folder = tmp_path / "d"
     counts = [6, 6, 6, 6]

@@ -103,12 +103,27 @@ def path(tmp_path: Path) -> Path:
 
 
 @settings(deadline=None)
-@given(rows=members, format_=formats, cuts=st.lists(st.floats(0, 1), max_size=12), blank=st.sampled_from([0, 0xAA]))
-@example(rows=[("a.jpg", tarfile.REGTYPE, b""), ("b.jpg", tarfile.REGTYPE, b"")], format_=0, cuts=[0.09], blank=0)
+@given(
+    rows=members,
+    format_=formats,
+    cuts=st.lists(st.floats(0, 1), max_size=12),
+    blank=st.sampled_from([0, 0xAA]),
+)
+@example(
+    rows=[("a.jpg", tarfile.REGTYPE, b""), ("b.jpg", tarfile.REGTYPE, b"")],
+    format_=0,
+    cuts=[0.09],
+    blank=0,
+)
 def test_samples_equal_those_of_the_index(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], format_: int, cuts: list[float], blank: int
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[Row],
+    format_: int,
+    cuts: list[float],
+    blank: int,
 ) -> None:
-    """Any tar, arriving in any steps: all samples but the last, faults included, by the same numbers; and no other.
+    """Any tar, arriving in any steps: all samples but the last, faults included, by the same
+    numbers; and no other.
 
     Of one with torn samples, nothing is published; what comes of it is in test_samples.py.
     """
@@ -125,13 +140,21 @@ def test_samples_equal_those_of_the_index(
 
 def test_lines_come_as_they_arrive(path: Path) -> None:
     """Members with a sample per line: each line but the last, once the line feed behind the next has arrived."""
-    tar = pack([("0.txt", b"first"), ("__lines__/1.txt", b"one\ntwo\nthree\n"), ("__lines__/4.txt", b"four\nfive")])
+    tar = pack(
+        [
+            ("0.txt", b"first"),
+            ("__lines__/1.txt", b"one\ntwo\nthree\n"),
+            ("__lines__/4.txt", b"four\nfive"),
+        ]
+    )
     expected = whole(path.with_suffix(".tar"), tar)
     assert [sample["txt"] for sample in expected if isinstance(sample, dict)] == [
         *(b"first", b"one", b"two", b"three", b"four", b"five")
     ]
     counts = set()
-    at_line_feeds = {at + beyond for at, byte in enumerate(tar) if byte == ord("\n") for beyond in (0, 1)}
+    at_line_feeds = {
+        at + beyond for at, byte in enumerate(tar) if byte == ord("\n") for beyond in (0, 1)
+    }
     for ready_bytes in sorted({*range(0, len(tar), 61), *at_line_feeds}):
         with closing(Download(path, tar, [ready_bytes], blank=0xAA).open()) as shard:
             given = list(outcomes(shard))
@@ -157,9 +180,13 @@ def test_sample_comes_with_the_header_after_it_and_no_sooner(path: Path, format_
     tar = pack(VARIOUS, format=format_)
     expected = whole(path.with_suffix(".tar"), tar)
     tables = index_tar(path.with_suffix(".tar"), URL)
-    header_ends = [tables.starts[first] for first in tables.member_ends[:-1]]  # of each sample's first member but one's
+    header_ends = [
+        tables.starts[first] for first in tables.member_ends[:-1]
+    ]  # of each sample's first member but one's
     counts = set()
-    for ready_bytes in sorted({*range(0, len(tar), 61), *header_ends, *(end - 1 for end in header_ends)}):
+    for ready_bytes in sorted(
+        {*range(0, len(tar), 61), *header_ends, *(end - 1 for end in header_ends)}
+    ):
         with closing(Download(path, tar, [ready_bytes]).open()) as shard:
             given_ = list(outcomes(shard))
         assert given_ == expected[: sum(end <= ready_bytes for end in header_ends)]
@@ -176,7 +203,9 @@ def test_more_bytes_are_requested_only_when_samples_run_out(path: Path) -> None:
         assert [next(samples)["__key__"] for _ in range(2)] == ["000000", "000001"]
         assert download.asked == []
         assert next(samples)["__key__"] == "000002"
-        assert download.asked == [3 * 1536 + 511], "for a header of 512 bytes, not for the window it is read by"
+        assert download.asked == [3 * 1536 + 511], (
+            "for a header of 512 bytes, not for the window it is read by"
+        )
         assert list(samples) == []
         assert download.asked[1:] == [len(tar)], "the end is left to the daemon"
 
@@ -184,9 +213,14 @@ def test_more_bytes_are_requested_only_when_samples_run_out(path: Path) -> None:
 def test_many_small_and_some_large_members(path: Path) -> None:
     """Headers that share a window, and members larger than any, are found across every step of their arrival."""
     sizes = [0, 1, 100, 70_000, 512, 3, 200_000] * 20
-    tar = pack((f"{number // 2:04d}.{number % 2}", bytes([number % 251]) * size) for number, size in enumerate(sizes))
+    tar = pack(
+        (f"{number // 2:04d}.{number % 2}", bytes([number % 251]) * size)
+        for number, size in enumerate(sizes)
+    )
     expected = whole(path.with_suffix(".tar"), tar)
-    with closing(Download(path, tar, [*range(100_000, len(tar), 100_003), len(tar)]).open()) as shard:
+    with closing(
+        Download(path, tar, [*range(100_000, len(tar), 100_003), len(tar)]).open()
+    ) as shard:
         assert list(outcomes(shard)) == expected[:-1]
 
 
@@ -200,9 +234,12 @@ def test_a_tar_without_its_end_is_the_daemons_to_judge(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "error", "given_"), [(0, NotATarError, 0), (1536, CorruptShardError, 0), (3 * 1536, CorruptShardError, 2)]
+    ("at", "error", "given_"),
+    [(0, NotATarError, 0), (1536, CorruptShardError, 0), (3 * 1536, CorruptShardError, 2)],
 )
-def test_damage_is_reported_where_it_is_found(path: Path, at: int, error: type[ShardError], given_: int) -> None:
+def test_damage_is_reported_where_it_is_found(
+    path: Path, at: int, error: type[ShardError], given_: int
+) -> None:
     """Of a damaged tar, the samples in front of the damage come, then the error, with the url."""
     tar = bytearray(make_tar(random_samples(4, {"bin": 1000})))
     tar[at] ^= 1

@@ -8,7 +8,8 @@ import pytest
 from shardcache_client.reading.leased.granted_file import read_span
 
 KIB = 1024
-# The kernel's symbols: like a file beyond 2 GiB, but with 4 KiB, it gives a read less than was asked for.
+# The kernel's symbols: like a file beyond 2 GiB, but with 4 KiB, it gives a read less than was
+# asked for.
 PIECEMEAL = Path("/proc/kallsyms")
 
 

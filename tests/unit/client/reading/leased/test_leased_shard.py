@@ -43,7 +43,18 @@ from shardcache_client.reading.epochs.lone_reader import LoneShardReader
 from shardcache_client.reading.leased.joined_samples import find_partners
 from shardcache_client.reading.leased.leased_shard import LeasedShard
 from shardcache_client.stages.pipeline import Pipeline
-from support.network.peer import Json, Peer, Script, Step, accepted, arriving, begun, granted, refused, scripted
+from support.network.peer import (
+    Json,
+    Peer,
+    Script,
+    Step,
+    accepted,
+    arriving,
+    begun,
+    granted,
+    refused,
+    scripted,
+)
 from support.programs.daemon import eventually
 from support.shards.tars import make_tar, pack, published, random_samples
 
@@ -128,9 +139,17 @@ def keys(leased_shard: LeasedShard) -> list[Any]:
 
 def test_bad_samples_are_errors_in_their_places(socket: Path, folder: Folder) -> None:
     """A bad sample in the beginning and one in the rest raise once; those around them come."""
-    tar = pack([(f"{n}.x", b"") for n in range(2)] + [("2.x", b"")] * 2 + [("3.x", b"")] * 2 + [("4.x", b"")])
+    tar = pack(
+        [(f"{n}.x", b"") for n in range(2)]
+        + [("2.x", b"")] * 2
+        + [("3.x", b"")] * 2
+        + [("4.x", b"")]
+    )
     found: list[str] = []
-    with passing(socket, begun(folder.arriving(7, 5 * 512, tar), folder.whole(7, tar))) as (leased_shard, _):
+    with passing(socket, begun(folder.arriving(7, 5 * 512, tar), folder.whole(7, tar))) as (
+        leased_shard,
+        _,
+    ):
         for _ in range(2):
             with pytest.raises(SampleError) as caught:
                 found += (sample["__key__"] for sample in leased_shard.samples())
@@ -143,22 +162,30 @@ def test_a_failure_of_the_rest_names_what_was_given(socket: Path, folder: Folder
     """The daemon's typed error comes with its remedy, and with how many samples had been given, up to which key."""
     error = CorruptShardError("the checksum differs", url=URLS[0], remedy="look")
     script = begun(folder.arriving(7, FOUR_READY), refused(error))
-    with passing(socket, script) as (leased_shard, heard), pytest.raises(CorruptShardError) as caught:
+    with (
+        passing(socket, script) as (leased_shard, heard),
+        pytest.raises(CorruptShardError) as caught,
+    ):
         keys(leased_shard)
     assert caught.value.message == (
         "the checksum differs; its first 4 samples, up to key '000003', had already been yielded"
     )
     assert caught.value.yielded == 4
-    assert (caught.value.url, caught.value.remedy) == (URLS[0], "look")
+    assert caught.value.url == URLS[0]
+    assert caught.value.remedy == "look"
     assert "release" not in [message["type"] for message in heard], "an error ends the lease"
 
 
 @pytest.mark.parametrize("count", [3, 5, 7])
-def test_number_of_samples_other_than_declared_is_an_error(socket: Path, folder: Folder, count: int) -> None:
+def test_number_of_samples_other_than_declared_is_an_error(
+    socket: Path, folder: Folder, count: int
+) -> None:
     """No sample is left out in silence where a shard holds more, nor made up for where it holds fewer."""
     script = begun(folder.arriving(7, FOUR_READY), folder.whole(7, samples=len(KEYS)))
     with passing(socket, script, count=count, span=(0, count)) as (leased_shard, _):
-        with pytest.raises(CountMismatchError, match=f"holds 6 samples, but the dataset's list says {count}") as caught:
+        with pytest.raises(
+            CountMismatchError, match=f"holds 6 samples, but the dataset's list says {count}"
+        ) as caught:
             keys(leased_shard)
         assert caught.value.yielded == min(count - 1, 4)
 
@@ -167,7 +194,10 @@ def test_number_of_samples_other_than_declared_is_an_error(socket: Path, folder:
 def test_a_part_of_a_shard(socket: Path, folder: Folder, span: tuple[int, int]) -> None:
     """Whoever reads some of its samples gets those, from its beginning or from the whole."""
     whole = [folder.whole(7, samples=len(KEYS))] if span[1] > 4 else []
-    with passing(socket, begun(folder.arriving(7, FOUR_READY), *whole), count=6, span=span) as (leased_shard, _):
+    with passing(socket, begun(folder.arriving(7, FOUR_READY), *whole), count=6, span=span) as (
+        leased_shard,
+        _,
+    ):
         assert keys(leased_shard) == KEYS[slice(*span)]
 
 
@@ -183,16 +213,23 @@ def test_a_shard_that_fails_is_requested_once_more(
     socket: Path, folder: Folder, ready_bytes: int, error: ShardcacheError, version: str
 ) -> None:
     """A store that was away for a moment costs the reader no sample; another version is read if none was given."""
-    script = begun(folder.arriving(7, ready_bytes), refused(error), folder.whole(8, version=version))
+    script = begun(
+        folder.arriving(7, ready_bytes), refused(error), folder.whole(8, version=version)
+    )
     with passing(socket, script) as (leased_shard, _):
         assert keys(leased_shard) == KEYS
 
 
-def test_damage_that_the_reader_meets_itself_names_what_was_given(socket: Path, folder: Folder) -> None:
+def test_damage_that_the_reader_meets_itself_names_what_was_given(
+    socket: Path, folder: Folder
+) -> None:
     """So does damage in what has arrived; the lease goes back then, for the daemon knows nothing of it yet."""
     damaged = bytearray(TAR)
     damaged[3 * 1536] ^= 1
-    with passing(socket, begun(folder.arriving(7, len(TAR), bytes(damaged)))) as (leased_shard, heard):
+    with passing(socket, begun(folder.arriving(7, len(TAR), bytes(damaged)))) as (
+        leased_shard,
+        heard,
+    ):
         with pytest.raises(CorruptShardError, match="up to key '000001'") as caught:
             keys(leased_shard)
         leased_shard.close()
@@ -208,7 +245,10 @@ def dying(*steps: Step) -> Script:
 def test_the_next_daemon_has_less_of_it(socket: Path, folder: Folder) -> None:
     """A daemon that begins the download anew writes another file: that one is read on, from the same place."""
     again = begun(folder.arriving(1, 700), folder.arriving(1, len(TAR)), folder.whole(1))
-    with passing(socket, dying(folder.arriving(7, FOUR_READY), folder.lose), again) as (leased_shard, heard):
+    with passing(socket, dying(folder.arriving(7, FOUR_READY), folder.lose), again) as (
+        leased_shard,
+        heard,
+    ):
         assert keys(leased_shard) == KEYS
     assert [message["lease"] for message in heard if message["type"] == "more"] == [7, 1, 1]
 
@@ -227,12 +267,17 @@ def test_another_version_is_not_read_on(socket: Path, folder: Folder) -> None:
 def test_a_daemon_that_stays_away_in_the_middle(socket: Path, folder: Folder) -> None:
     """When none comes back, the error names what had been given, too."""
     script = dying(folder.arriving(7, FOUR_READY))
-    with pytest.raises(NoDaemonError) as caught, passing(socket, script, limit_s=0.5) as (leased_shard, _):
+    with (
+        pytest.raises(NoDaemonError) as caught,
+        passing(socket, script, limit_s=0.5) as (leased_shard, _),
+    ):
         keys(leased_shard)
     assert caught.value.yielded == 4
 
 
-def test_a_beginning_that_is_no_longer_there_is_whole_or_given_up(socket: Path, folder: Folder) -> None:
+def test_a_beginning_that_is_no_longer_there_is_whole_or_given_up(
+    socket: Path, folder: Folder
+) -> None:
     """A shard may be published before its beginning is opened: the daemon is asked what became of it."""
     with passing(socket, begun(arriving(3, 1024), folder.whole(3))) as (leased_shard, heard):
         assert keys(leased_shard) == KEYS
@@ -240,7 +285,9 @@ def test_a_beginning_that_is_no_longer_there_is_whole_or_given_up(socket: Path, 
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_unpublished_file_that_has_moved_is_waited_for(socket: Path, folder: Folder, is_there: bool) -> None:
+def test_unpublished_file_that_has_moved_is_waited_for(
+    socket: Path, folder: Folder, is_there: bool
+) -> None:
     """It is not found once it is published; a file that has taken its place is another transfer's, and not read."""
 
     def moved(peer: Peer) -> None:
@@ -270,13 +317,18 @@ def test_a_file_that_was_let_go_is_asked_for_again(socket: Path, folder: Folder)
 def test_a_file_that_is_never_there(socket: Path) -> None:
     """As in a container without the mount: after a handful of tries the error says so, and every lease went back."""
     steps = [step for lease in range(5) for step in (granted(lease), returned(lease))]
-    with pytest.raises(CacheDirError, match=r"nowhere\.idx") as caught, passing(socket, begun(*steps, stays=False)):
+    with (
+        pytest.raises(CacheDirError, match=r"nowhere\.idx") as caught,
+        passing(socket, begun(*steps, stays=False)),
+    ):
         pass
     assert "mount" in caught.value.remedy
 
 
 @pytest.mark.parametrize("handler", [reraise, ignore_and_continue])
-def test_a_handler_decides_about_a_shard_that_fails_midway(socket: Path, folder: Folder, handler: Any) -> None:
+def test_a_handler_decides_about_a_shard_that_fails_midway(
+    socket: Path, folder: Folder, handler: Any
+) -> None:
     """Given samples stay given; a reader that goes on without the rest reads the next shard, asked for ahead."""
 
     def script(peer: Peer) -> None:
@@ -284,7 +336,9 @@ def test_a_handler_decides_about_a_shard_that_fails_midway(socket: Path, folder:
         folder.arriving(7, FOUR_READY)(peer)
         ahead = peer.hear()["id"]
         refused(CorruptShardError("damaged", url=URLS[0]))(peer)
-        peer.lend(ahead, 8, url=URLS[1], **folder.publish(make_tar(random_samples(2, first=100)), "next"))
+        peer.lend(
+            ahead, 8, url=URLS[1], **folder.publish(make_tar(random_samples(2, first=100)), "next")
+        )
         peer.stay()
 
     found: list[Any] = []
@@ -315,7 +369,10 @@ def test_lone_reader_opens_a_shard_again_that_failed_midway(socket: Path, folder
     def open_session() -> Session:
         return Session(DaemonChoice(socket), READER, Patience(), partial_reads=True)
 
-    with scripted(socket, script), closing(LoneShardReader(open_session, SampleForm(PLAN.manifest))) as reader:
+    with (
+        scripted(socket, script),
+        closing(LoneShardReader(open_session, SampleForm(PLAN.manifest))) as reader,
+    ):
         assert isinstance(reader.read((0, 5)), OriginUnavailableError)
         sample = reader.read((0, 5))
     assert isinstance(sample, dict)
@@ -326,7 +383,9 @@ KEYS_OF_SHARD = st.lists(st.integers(0, 9).map(lambda number: b"%d" % number), m
 
 
 @given(KEYS_OF_SHARD, st.lists(KEYS_OF_SHARD, max_size=3))
-def test_partners_have_the_same_key_and_no_other_has(keys: list[bytes], others: list[list[bytes]]) -> None:
+def test_partners_have_the_same_key_and_no_other_has(
+    keys: list[bytes], others: list[list[bytes]]
+) -> None:
     """Neither here nor in any of the other shards, in whatever order."""
     flat = [key for some in others for key in some]
     for key, place in zip(keys, find_partners(keys, flat), strict=True):

@@ -68,7 +68,9 @@ def test_closing_gives_everything_back(shard: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_cache_invisible_to_this_process_is_reported(shard: tuple[Path, Path], missing: int) -> None:
+def test_cache_invisible_to_this_process_is_reported(
+    shard: tuple[Path, Path], missing: int
+) -> None:
     """As in a container without the mount: the error names the file and the remedy."""
     shard[missing].unlink()
     before = open_files()
@@ -83,7 +85,9 @@ def test_cache_invisible_to_this_process_is_reported(shard: tuple[Path, Path], m
     ("truncated", "size_bytes", "text"),
     [pytest.param(0, 5120, "5120 bytes instead of", marks=pytest.mark.slow), (1, 100, "sidecar")],
 )
-def test_a_damaged_file_names_the_shard(shard: tuple[Path, Path], truncated: int, size_bytes: int, text: str) -> None:
+def test_a_damaged_file_names_the_shard(
+    shard: tuple[Path, Path], truncated: int, size_bytes: int, text: str
+) -> None:
     """Sizes that disagree are noticed before a byte is read; the sidecar's error gets the url of its shard."""
     os.truncate(shard[truncated], size_bytes)
     before = open_files()
