@@ -126,7 +126,8 @@ def _store(folder: Path) -> Iterator[ThrottledS3]:
     folder.mkdir()
     info = tarfile.TarInfo("sample.jpg")
     info.size = SHARD_BYTES - 4 * tarfile.BLOCKSIZE
-    (one := folder / "one.tar").write_bytes(info.tobuf())
+    one = folder / "one.tar"
+    one.write_bytes(info.tobuf())
     with one.open("r+b") as file:
         file.truncate(SHARD_BYTES)
     for bucket in (JOBS[0].bucket, LATECOMER.bucket):

@@ -93,7 +93,8 @@ def rate(
     """
 
     def checked() -> float:
-        if (found := read()) != expected:
+        found = read()
+        if found != expected:
             raise RuntimeError(f"an epoch gave {found:,} instead of {expected:,}")
         return found
 

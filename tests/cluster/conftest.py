@@ -14,7 +14,8 @@ MIB = 1024 * 1024
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """A store and six hosts; in CI, root has to be able to make them."""
-    if (why := why_not()) is not None:
+    why = why_not()
+    if why is not None:
         (pytest.fail if "CI" in os.environ and os.geteuid() == 0 else pytest.skip)(why)
     with Cluster(6, "--part-size", "1MiB") as running:  # several parts per shard
         yield running

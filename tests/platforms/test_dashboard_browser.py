@@ -198,7 +198,8 @@ def test_page_that_needs_a_token_asks_for_it(
     browser: ClientConnection, tmp_path: Path, scene: Scene
 ) -> None:
     """A wrong one is refused, the right one opens the page; one that the address brings is taken out of it."""
-    (token_file := tmp_path / "token").write_text(TOKEN)
+    token_file = tmp_path / "token"
+    token_file.write_text(TOKEN)
     token_file.chmod(0o600)
     port = free_port()
     with (

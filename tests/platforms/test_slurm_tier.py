@@ -83,7 +83,8 @@ def cluster(store: ThrottledS3) -> Iterator[Slurm]:
         finally:
             running.cancel_all()
             for node in NODES:
-                if (pid := running.disk(node) / "tier.pid").exists():
+                pid = running.disk(node) / "tier.pid"
+                if pid.exists():
                     kill_tree(int(pid.read_text()))
 
 

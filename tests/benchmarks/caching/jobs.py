@@ -38,7 +38,8 @@ def sharing(place: Workplace) -> list[Row]:
             for number in range(JOBS)
         ]
         for seen in call_together(jobs):
-            if seen != (wanted := [EPOCHS * dataset.samples, dataset.samples]):
+            wanted = [EPOCHS * dataset.samples, dataset.samples]
+            if seen != wanted:
                 raise RuntimeError(
                     f"a job saw {seen} samples and distinct ones instead of {wanted}"
                 )

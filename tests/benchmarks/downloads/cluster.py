@@ -37,7 +37,8 @@ class Epoch:
 
 def measure(place: Workplace) -> list[Row]:
     """Return wall time, copies sent by the store, and processor time of the tier, the median of all rounds each."""
-    if (why := why_not()) is not None:
+    why = why_not()
+    if why is not None:
         place.say(f"no cluster, its rows are left out: {why}")
         return []
     with Cluster(NODES, "--capacity", "100GB", root=place.root) as cluster:

@@ -146,7 +146,8 @@ class Logged(IterableDataset[Any]):
         # Lines of several processes stay whole: each is one short write to the end of the file.
         with self._path.open("ab", buffering=0) as log:
             for sample in self._dataset:
-                if (url := sample["__url__"]) not in seen:
+                url = sample["__url__"]
+                if url not in seen:
                     seen.add(url)
                     log.write(f"{time.monotonic():.6f} {url}\n".encode())
                 yield sample

@@ -102,7 +102,8 @@ def _run(place: Workplace, read: Callable[..., int], url: str, env: Mapping[str,
             for number in range(JOBS)
         ]
         for seen in call_together(jobs, env):
-            if seen != (wanted := place.dataset(LARGE).samples):
+            wanted = place.dataset(LARGE).samples
+            if seen != wanted:
                 raise RuntimeError(f"a job saw {seen} distinct samples instead of {wanted}")
 
 

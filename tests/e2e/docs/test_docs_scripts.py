@@ -92,7 +92,8 @@ def test_scripts_before_and_after_read_the_same(
     """Both scripts of a pair read the whole dataset, the one through the daemon without any credentials."""
     place = before_and_after
     for name, env in ((f"after_{loader}.py", {}), (f"before_{loader}.py", moto_server.env())):
-        if not (script := place.folder / name).exists():  # the page has one for several loaders
+        script = place.folder / name
+        if not script.exists():  # the page has one for several loaders
             continue
         for module in re.findall(r"^(?:from|import) ([\w.]+)", script.read_text(), re.MULTILINE):
             if importlib.util.find_spec(module.partition(".")[0]) is None:
@@ -151,7 +152,8 @@ def fill_bucket(server: MotoS3) -> None:
         ("model.pt", partial(torch.save, {"weight": torch.ones(3)})),
         ("table.parquet", write_table),
     ):
-        write(file := io.BytesIO())
+        file = io.BytesIO()
+        write(file)
         server.put("bucket", name, file.getvalue())
 
 

@@ -246,7 +246,8 @@ def test_file_and_samples_wanted_at_the_same_time_cost_one_fetch(
     store: GatedStore, daemon: Daemon, cut: int
 ) -> None:
     """A tar that is refused as a shard reaches who asked for the file, and the error who asked for samples."""
-    url = store.put("a.tar", body := TAR[: len(TAR) - cut])
+    body = TAR[: len(TAR) - cut]
+    url = store.put("a.tar", body)
 
     def let() -> None:
         eventually(lambda: [row["waiters"] for row in daemon.status()["transfers"]] == [2])
@@ -291,7 +292,8 @@ def test_reader_of_ranges_of_a_refused_tar_keeps_its_file(
     store: GatedStore, daemon: Daemon
 ) -> None:
     """It waits for nothing at the moment when the tar turns out to be none for another reader."""
-    url = store.put("a.tar", body := TAR[:-20_000])
+    body = TAR[:-20_000]
+    url = store.put("a.tar", body)
     reader = ShardReader(
         url, socket=daemon.socket, epochs=1, timeout_s=GUARD_S, partial_reads=False
     )

@@ -148,8 +148,12 @@ def test_parts_of_samples_are_given_where_the_config_says_so(torn: str, tmp_path
     with Daemon(tmp_path, "--config", str(config)) as lenient:
         samples = list(ShardReader(torn, socket=lenient.socket))
     assert [(sample["__key__"], "jpg" in sample) for sample in samples] == [
-        *(("0000", True), ("0001", True), ("0002", True)),
-        *(("0000", False), ("0001", False), ("0002", False)),
+        ("0000", True),
+        ("0001", True),
+        ("0002", True),
+        ("0000", False),
+        ("0001", False),
+        ("0002", False),
     ]
 
 

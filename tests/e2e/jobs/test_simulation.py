@@ -86,7 +86,8 @@ def compare(
         disk = str(int(kept * sum(shard.stat().st_size for shard in bucket.iterdir())))
         daemons = []
         for node in range(nodes):
-            (folder := root / f"n{node}").mkdir()
+            folder = root / f"n{node}"
+            folder.mkdir()
             daemons.append(stack.enter_context(Daemon(folder, capacity=disk, env=store.env())))
         index = root / "index.json"
         assert shardcache("index", URLS, "-o", index, socket=daemons[0].socket).code == 0
@@ -137,7 +138,8 @@ def test_the_store_sends_what_was_simulated(
     Jobs that share a cache on a busy machine fetch up to 6 % more: their transfers last as long as
     the reading, and shards are evicted that much earlier (docs/simulation.md).
     """
-    (bucket := tmp_path / "bucket").mkdir()
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
     write_shards(bucket, SHARDS, SAMPLES, {"jpg": 25_000})
     times = compare(
         bucket,
@@ -166,7 +168,8 @@ def test_shards_of_several_sizes_are_simulated_less_exactly(
     tmp_path: Path, ranks: int, jobs: int, window: int, kept: float, within: float
 ) -> None:
     """The shard that is evicted for a large one depends on moments, and on those of all jobs."""
-    (bucket := tmp_path / "bucket").mkdir()
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
     drawn = random.Random(5)
     first = 0
     for number in range(SHARDS):
@@ -196,13 +199,15 @@ def test_the_store_sends_what_was_simulated_of_a_global_shuffle(
     samples = 30
     epochs = 2
     batch = 8
-    (bucket := tmp_path / "bucket").mkdir()
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
     write_shards(bucket, shards, samples, {"jpg": 40_000})
     urls = f"s3://bucket/shard-{{000000..{shards - 1:06d}}}.tar"
     index = tmp_path / "index.json"
     disk = str(int(kept * sum(shard.stat().st_size for shard in bucket.iterdir())))
     parts = ("--range-part-size", str(64 * 1024), "--whole-from-percent", str(percent))
-    (folder := tmp_path / "n").mkdir()
+    folder = tmp_path / "n"
+    folder.mkdir()
 
     def read(rank: int, socket: Path) -> Iterator[object]:
         topology: dict[str, Any] = {"rank": rank, "world_size": ranks, "batch_size": batch}

@@ -276,7 +276,8 @@ def test_a_filter_needs_ranks_that_may_differ(pictures: str, daemon: Daemon) -> 
         next(iter(reader(0, even="pad")))
     assert len(list(reader(0))) == SHARDS * SAMPLES // 2
     first = reader(0)
-    next(samples := iter(first))
+    samples = iter(first)
+    next(samples)
     state = first.state_dict()
     del samples
 

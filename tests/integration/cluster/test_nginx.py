@@ -56,16 +56,22 @@ class NodeRun:
     def begin(self, *flags: str) -> None:
         """Start it."""
         args = (
-            *("cluster", "run", "--nodes", self.listed, "--node", "one"),
-            *("--store", STORE, "--owner-port", self._owner_port),
-            *(
-                "--workers",
-                1,
-                "--cache-dir",
-                self.folder / "cache",
-                "--run-dir",
-                self.folder / "run",
-            ),
+            "cluster",
+            "run",
+            "--nodes",
+            self.listed,
+            "--node",
+            "one",
+            "--store",
+            STORE,
+            "--owner-port",
+            self._owner_port,
+            "--workers",
+            1,
+            "--cache-dir",
+            self.folder / "cache",
+            "--run-dir",
+            self.folder / "run",
             *(("--user", USER) if USER else ()),
             *flags,
         )
@@ -240,7 +246,8 @@ async def test_names_that_have_no_address_yet_are_resolved_again(tmp_path: Path)
     nodes.write_text(ONE)
 
     def listed() -> str:
-        if (text := nodes.read_text()) == TWO and not known.exists():
+        text = nodes.read_text()
+        if text == TWO and not known.exists():
             raise ConfigError("the node two has no address")
         return text
 

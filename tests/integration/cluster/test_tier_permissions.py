@@ -87,22 +87,18 @@ def test_arguments_of_the_signature_alone_leave_the_key(web: str, pair: TierNode
         "&".join(f"X-Amz-{name}={value}" for name in names) for value in ("a", "b%2Fc")
     )
     others = (
-        *(
-            "PartNumber=1",
-            "partNumber=1",
-            "response-content-encoding=gzip",
-            "versionId=1",
-            "x-id=GetObject",
-            "unknown",
-        ),
-        *(
-            "X-Amz-Checksum-Mode=ENABLED",
-            "x-amz-date=a",
-            "X-Amz-Dat%65=a",
-            "X-Amz-Date",
-            "%58-Amz-Date=a",
-            "=",
-        ),
+        "PartNumber=1",
+        "partNumber=1",
+        "response-content-encoding=gzip",
+        "versionId=1",
+        "x-id=GetObject",
+        "unknown",
+        "X-Amz-Checksum-Mode=ENABLED",
+        "x-amz-date=a",
+        "X-Amz-Dat%65=a",
+        "X-Amz-Date",
+        "%58-Amz-Date=a",
+        "=",
     )
     plain = _first(pair, f"{web}/get?{first}")
     again = _first(pair, f"{web}/get?{second}&X-Amz-Date=b", Cookie="another")
@@ -162,7 +158,8 @@ def test_permissions_are_asked_for_past_a_silent_node(web: str) -> None:
     with TierNodes([web], stall_timeout_s=1.0) as nodes:
         ring = Ring(nodes.tier)
         dead = nodes.tier.nodes[2]
-        for worker in (workers := children(nodes.nginx[dead.name].pid)):
+        workers = children(nodes.nginx[dead.name].pid)
+        for worker in workers:
             os.kill(worker, signal.SIGSTOP)
         urls = [f"{web}/{number}" for number in range(30)]
         owners = ring.owners(key_of(url, 0, 100) for url in urls)

@@ -136,7 +136,8 @@ def test_many_pages_cost_one_look(daemon: Daemon) -> None:
 
 def test_contents_need_the_token(tmp_path: Path) -> None:
     """A browser brings no header when it opens a page, so that holds nothing; what fills it takes the token."""
-    (token_file := tmp_path / "token").write_text(TOKEN)
+    token_file = tmp_path / "token"
+    token_file.write_text(TOKEN)
     token_file.chmod(0o600)
     port = free_port()
     with Daemon(tmp_path, "--http", f"127.0.0.1:{port}", "--http-token-file", str(token_file)):

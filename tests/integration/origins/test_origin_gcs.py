@@ -148,7 +148,8 @@ async def test_token_is_requested_once_for_all_and_again_if_refused(
     server: GoogleServer, origins: Origins
 ) -> None:
     """Sixty-four requests at once need the one that came when the url was expected, and one after it was revoked."""
-    (origin := origins.origin(URL)).start_preparing(URL)
+    origin = origins.origin(URL)
+    origin.start_preparing(URL)
     while not server.issued:  # noqa: ASYNC110 - nobody could set an event
         await asyncio.sleep(0)
     for issued in (1, 2):

@@ -70,11 +70,9 @@ class _Control(ctypes.Structure):
             (name, ctypes.c_int32)
             for name in ("action", "error", "victim", "holder", "logging", "last_op")
         ),
-        *(
-            ("root", ctypes.c_char * 512),
-            ("match", ctypes.c_char * 128),
-            ("log", ctypes.c_char * 512),
-        ),
+        ("root", ctypes.c_char * 512),
+        ("match", ctypes.c_char * 128),
+        ("log", ctypes.c_char * 512),
     )
 
 

@@ -278,7 +278,8 @@ class AzureServer(ObjectServer):
             return (
                 (403, {"x-ms-error-code": "AuthenticationFailed"}, b"") if query else (404, {}, b"")
             )
-        if (blob := self.bodies.get(unquote(path))) is None:
+        blob = self.bodies.get(unquote(path))
+        if blob is None:
             return 404, {"x-ms-error-code": "BlobNotFound"}, b""
         etag = f'"0x8D{self.versions[unquote(path)]:X}"'
         if headers.get("if-match", etag) != etag:
@@ -362,7 +363,8 @@ class HubServer(ObjectServer):
         if path.startswith(("/api/datasets/", "/api/models/")):
             return self._api(path.partition("?")[0])
         path = path.removeprefix("/api/resolve-cache")
-        if (found := self.bodies.get(path)) is None:
+        found = self.bodies.get(path)
+        if found is None:
             return 404, {"X-Error-Code": "EntryNotFound"}, b""
         if path not in self.lfs:
             others = self.mixed.get(path) if request.method == "GET" else None

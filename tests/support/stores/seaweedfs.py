@@ -119,24 +119,26 @@ class SeaweedFS(S3Server, Lifetime):
         s3 = self._port or s3
         self.endpoint_url = f"http://{self._address}:{s3}"
         command = [
-            *(
-                _weed(),
-                "server",
-                f"-dir={data}",
-                f"-ip={self._address}",
-                f"-ip.bind={self._address}",
-            ),
-            *(f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"),
-            *("-s3", f"-s3.port={s3}", f"-s3.config={config}", f"-s3.domainName={DOMAIN}"),
+            _weed(),
+            "server",
+            f"-dir={data}",
+            f"-ip={self._address}",
+            f"-ip.bind={self._address}",
+            f"-master.port={master}",
+            f"-volume.port={volume}",
+            f"-filer.port={filer}",
+            "-s3",
+            f"-s3.port={s3}",
+            f"-s3.config={config}",
+            f"-s3.domainName={DOMAIN}",
             # Fixed by default, the sockets for a port: a second server on the machine would die of
             # them.
-            *(
-                "-s3.port.iceberg=0",
-                "-s3.port.lance=0",
-                "-s3.localSocket=s3",
-                "-filer.localSocket=filer",
-            ),
-            *(f"-master.volumeSizeLimitMB={_VOLUME_LIMIT_MB}", f"-volume.max={_VOLUMES}"),
+            "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
+            "-s3.localSocket=s3",
+            "-filer.localSocket=filer",
+            f"-master.volumeSizeLimitMB={_VOLUME_LIMIT_MB}",
+            f"-volume.max={_VOLUMES}",
             "-master.telemetry=false",
             *self._https_options(),
         ]

@@ -151,14 +151,12 @@ def test_a_rule_for_users_and_groups_is_for_them_alone() -> None:
 @pytest.mark.parametrize(
     "entry",
     [
-        *(
-            "",
-            7,
-            {},
-            {"prefix": ""},
-            {"prefix": "s3://a/", "user": [1]},
-            {"prefix": "s3://a/", "users": "alice"},
-        ),
+        "",
+        7,
+        {},
+        {"prefix": ""},
+        {"prefix": "s3://a/", "user": [1]},
+        {"prefix": "s3://a/", "users": "alice"},
         *({"prefix": "s3://a/", "users": users} for users in ([], ["no such user"], [True])),
         {"prefix": "s3://a/", "groups": [-1]},
     ],

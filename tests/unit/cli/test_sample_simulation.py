@@ -40,7 +40,8 @@ def write_table(path: Path, samples: int = SAMPLES) -> None:
 @pytest.fixture
 def index(tmp_path: Path) -> Path:
     refs = [ShardRef(f"s3://b/{number}.tar", "v", SHARD_BYTES, SAMPLES) for number in range(SHARDS)]
-    (path := tmp_path / "index.json").write_text(shardlist.write(refs))
+    path = tmp_path / "index.json"
+    path.write_text(shardlist.write(refs))
     write_table(path.with_suffix(".samples"))
     return path
 

@@ -28,7 +28,8 @@ READS = 2 * VISITS
 @pytest.fixture
 def index(tmp_path: Path) -> Path:
     refs = [ShardRef(f"s3://b/{number}.tar", "v", SHARD_BYTES, SAMPLES) for number in range(SHARDS)]
-    (path := tmp_path / "index.json").write_text(shardlist.write(refs))
+    path = tmp_path / "index.json"
+    path.write_text(shardlist.write(refs))
     return path
 
 
@@ -43,7 +44,8 @@ def figures(index: Path, *flags: str) -> dict[str, Any]:
 
 def test_a_disk_for_all_fetches_all_once(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever decides; a part is a request, and a shard's version takes one for each fetch and one for each read."""
-    (config := index.with_name("c.toml")).write_text(PRICES)
+    config = index.with_name("c.toml")
+    config.write_text(PRICES)
     monkeypatch.setenv("SHARDCACHE_CONFIG", str(config))
     found = figures(index, "--disk", "1GB")
     for name in ("shardcache", "MIN", "LRU"):

@@ -226,9 +226,8 @@ async def test_a_slow_answer_may_take_longer_than_the_limit() -> None:
             read.received(1)
     assert sum(counts) == 5
     with pytest.raises(OriginUnavailableError, match="only 2000 bytes were received for 20 s"):
-        async with (
-            trickle := PausableRead("s3://b/a.tar", LIMIT_S, size_bytes=10**9)
-        ).stall_timeout():
+        trickle = PausableRead("s3://b/a.tar", LIMIT_S, size_bytes=10**9)
+        async with (trickle).stall_timeout():
             for _ in range(5):
                 trickle.received(1000)
                 await asyncio.sleep(0.9 * LIMIT_S)

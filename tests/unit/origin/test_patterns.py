@@ -41,13 +41,11 @@ def test_alternatives_and_ranges_multiply() -> None:
 @pytest.mark.parametrize(
     "pattern",
     [
-        *(
-            "",
-            "s3://b/{000..",
-            "s3://b/{}.tar",
-            "s3://b/{x}.tar",
-            "s3://b/0}.tar",
-        ),  # would be asked for literally
+        "",
+        "s3://b/{000..",
+        "s3://b/{}.tar",
+        "s3://b/{x}.tar",
+        "s3://b/0}.tar",  # would be asked for literally
         "s3://b/{000000000..999999999}.tar",  # these would take minutes to expand
         "s3://b/" + "{a,b}" * 30,
         "s3://b/" + "{" * 40 + "a,b" + "}" * 40,

@@ -41,13 +41,13 @@ def test_secrets_of_urls_are_left_out(text: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        *(
-            "s3://b/a=1&b=2.tar",
-            "https://h/a?versionId=x&part=2",
-            "s3://b/signature/token=x.tar",
-            "az://c@d/e?x#sig",
-        ),
-        *("http://h:80/a@b", "http://[::1]:80/a@b", "s3://arn:aws:s3:u:1:accesspoint/x/a@b"),
+        "s3://b/a=1&b=2.tar",
+        "https://h/a?versionId=x&part=2",
+        "s3://b/signature/token=x.tar",
+        "az://c@d/e?x#sig",
+        "http://h:80/a@b",
+        "http://[::1]:80/a@b",
+        "s3://arn:aws:s3:u:1:accesspoint/x/a@b",
     ],
 )
 def test_other_urls_stay_as_they_are(url: str) -> None:

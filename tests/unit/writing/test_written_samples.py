@@ -258,11 +258,9 @@ def test_inputs_that_cannot_be_read_are_named(
     [
         ("parquet", "pyarrow", {"files": [], "columns": {}, "seed": None}),
         pytest.param(
-            *(
-                "datasets",
-                "datasets",
-                {"name": "hf:name", "split": None, "columns": {}, "seed": None},
-            ),
+            "datasets",
+            "datasets",
+            {"name": "hf:name", "split": None, "columns": {}, "seed": None},
             marks=pytest.mark.slow,
         ),
     ],

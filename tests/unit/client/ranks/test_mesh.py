@@ -205,7 +205,8 @@ def test_model_of_transformers_with_a_tp_plan_is_found(monkeypatch: pytest.Monke
 def test_parallelism_of_accelerate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its mesh, or, for DeepSpeed's sequence parallelism, without one."""
     config = ParallelismConfig(cp_size=2, dp_shard_size=4)
-    monkeypatch.setattr(AcceleratorState, "_shared_state", state := {"parallelism_config": config})
+    state = {"parallelism_config": config}
+    monkeypatch.setattr(AcceleratorState, "_shared_state", state)
     state["device_mesh"] = config.get_device_mesh("cpu")
     with pytest.raises(ConfigError, match=r'mesh=accelerator.torch_device_mesh\["dp_shard"\]'):
         RankGroup(None).refuse_resharding()

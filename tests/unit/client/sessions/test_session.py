@@ -306,7 +306,8 @@ def test_plan_is_resent_as_far_as_there_are_leases_after_a_break(path: Path) -> 
     """A shard that stayed in hand for thousands of others does not keep the newest from being asked for."""
     scripts = begun(granted(1), Peer.hear, stays=False), begun(accepted, granted(1), granted(2))
     with session_with(path, *scripts, plan=LONG) as (session, heard):
-        session.wait(in_hand := session.lease(10))
+        in_hand = session.lease(10)
+        session.wait(in_hand)
         session.wait(session.lease(1_500))
         session.wait(in_hand)  # asked for behind the newest
     again = after_the_break(heard)

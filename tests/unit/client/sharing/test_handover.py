@@ -76,15 +76,14 @@ class Lender:
         """Cut slices of slices, small and empty ones and others that are no run of bytes; return what they hold."""
         value: Any = self._loan.whole()[1000:90_000]
         self._values = [
-            *(
-                value,
-                value[10:60_000][2:50_000],
-                value[0:0],
-                value[:10],
-                value[:50_000:5],
-                value[49_999::-1],
-            ),
-            *(value[:6000].reshape(2, 3000), value[:5000].copy()),
+            value,
+            value[10:60_000][2:50_000],
+            value[0:0],
+            value[:10],
+            value[:50_000:5],
+            value[49_999::-1],
+            value[:6000].reshape(2, 3000),
+            value[:5000].copy(),
         ]
         return list(map(bytes, self._values))
 

@@ -149,7 +149,12 @@ def test_lines_come_as_they_arrive(path: Path) -> None:
     )
     expected = whole(path.with_suffix(".tar"), tar)
     assert [sample["txt"] for sample in expected if isinstance(sample, dict)] == [
-        *(b"first", b"one", b"two", b"three", b"four", b"five")
+        b"first",
+        b"one",
+        b"two",
+        b"three",
+        b"four",
+        b"five",
     ]
     counts = set()
     at_line_feeds = {
