@@ -199,13 +199,16 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _is_truth(node: ast.AST) -> bool:
-    """Return False for what is certainly, or by its name, a number."""
+    """Return whether an expression is a truth value, as its syntax or its name says."""
     if isinstance(node, ast.Constant):
         return isinstance(node.value, bool)
-    if isinstance(node, ast.BinOp):
-        return False
-    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    return not (is_call and node.func.id in ("len", "int", "max", "min"))
+    if isinstance(node, ast.Compare | ast.BoolOp):
+        return True
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.Not)
+    if isinstance(node, ast.Call):
+        return ast.unparse(node.func).endswith(("bool", "startswith", "endswith", "isinstance"))
+    return ast.unparse(node).rpartition(".")[2].startswith(("is_", "has_", "may_", "was_"))
 
 
 @dataclass(slots=True)

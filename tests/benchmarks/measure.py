@@ -101,8 +101,10 @@ def rate(
     checked()
     got = 0.0
     started_s = clock()
-    while (elapsed_s := clock() - started_s) < timed_s:
+    elapsed_s = 0.0
+    while elapsed_s < timed_s:
         got += checked()
+        elapsed_s = clock() - started_s
     return round(got / elapsed_s, 1)
 
 
@@ -240,13 +242,17 @@ class Row:
             "rounds": getattr(self.ours, "rounds", (self.ours,)),
             "peer": self.peer,
             "theirs": self.theirs,
-            "peer_rounds": None
-            if self.theirs is None
-            else getattr(self.theirs, "rounds", (self.theirs,)),
+            "peer_rounds": self._peer_rounds(),
             "ratio": self.ratio,
             "target": None if self.target is None else str(self.target),
             "met": self.met,
         }
+
+    def _peer_rounds(self) -> Sequence[float] | None:
+        if self.theirs is None:
+            return None
+        rounds: Sequence[float] = getattr(self.theirs, "rounds", (self.theirs,))
+        return rounds
 
 
 def render(rows: Sequence[tuple[str, Row]], title: str) -> Table:
@@ -272,7 +278,9 @@ def render(rows: Sequence[tuple[str, Row]], title: str) -> Table:
 
 
 def shown(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
 if __name__ == "__main__":

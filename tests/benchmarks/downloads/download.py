@@ -128,12 +128,17 @@ def _stores(place: Workplace, endpoint: Endpoint) -> list[Row]:
     limits = {"MB/s": Target("≥", 0.87), "CPU-s/GB": Target("≤", 1.15)}
     figures = {"mb_per_s": ("MB/s", ""), "cpu_s_per_gb": ("CPU-s/GB", "")}
     figures |= {"thread_cpu_s_per_gb": ("CPU-s/GB", " of the event loop")}
+    medians = {figure: median_of(tries, figure) for figure in figures}
     return [
         Row(
-            unit, f"{protocol}://{of}", ours, "http://", found["http"], None if of else limits[unit]
+            unit,
+            f"{protocol}://{of}",
+            ours,
+            "http://",
+            medians[figure]["http"],
+            None if of else limits[unit],
         )
         for figure, (unit, of) in figures.items()
-        for found in (median_of(tries, figure),)
         for protocol, ours in found.items()
         if protocol != "http"
     ]
@@ -222,12 +227,13 @@ def _cpu_s(pid: int) -> tuple[float, float]:
 def _at_rest(daemon: Daemon) -> tuple[float, float]:
     """Return the same once the daemon is idle: on a node it has been up for long when a job starts."""
     before = -1.0, -1.0
-    while (now := _cpu_s(daemon.pid)) != before or daemon.get("/v1/status")[
-        "uptime_s"
-    ] < PREPARED_S:
+    while True:
+        now = _cpu_s(daemon.pid)
+        is_prepared = daemon.get("/v1/status")["uptime_s"] >= PREPARED_S
+        if now == before and is_prepared:
+            return now
         before = now
         time.sleep(0.5)
-    return now
 
 
 def _download(place: Workplace, spent: Spent, sync_s: float, files: int) -> Download:

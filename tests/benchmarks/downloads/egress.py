@@ -59,12 +59,11 @@ def hot_spot(nodes: int, shards: int, *, whole: bool, own_orders: bool) -> str:
     random = np.random.default_rng(1)
     total = min(shards, _HORIZON // PARTS + 1) * PARTS
     owners = ring(nodes).owners(keys(shards, whole=whole)).reshape(shards, PARTS)
-    order = [
-        random.permutation(shards)[: _HORIZON // PARTS + 1]
-        if own_orders
-        else np.arange(min(shards, _HORIZON // PARTS + 1))
-        for _ in range(nodes)
-    ]
+    longest = _HORIZON // PARTS + 1
+    if own_orders:
+        order = [random.permutation(shards)[:longest] for _ in range(nodes)]
+    else:
+        order = [np.arange(min(shards, longest)) for _ in range(nodes)]
     sequence = np.array([owners[each].reshape(-1) for each in order])
     part_s = PART_BYTES / LINE_BYTES_PER_S
     limits = [Hedging(0.03) for _ in range(nodes)]
@@ -75,7 +74,10 @@ def hot_spot(nodes: int, shards: int, *, whole: bool, own_orders: bool) -> str:
     begun = np.zeros(place.shape)
     asked = 0
     moved = 0.0
-    while (busy := place < total).any() and took < _HORIZON:
+    while took < _HORIZON:
+        busy = place < total
+        if not busy.any():
+            break
         to = sequence[rows, np.minimum(place, total - 1)]
         rates = np.where(busy, 1 / np.bincount(to[busy], minlength=nodes).clip(1)[to], 0.0)
         rates /= np.maximum(1, rates.sum(axis=1, keepdims=True))

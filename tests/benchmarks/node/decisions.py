@@ -73,7 +73,8 @@ def decision_us(shards: int) -> float:
     crowd = Crowd(shards)
     for _ in range(max(_WARM_UP, round(_WARM_UP_PER_SHARD * shards))):
         crowd.decide()
-    return median(cost_us for _ in range(_DECISIONS) if (cost_us := crowd.decide()) is not None)
+    costs_us = [crowd.decide() for _ in range(_DECISIONS)]
+    return median(cost_us for cost_us in costs_us if cost_us is not None)
 
 
 @dataclass(slots=True)

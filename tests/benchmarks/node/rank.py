@@ -17,12 +17,11 @@ from shardcache_client.reader import ShardReader
 READERS = 64
 
 if __name__ == "__main__":
-    index, socket, folder, rank, readers = (
-        sys.argv[1],
-        sys.argv[2],
-        Path(sys.argv[3]),
-        *map(int, sys.argv[4:]),
-    )
+    index = sys.argv[1]
+    socket = sys.argv[2]
+    folder = Path(sys.argv[3])
+    rank = int(sys.argv[4])
+    readers = int(sys.argv[5])
     (folder / f"{rank}.ready").touch()
     while not (folder / "go").exists():
         time.sleep(0.01)

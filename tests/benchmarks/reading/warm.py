@@ -116,11 +116,10 @@ def samples_per_s(
 def _dataset(contender: str, source: str, socket: str, window: int) -> Iterable[Mapping[str, Any]]:
     from shardcache_client.dataset import ShardDataset
 
-    found: Iterable[Mapping[str, Any]] = (
-        ShardDataset(source, socket=socket, shuffle=window > 0, shuffle_window=window)
-        if contender == OURS
-        else {LITDATA: peers.litdata, WEBDATASET: peers.webdataset}[contender](source)
-    )
+    if contender == OURS:
+        return ShardDataset(source, socket=socket, shuffle=window > 0, shuffle_window=window)
+    theirs = {LITDATA: peers.litdata, WEBDATASET: peers.webdataset}
+    found: Iterable[Mapping[str, Any]] = theirs[contender](source)
     return found
 
 

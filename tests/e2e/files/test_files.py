@@ -317,11 +317,12 @@ def test_interrupted_file_resumes_after_a_kill(store: GatedStore, daemon: Daemon
         target=shardcache, args=("warm", url), kwargs={"socket": daemon.socket}
     )
     waiting.start()
-    eventually(
-        lambda: bool(
-            (rows := daemon.status()["transfers"]) and rows[0]["done_bytes"] >= 2 * PART_BYTES
-        )
-    )
+
+    def has_two_parts() -> bool:
+        rows = daemon.status()["transfers"]
+        return bool(rows) and rows[0]["done_bytes"] >= 2 * PART_BYTES
+
+    eventually(has_two_parts)
     daemon.restart()
     waiting.join()
     store.let("weights")

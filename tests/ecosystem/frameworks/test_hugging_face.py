@@ -119,11 +119,8 @@ def train(tmp_path: Path) -> Train:
             output_dir=tmp_path, per_device_train_batch_size=BATCH, **OPTIONS, **options
         )
         made = trainer(net, arguments, train_dataset=dataset)
-        made.train(
-            resume_from_checkpoint=None
-            if resume is None
-            else str(tmp_path / f"checkpoint-{resume}")
-        )
+        checkpoint = None if resume is None else str(tmp_path / f"checkpoint-{resume}")
+        made.train(resume_from_checkpoint=checkpoint)
         return net.shown
 
     return train

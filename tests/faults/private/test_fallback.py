@@ -182,8 +182,9 @@ def far_away(peer: Peer, **paths: str) -> None:
     """A daemon whose cache folder this process does not see."""
     peer.begin()
     for lease in itertools.count(1):
-        while (message := peer.hear())["type"] != "lease":
-            pass
+        message = peer.hear()
+        while message["type"] != "lease":
+            message = peer.hear()
         peer.lend(message["id"], lease, url="file:///nowhere.tar", samples=SAMPLES, **paths)
 
 

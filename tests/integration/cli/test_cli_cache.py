@@ -51,7 +51,8 @@ def warmed(daemon: Daemon, shards: list[str]) -> Daemon:
 
 def cached(daemon: Daemon, prefix: str) -> list[str]:
     """Return the urls that the daemon has below a prefix, sorted."""
-    return sorted(url for row in daemon.shards() if (url := row["url"]).startswith(prefix))
+    urls = [row["url"] for row in daemon.shards()]
+    return sorted(url for url in urls if url.startswith(prefix))
 
 
 def done(ran: Ran) -> dict[str, object]:

@@ -72,7 +72,10 @@ def cutting_relay(daemon: Daemon, path: Path) -> Iterator[None]:
             request = client.recv(65536)
             upstream.sendall(request.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
             left = 2000 if b"/static/" in request else 10_000_000
-            while left and (data := upstream.recv(left)):
+            while left:
+                data = upstream.recv(left)
+                if not data:
+                    break
                 client.sendall(data)
                 left -= len(data)
 

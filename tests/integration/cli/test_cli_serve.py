@@ -327,7 +327,8 @@ def test_daemon_that_ends_while_stop_asks_counts_as_stopped(
         end(read_by_two)
         os.write(terminal, b"y\n")
         out, err = process.communicate(timeout=GUARD_S)
-    assert (process.returncode, out.decode()) == (0, f"stopped: {read_by_two.socket}\n"), err
+    assert process.returncode == 0, err
+    assert out.decode() == f"stopped: {read_by_two.socket}\n"
 
 
 def test_daemon_whose_process_has_ended_counts_as_stopped(tmp_path: Path) -> None:
@@ -354,4 +355,5 @@ def test_daemon_whose_process_has_ended_counts_as_stopped(tmp_path: Path) -> Non
         answered = threads.submit(answer_status)
         ran = shardcache("stop", socket=tmp_path / "s")
         answered.result()
-    assert (ran.code, ran.out) == (0, f"stopped: {tmp_path}/s\n"), ran.err
+    assert ran.code == 0, ran.err
+    assert ran.out == f"stopped: {tmp_path}/s\n"

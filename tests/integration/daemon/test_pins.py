@@ -189,9 +189,8 @@ def test_shards_without_room_because_of_pins_say_so(
     big.write_bytes(make_tar(random_samples(30, SIZES)))
     pin(daemon, urls[:2])
     answer = daemon.request("POST", "/v1/warm", {"urls": [f"file://{big}"]})
-    error = next(
-        event["error"] for line in answer.splitlines() if "error" in (event := json.loads(line))
-    )
+    events = map(json.loads, answer.splitlines())
+    error = next(event["error"] for event in events if "error" in event)
     assert error["code"] == "capacity"
     assert "is not pinned" in error["message"]
     assert "unpin" in error["remedy"]

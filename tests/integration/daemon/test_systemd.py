@@ -112,8 +112,9 @@ class ServiceManager:
 
     def hear_of(self, field: str) -> str:
         """Return what the next message says that has a field; others are passed over."""
-        while field not in (message := self.hear()):
-            pass
+        message = self.hear()
+        while field not in message:
+            message = self.hear()
         return message[field]
 
     def hear_nothing_for(self, silence_s: float) -> None:

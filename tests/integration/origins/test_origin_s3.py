@@ -194,11 +194,10 @@ async def test_missing_bucket_or_object_is_named(
     """None of them is a matter of retries."""
     url = url.format(moto.url)
     with pytest.raises(error, match=message) as failed:
-        await (
-            origins.origin(url).list_prefix(url, nothing)
-            if url.endswith("/")
-            else origins.origin(url).stat(url)
-        )
+        if url.endswith("/"):
+            await origins.origin(url).list_prefix(url, nothing)
+        else:
+            await origins.origin(url).stat(url)
     assert failed.value.url == url
     assert not failed.value.retryable
 

@@ -144,7 +144,8 @@ async def test_a_late_answer_counts_from_the_next_lease_on(asking: Asking) -> No
     former = asking.names.key(asking.url)
     asking.faulty.hold("a.tar", method="HEAD", times=10)
     asking.faulty.put("a.tar", shard(1))
-    assert {await asking.check() for _ in range(5)} == {former}
+    for _ in range(5):
+        assert await asking.check() == former
     assert len(asking.revalidation.pending) == 1
     asking.faulty.answer_late()
     await asyncio.gather(*asking.revalidation.pending.values())

@@ -34,11 +34,9 @@ class Request:
     @property
     def path(self) -> str:
         """Path without the leading slash and the query. The target is a whole url if a proxy has passed it on."""
-        path = (
-            urlsplit(self.target).path
-            if self.target.startswith("http")
-            else self.target.partition("?")[0]
-        )
+        path, _, _query = self.target.partition("?")
+        if self.target.startswith("http"):
+            path = urlsplit(self.target).path
         return unquote(path).lstrip("/")
 
     @property

@@ -43,8 +43,10 @@ class Peer:
 
     def hear(self) -> Json:
         """Return the next message, but for needs, and note it in `heard`."""
-        while (message := parse(self.websocket.recv()))["type"] == "need":
+        message = parse(self.websocket.recv())
+        while message["type"] == "need":
             self.heard.needs.append(message["of"])
+            message = parse(self.websocket.recv())
         self.heard.append(message)
         return message
 

@@ -97,11 +97,9 @@ class Volumes:
         if reference.get("optional") and name not in self._objects:
             return {}
         data = self._objects[name]
-        return (
-            {item["path"]: data[item["key"]] for item in reference["items"]}
-            if "items" in reference
-            else data
-        )
+        if "items" not in reference:
+            return data
+        return {item["path"]: data[item["key"]] for item in reference["items"]}
 
     def _host_path(self, path: Path, kind: str) -> Path:
         if kind == "DirectoryOrCreate" and not path.exists():
@@ -315,11 +313,9 @@ class Pod(Lifetime):
 
     def _object(self, reference: Mapping[str, Any]) -> Mapping[str, str]:
         name = reference["name"]
-        return (
-            self.node.objects.get(name, {})
-            if reference.get("optional")
-            else self.node.objects[name]
-        )
+        if reference.get("optional"):
+            return self.node.objects.get(name, {})
+        return self.node.objects[name]
 
     def _mount(self, mount: Mapping[str, Any]) -> Mount:
         propagation = {"HostToContainer": "rslave"}.get(

@@ -92,7 +92,10 @@ class Place:
         )
         printed = ""
         try:
-            while len(printed) < len(until) and job.stdout and (line := job.stdout.readline()):
+            while len(printed) < len(until) and job.stdout:
+                line = job.stdout.readline()
+                if not line:
+                    break
                 printed += line
             if until:
                 os.killpg(job.pid, signal.SIGINT)

@@ -66,7 +66,8 @@ class Forked:
 
     def wait(self, timeout: float | None = None) -> int:
         """Return its exit status when it has ended. Raises subprocess.TimeoutExpired."""
-        if not has_ended(self._pidfd, timeout) or (status := self.poll()) is None:
+        status = self.poll() if has_ended(self._pidfd, timeout) else None
+        if status is None:
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
         return status
 
@@ -160,8 +161,10 @@ def main() -> None:
         request = json.loads(line)
         if "reap" in request:
             answer = os.waitstatus_to_exitcode(os.waitpid(request["reap"], 0)[1])
-        elif (answer := os.fork()) == 0:
-            _become_command(request)
+        else:
+            answer = os.fork()
+            if answer == 0:
+                _become_command(request)
         print(answer, flush=True)
 
 

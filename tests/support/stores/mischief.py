@@ -170,7 +170,7 @@ def _no_etag(answer: Answer, scene: Scene) -> None:
 
 def _other_etag(answer: Answer, scene: Scene) -> None:
     version = answer.headers.get(scene.version, "")
-    quote = '"' * version.startswith('"')
+    quote = '"' if version.startswith('"') else ""
     answer.headers[scene.version] = quote + version.strip('"')[::-1] + quote
 
 

@@ -99,9 +99,11 @@ async def test_exactly_the_shards_that_nothing_keeps_are_evictable(  # noqa: C90
             case "publish" if key not in store.shards:
                 store.restore(Shard(key, SIZE_BYTES, 0, 0.0))
                 residency.arrived(store.shards[key])
-            case "retain" if (shard := residency.retain_cached(key)) is not None:
-                leases.append(shard)
-                still_open.discard(shard)
+            case "retain":
+                shard = residency.retain_cached(key)
+                if shard is not None:
+                    leases.append(shard)
+                    still_open.discard(shard)
             case "release" if leases:
                 residency.release(leases.pop(rng.randrange(len(leases))))
             case "pin":

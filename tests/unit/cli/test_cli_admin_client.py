@@ -30,9 +30,10 @@ def answering(path: Path, serve: Serve) -> Iterator[AdminClient]:
         with connection, connection.makefile("rb") as request:
             connection.settimeout(GUARD_S)
             size_bytes = 0
-            while (line := request.readline()) != b"\r\n":
+            for line in iter(request.readline, b"\r\n"):
                 name, _, value = line.partition(b":")
-                size_bytes = int(value) if name == b"Content-Length" else size_bytes
+                if name == b"Content-Length":
+                    size_bytes = int(value)
             request.read(size_bytes)
             serve(connection)
 

@@ -225,9 +225,9 @@ async def test_a_slow_answer_may_take_longer_than_the_limit() -> None:
             await asyncio.sleep(0.9 * LIMIT_S)
             read.received(1)
     assert sum(counts) == 5
+    trickle = PausableRead("s3://b/a.tar", LIMIT_S, size_bytes=10**9)
     with pytest.raises(OriginUnavailableError, match="only 2000 bytes were received for 20 s"):
-        trickle = PausableRead("s3://b/a.tar", LIMIT_S, size_bytes=10**9)
-        async with (trickle).stall_timeout():
+        async with trickle.stall_timeout():
             for _ in range(5):
                 trickle.received(1000)
                 await asyncio.sleep(0.9 * LIMIT_S)

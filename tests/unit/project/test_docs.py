@@ -92,9 +92,8 @@ def test_commands_take_what_the_documents_give_them() -> None:
     ]
     calls = [(page, args) for page, args in told if args]
     assert len(calls) > 80
-    assert [
-        (page, " ".join(args), wrong) for page, args in calls if (wrong := complaint(args))
-    ] == []
+    complaints = [(page, " ".join(args), complaint(args)) for page, args in calls]
+    assert [(page, call, wrong) for page, call, wrong in complaints if wrong] == []
 
 
 def test_extras_of_the_documents_exist() -> None:

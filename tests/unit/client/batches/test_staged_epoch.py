@@ -26,8 +26,10 @@ class InPairs:
     def regrouped(self, samples: Iterator[Placed], facts: EpochFacts) -> Iterator[tuple[Any, Mark]]:
         """Yield each pair with the mark after it."""
         del facts
-        while len(pair := list(islice(samples, 2))) == 2:
+        pair = list(islice(samples, 2))
+        while len(pair) == 2:
             yield [each.item for each in pair], Mark(pair[-1].place + 1)
+            pair = list(islice(samples, 2))
 
 
 def epoch_of(

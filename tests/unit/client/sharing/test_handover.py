@@ -107,7 +107,7 @@ class Lender:
 def work(handover: Handover, path: Path, pipe: Connection) -> None:
     """Obey until the pipe ends."""
     lender = Lender(handover, path)
-    while (order := pipe.recv()) is not None:
+    for order in iter(pipe.recv, None):
         name, *arguments = order
         pipe.send(getattr(lender, name)(*arguments))
 

@@ -175,11 +175,9 @@ def job(
 
     def reader(rank: int, worker: int) -> Reader:
         topology = Topology(rank, world_size, worker, workers)
-        start = (
-            resume_place(states, topology, counted=True, stage=stage.name)
-            if states
-            else Resume(Progress())
-        )
+        start = Resume(Progress())
+        if states:
+            start = resume_place(states, topology, counted=True, stage=stage.name)
         return Reader(lengths, stage, topology, start, left_out)
 
     return [[reader(rank, worker) for worker in range(workers)] for rank in range(world_size)]
